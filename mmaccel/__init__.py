@@ -1,0 +1,84 @@
+"""mmaccel: the same images, clips, speech or text from several times fewer forward passes.
+
+Attach a decoding policy to a generator that already runs; the policy says in writing how exact it is.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_here = os.path.dirname(__file__)
+if not os.path.isdir(os.path.join(_here, "kernels")):  # a checkout: the floors stand beside this folder, not in it
+    __path__.append(os.path.dirname(_here))
+
+# Public name -> module that defines it. Nothing is imported before it is asked for, so `import mmaccel` needs no torch.
+_PUBLIC = {
+    "Autoregressive": "mmaccel.samplers.autoregressive",
+    "Jacobi": "mmaccel.samplers.jacobi",
+    "SpeculativeJacobi": "mmaccel.samplers.speculative_jacobi",
+    "Speculative": "mmaccel.samplers.speculative",
+    "GroupedSpeculative": "mmaccel.samplers.grouped_speculative",
+    "Filters": "mmaccel.samplers.filters",
+    "Noise": "mmaccel.samplers.noise",
+    "Grid": "mmaccel.tokenizers_vq.grid",
+    "TextToImage": "mmaccel.pipelines.text_to_image",
+    "CausalLMWindow": "mmaccel.pipelines.window_model",
+    "attach": "mmaccel.handle",
+    "supports": "mmaccel.handle",
+    "Handle": "mmaccel.handle",
+    "TokenModel": "mmaccel.contracts",
+    "VisualTokenizer": "mmaccel.contracts",
+    "Policy": "mmaccel.contracts",
+    "Prompt": "mmaccel.contracts",
+    "Generation": "mmaccel.contracts",
+    "Progress": "mmaccel.contracts",
+    "Stats": "mmaccel.contracts",
+    "MMAccelError": "mmaccel.errors",
+    "ShapeError": "mmaccel.errors",
+    "OptionError": "mmaccel.errors",
+    "UnsupportedModelError": "mmaccel.errors",
+    "MissingBackendError": "mmaccel.errors",
+    "AttachError": "mmaccel.errors",
+    "NumericsError": "mmaccel.errors",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from mmaccel.contracts import Generation, Policy, Progress, Prompt, Stats, TokenModel, VisualTokenizer
+    from mmaccel.errors import (
+        AttachError,
+        MissingBackendError,
+        MMAccelError,
+        NumericsError,
+        OptionError,
+        ShapeError,
+        UnsupportedModelError,
+    )
+    from mmaccel.handle import Handle, attach, supports
+    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.pipelines.window_model import CausalLMWindow
+    from mmaccel.samplers.autoregressive import Autoregressive
+    from mmaccel.samplers.filters import Filters
+    from mmaccel.samplers.grouped_speculative import GroupedSpeculative
+    from mmaccel.samplers.jacobi import Jacobi
+    from mmaccel.samplers.noise import Noise
+    from mmaccel.samplers.speculative import Speculative
+    from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
+    from mmaccel.tokenizers_vq.grid import Grid
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'mmaccel' has no attribute {name!r}; see dir(mmaccel)")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,230 @@
+"""Contracts: the few types that every floor speaks.
+
+Shapes: **B** rows asked for, **G** guidance branches, **R** = G * B rows of a forward pass, **T** prompt positions,
+**W** window, **V** vocabulary. *Slot* i of a row is its i-th generated token (0-based); *position* is the index in the
+model's cache, so that slot i of row r stands at position ``prompt.lengths[r] + i``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError, ShapeError
+
+Exactness = Literal["bitwise", "distribution", "relaxed"]
+
+
+@runtime_checkable
+class TokenModel(Protocol):
+    """Anything that predicts the next token at W positions of R rows in one pass.
+
+    The cache is a line of positions per row. A pass writes positions ``start[r] … start[r]+W-1`` and whatever stood
+    from there on counts as overwritten, so a rollback is nothing but a smaller `start` at the next pass. Rows advance
+    at their own pace.
+    """
+
+    vocab_size: int
+    device: torch.device
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Forget everything and make room for `rows` rows of `positions` positions.
+
+        Raises:
+            OptionError: if the model cannot take so many positions.
+        """
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """Run one pass.
+
+        Args:
+            tokens: `[R, W]` int64, fed at positions `start[r] … start[r]+W-1`.
+            start: `[R]` int64, not above the number of positions already written in that row.
+
+        Returns:
+            Logits `[R, W, V]`, floating point: entry w scores the token that follows `tokens[:, w]`.
+        """
+
+
+@runtime_checkable
+class VisualTokenizer(Protocol):
+    """Turns images into token grids and back."""
+
+    vocab_size: int
+    grid: tuple[int, int]
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images `[B, C, H, W]` float in 0..1 to tokens `[B, h*w]` int64, raster order."""
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Tokens `[B, h*w]` int64 to images `[B, C, H, W]` float in 0..1."""
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """What is known in advance about the tokens at each slot."""
+
+    columns: int
+    frame: int
+
+    def forced(self, slots: Tensor) -> Tensor | None:
+        """Slots `[B, W]` to the token that must stand there, -1 where free, `[B, W]`; None if all are free."""
+
+    def allowed(self, slots: Tensor) -> Tensor | None:
+        """Slots `[B, W]` to a boolean mask broadcastable to `[B, W, V]`, True where a token may stand; None: all."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What stands before the first generated token.
+
+    Args:
+        tokens: `[R, T]` int64, right-padded (the padding is never attended to). Rows are branch-major: all B rows of
+            the conditional branch, then all B rows of the next branch in the same order.
+        lengths: `[R]` int64, real tokens of each row, at least 1.
+        branches: G, guidance branches; 1 without guidance.
+        stop_tokens: `[S]` int64 or None; a row ends after the first of these.
+        layout: what is known about the slots, or None.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    branches: int = 1
+    stop_tokens: Tensor | None = None
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.tokens.dtype != torch.int64 or self.tokens.shape[0] < 1:
+            raise ShapeError(
+                f"prompt tokens: expected int64 [R, T] with R >= 1, received {self.tokens.dtype} "
+                f"{list(self.tokens.shape)}; stack the rows and pad them on the right"
+            )
+        if self.lengths.shape != self.tokens.shape[:1]:
+            raise ShapeError(
+                f"prompt lengths: expected [{self.tokens.shape[0]}], received {list(self.lengths.shape)}; "
+                "give one length per row"
+            )
+        if self.branches < 1 or self.tokens.shape[0] % self.branches:
+            raise ShapeError(
+                f"prompt rows: expected a multiple of {self.branches} branches, received {self.tokens.shape[0]} rows; "
+                "give every branch the same number of rows"
+            )
+        low, high = int(self.lengths.min()), int(self.lengths.max())
+        if low < 1 or high > self.tokens.shape[1]:
+            raise ShapeError(
+                f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "
+                "begin every row with at least one token"
+            )
+
+    @property
+    def batch(self) -> int:
+        """B: rows asked for."""
+        return self.tokens.shape[0] // self.branches
+
+
+@dataclass
+class Stats:
+    """What a run cost and what it promises.
+
+    Attributes:
+        policy: the policy's repr.
+        exactness: promise of the run, after fallbacks.
+        tokens: tokens made, summed over rows.
+        passes: forward passes of the model after the prompt's (the whole batch is one pass).
+        row_passes: passes summed over the rows that were still unfinished; equals `passes` at batch 1.
+        prefill_passes: passes over the prompt.
+        draft_passes: passes of a draft model.
+        accepted: `accepted[k]` counts row-passes that made exactly k + 1 tokens.
+        total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0 for exact ones.
+        seconds: wall time of the run.
+        forward_seconds: the model's share of it, where it was measured.
+        fallbacks: reasons for everything that ran in another way than asked.
+    """
+
+    policy: str = ""
+    exactness: Exactness = "bitwise"
+    tokens: int = 0
+    passes: int = 0
+    row_passes: int = 0
+    prefill_passes: int = 0
+    draft_passes: int = 0
+    accepted: list[int] = field(default_factory=list)
+    total_variation: float = 0.0
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
+    fallbacks: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens a row gains in one forward pass, on average."""
+        return self.tokens / self.row_passes if self.row_passes else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and `tokens_per_pass`, ready for JSON."""
+        return {**asdict(self), "tokens_per_pass": self.tokens_per_pass}
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.tokens} tokens in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass), "
+            f"{self.exactness}, {self.seconds:.2f} s"
+        )
+        return text + "".join(f"; fell back: {reason}" for reason in self.fallbacks)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a sampler returns: `tokens` `[B, L]` int64 (0 behind a row's end), `lengths` `[B]` int64, `stats`."""
+
+    tokens: Tensor
+    lengths: Tensor
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State handed to `on_step` after every pass.
+
+    Attributes:
+        tokens: `[B, L]` int64, valid up to `lengths`; a view, to be copied if kept.
+        lengths: `[B]` int64, tokens made so far.
+        previous: `[B]` int64, `lengths` before this pass.
+        passes: passes so far.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    previous: Tensor
+    passes: int
+
+
+OnStep = Callable[[Progress], "Tensor | None"]
+"""Called after every pass. May return `[B]` int64: the number of tokens after which each row ends (a number above the
+row's length lets it go on); None changes nothing. An exception from it stops the run and reaches the caller."""
+
+
+class Policy(Protocol):
+    """A frozen dataclass whose fields are the configuration."""
+
+    exactness: ClassVar[Exactness]
+
+    def sample(
+        self, model: TokenModel, prompt: Prompt, length: int, *, filters: Any, noise: Any, on_step: OnStep | None = None
+    ) -> Generation:
+        """Make up to `length` tokens for every row of `prompt`. Randomness comes from `noise` alone."""
+
+
+def check_window(window: Any, *, adaptive: bool) -> None:
+    """Refuse a window that is no integer >= 1 (nor "adaptive" where that is safe).
+
+    Raises:
+        OptionError: with the values that are possible.
+    """
+    if adaptive and window == "adaptive":
+        return
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        expected = 'an integer >= 1 or "adaptive"' if adaptive else "an integer >= 1"
+        raise OptionError(f"window: expected {expected}, received {window!r}; 16 to 64 suits most models")

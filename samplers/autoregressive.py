@@ -1,0 +1,36 @@
+"""Autoregressive sampling: one token a pass. The oracle that every other sampler is held against.
+
+A token is drawn by the Gumbel-max rule (Gumbel 1954): argmax of score plus frozen noise, which is a draw from the
+softmax. With the noise keyed by (seed, item, slot) the output is a function of model, prompt and seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mmaccel.contracts import Exactness, Generation, OnStep, Prompt, TokenModel
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.window import WindowRun
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """Token by token. Cost: as many passes as tokens."""
+
+    exactness: ClassVar[Exactness] = "bitwise"
+
+    def sample(
+        self, model: TokenModel, prompt: Prompt, length: int, *, filters: Filters, noise: Noise,
+        on_step: OnStep | None = None,
+    ) -> Generation:
+        """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
+        run = WindowRun(self, model, prompt, length, filters=filters, noise=noise, on_step=on_step)
+        while run.width:
+            frozen = noise.gumbel(run.slots, run.vocab_size)  # [B, 1, V]
+            tokens = (run.forward() + frozen).argmax(-1)  # [B, 1]
+            run.commit(tokens, torch.ones_like(run.made))
+        return run.generation()

@@ -1,0 +1,135 @@
+"""Filters: from raw logits to the law a token is drawn from, once and in one order.
+
+Order: guidance, prefix-dependent processor, structural mask, temperature, top-k, top-p, min-p; last, slots whose
+token is known in advance become certain. What leaves here is the target law of every exactness claim; nothing is
+filtered a second time, a residual least of all.
+
+Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k, Fan et al. 2018 (arXiv 1805.04833);
+top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv 2407.01082).
+
+Departures: the structural mask comes before temperature and truncation, so that top-k counts tokens that may stand
+there and never leaves none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout
+from mmaccel.errors import OptionError, ShapeError
+
+Processor = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(scores `[B, W, V]`, line `[B, N]` int64, columns `[B, W]` int64) -> scores `[B, W, V]`. The prefix of window entry
+(b, w) is `line[b, :columns[b, w]]`, where -1 stands for padding on the left."""
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The filters of one run.
+
+    Args:
+        guidance_scale: s in ``u + s (c - u)`` on raw logits; 1 leaves the conditional branch alone.
+        temperature: >= 0; 0 takes the most likely token (the lowest id at a tie).
+        top_k: keep the k most likely tokens (and those tied with the k-th); None keeps all.
+        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1] or None.
+        min_p: keep tokens at least this share of the most likely one's probability; in [0, 1] or None.
+        processor: a function of scores and prefix, run after guidance and before everything else.
+
+    Raises:
+        OptionError: for a value outside its domain.
+    """
+
+    guidance_scale: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    processor: Processor | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.guidance_scale):
+            raise OptionError(
+                f"guidance_scale: expected a finite number, received {self.guidance_scale}; 1 turns it off"
+            )
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise OptionError(
+                f"temperature: expected a number >= 0, received {self.temperature}; 0 is greedy, 1 the model's own law"
+            )
+        if self.top_k is not None and (isinstance(self.top_k, bool) or self.top_k < 1):
+            raise OptionError(f"top_k: expected an integer >= 1 or None, received {self.top_k}; None keeps all")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p: expected a number in (0, 1] or None, received {self.top_p}; 1 keeps all")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise OptionError(f"min_p: expected a number in [0, 1] or None, received {self.min_p}; 0 keeps all")
+
+    def apply(
+        self, logits: Tensor, branches: int, line: Tensor, columns: Tensor, slots: Tensor, layout: Layout | None
+    ) -> Tensor:
+        """Raw logits of all branches to the scores of the target law.
+
+        Args:
+            logits: `[R, W, V]`, any float dtype, branch-major.
+            branches: G.
+            line: `[B, N]` int64, prompt and tokens so far, drafts included; -1 is padding.
+            columns: `[B, W]` int64, length of each entry's prefix in `line`.
+            slots: `[B, W]` int64, the slot each entry predicts.
+            layout: what is known about the slots.
+
+        Returns:
+            `[B, W, V]` float32; its softmax is the target law, -inf marks the impossible.
+
+        Raises:
+            ShapeError: if the number of branches does not suit the guidance scale.
+        """
+        scores = self._guide(logits.float(), branches)  # [B, W, V]
+        if self.processor is not None:
+            scores = self.processor(scores, line, columns)
+        allowed = layout.allowed(slots) if layout is not None else None
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, _NEVER)
+        scores = self._truncate(scores)
+        forced = layout.forced(slots) if layout is not None else None
+        return scores if forced is None else make_certain(scores, forced)
+
+    def _guide(self, logits: Tensor, branches: int) -> Tensor:
+        if branches == 1 and self.guidance_scale == 1.0:
+            return logits
+        if branches != 2:
+            raise ShapeError(
+                f"guidance: expected 2 branches for guidance_scale {self.guidance_scale}, received {branches}; "
+                "put the unconditional prompts behind the conditional ones and set branches=2"
+            )
+        conditional, unconditional = logits.chunk(2)
+        return unconditional + self.guidance_scale * (conditional - unconditional)
+
+    def _truncate(self, scores: Tensor) -> Tensor:
+        if self.temperature == 0:
+            return make_certain(scores, scores.argmax(-1))
+        if self.temperature != 1.0:
+            scores = scores / self.temperature
+        if self.top_k is not None and self.top_k < scores.shape[-1]:
+            least = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < least, _NEVER)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+            mass = ordered.softmax(-1)
+            beyond = mass.cumsum(-1) - mass >= self.top_p  # the mass before a token suffices already
+            beyond[..., 0] = False
+            scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEVER)
+        if self.min_p:
+            least = scores.amax(-1, keepdim=True) + math.log(self.min_p)
+            scores = scores.masked_fill(scores < least, _NEVER)
+        return scores
+
+
+def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores` `[B, W, V]` stay."""
+    one_hot = torch.full_like(scores, _NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
+    return torch.where((tokens >= 0)[..., None], one_hot, scores)

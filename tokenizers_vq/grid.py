@@ -1,0 +1,76 @@
+"""Token grids: how the slots of a sequence lie in rows, frames and structural tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Raster order: rows of tokens, optionally closed by a row-end token, the whole by an image-end token.
+
+    Args:
+        rows: h.
+        width: w, picture tokens a row.
+        vocab_size: V of the model.
+        tokens: ids `[lowest, highest + 1)` a picture slot may take; None allows all.
+        row_end: id that closes each row, or None.
+        image_end: id that closes the picture, or None.
+
+    Raises:
+        OptionError: for an empty grid, or ids outside the vocabulary.
+    """
+
+    rows: int
+    width: int
+    vocab_size: int
+    tokens: tuple[int, int] | None = None
+    row_end: int | None = None
+    image_end: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.width < 1:
+            raise OptionError(
+                f"grid: expected rows >= 1 and width >= 1, received {self.rows} x {self.width}; give the token grid"
+            )
+        low, high = self.tokens or (0, self.vocab_size)
+        special = [t for t in (self.row_end, self.image_end) if t is not None]
+        if not 0 <= low < high <= self.vocab_size or any(not 0 <= t < self.vocab_size for t in special):
+            raise OptionError(
+                f"grid: expected ids within 0..{self.vocab_size - 1}, received range {low}..{high - 1} and special "
+                f"tokens {special}; check the model's vocabulary"
+            )
+
+    @property
+    def columns(self) -> int:
+        """Slots a row takes, its row-end token included."""
+        return self.width + (self.row_end is not None)
+
+    @property
+    def frame(self) -> int:
+        """Slots a picture takes, structural tokens included."""
+        return self.rows * self.columns + (self.image_end is not None)
+
+    def forced(self, slots: Tensor) -> Tensor | None:
+        """Structural token at each slot, -1 where free: `[B, W]` to `[B, W]`; None if the grid has none."""
+        if self.row_end is None and self.image_end is None:
+            return None
+        inside = slots % self.frame
+        known = torch.full_like(slots, -1)
+        if self.row_end is not None:
+            known = torch.where(inside % self.columns == self.width, self.row_end, known)
+        if self.image_end is not None:
+            known = torch.where(inside == self.frame - 1, self.image_end, known)
+        return known
+
+    def allowed(self, slots: Tensor) -> Tensor | None:
+        """Boolean `[V]`, True for picture tokens; None if all may stand. Forced slots are decided by `forced`."""
+        if self.tokens is None or self.tokens == (0, self.vocab_size):
+            return None
+        ids = torch.arange(self.vocab_size, device=slots.device)
+        return (ids >= self.tokens[0]) & (ids < self.tokens[1])
