@@ -12,7 +12,7 @@ from mmaccel.errors import OptionError
 
 @dataclass(frozen=True)
 class Grid:
-    """Raster order: rows of tokens, optionally closed by a row-end token, the whole by an image-end token.
+    """Raster order; a row-end token may close each row, an image-end token the picture.
 
     Args:
         rows: h.
@@ -36,14 +36,17 @@ class Grid:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.width < 1:
             raise OptionError(
-                f"grid: expected rows >= 1 and width >= 1, received {self.rows} x {self.width}; give the token grid"
+                f"grid: expected rows >= 1 and width >= 1, received {self.rows} x "
+                f"{self.width}; give the token grid"
             )
         low, high = self.tokens or (0, self.vocab_size)
         special = [t for t in (self.row_end, self.image_end) if t is not None]
-        if not 0 <= low < high <= self.vocab_size or any(not 0 <= t < self.vocab_size for t in special):
+        if not 0 <= low < high <= self.vocab_size or any(
+            not 0 <= t < self.vocab_size for t in special
+        ):
             raise OptionError(
-                f"grid: expected ids within 0..{self.vocab_size - 1}, received range {low}..{high - 1} and special "
-                f"tokens {special}; check the model's vocabulary"
+                f"grid: expected ids within 0..{self.vocab_size - 1}, received range "
+                f"{low}..{high - 1} and special tokens {special}; check the model's vocabulary"
             )
 
     @property
@@ -57,7 +60,7 @@ class Grid:
         return self.rows * self.columns + (self.image_end is not None)
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """Structural token at each slot, -1 where free: `[B, W]` to `[B, W]`; None if the grid has none."""
+        """Structural token at slots `[B, W]`, -1 where free, `[B, W]`; or None."""
         if self.row_end is None and self.image_end is None:
             return None
         inside = slots % self.frame
@@ -69,7 +72,7 @@ class Grid:
         return known
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """Boolean `[V]`, True for picture tokens; None if all may stand. Forced slots are decided by `forced`."""
+        """Boolean `[V]`, True for picture tokens; None if all may stand. `forced` comes first."""
         if self.tokens is None or self.tokens == (0, self.vocab_size):
             return None
         ids = torch.arange(self.vocab_size, device=slots.device)

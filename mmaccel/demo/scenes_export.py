@@ -1,0 +1,138 @@
+"""Writes the shipped folder of `scenes`: float16 weights, configurations, `card.json`, the card."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmaccel.demo.scenes_card import write_card
+from mmaccel.demo.scenes_measure import (
+    load_generator,
+    measure_loss,
+    measure_samples,
+    measure_tokenizer,
+)
+from mmaccel.demo.scenes_words import CaptionWords
+from mmaccel.errors import OptionError
+from mmaccel.tokenizers_vq.load import load_tokenizer
+
+_GENERATOR_FILES = ("config.json", "generation_config.json", "model.safetensors")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.safetensors")
+
+
+def export_weights(work: str | Path, target: str | Path) -> None:
+    """Copies tokenizer and averaged generator from `work` to `target`; writes `words.json`.
+
+    Args:
+        work: of `train_tokenizer` and `train_generator`.
+        target: made where missing.
+
+    Raises:
+        OptionError: nothing has been trained in `work`.
+    """
+    work, target = Path(work), Path(target)
+    if not (work / "generator" / "model.safetensors").is_file():
+        raise OptionError(
+            f"work: expected a trained generator in {work}, found none. Train it first."
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    for folder, names in (
+        (work / "tokenizer", _TOKENIZER_FILES),
+        (work / "generator", _GENERATOR_FILES),
+    ):
+        for name in names:
+            if (folder / name).is_file():
+                partial = target / f"{name}.partial"
+                shutil.copyfile(folder / name, partial)
+                partial.replace(target / name)
+    words = CaptionWords(load_tokenizer(target).vocab_size)
+    text = {
+        "words": list(words.words),
+        "max_words": words.max_words,
+        "n_image_tokens": words.n_image_tokens,
+        "bos": words.bos,
+        "boi": words.boi,
+        "pad": words.pad,
+        "first_word": words.pad + 1,
+        "grid": [16, 16],
+    }
+    (target / "words.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+def export_card(
+    work: str | Path, target: str | Path, command: str, count: int = 500, device: str = "cpu"
+) -> dict[str, Any]:
+    """Measures the exported folder and writes `card.json` and `README.md` there.
+
+    Figures already in `card.json` under `acceptance` are kept: they are measured elsewhere,
+    with the library's samplers.
+
+    Args:
+        work: holds logs and the pool `validation`.
+        target: of `export_weights`.
+        command: how the model was trained, for the card.
+        count: fresh captions for the checker.
+        device: where to sample.
+
+    Returns:
+        The content of `card.json`.
+    """
+    work, target = Path(work), Path(target)
+    tokenizer, model = load_tokenizer(target), load_generator(target, device)
+    card_file = target / "card.json"
+    kept = json.loads(card_file.read_text(encoding="utf-8")) if card_file.is_file() else {}
+    samples = [
+        measure_samples(
+            model, tokenizer, count=count, guidance_scale=g, temperature=1.0, device=device
+        )[0]
+        for g in (2.0, 1.0)
+    ]
+    card: dict[str, Any] = {
+        "name": "scenes",
+        "command": command,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokenizer_parameters": sum(p.numel() for p in tokenizer.parameters()),
+        "tokenizer": measure_tokenizer(tokenizer, work),
+        "generator": measure_loss(model, work, device=device),
+        "samples": samples,
+        "training": training_cost(work),
+        "measured_with": {
+            "device": device,
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+        },
+    }
+    if "acceptance" in kept:
+        card["acceptance"] = kept["acceptance"]
+    card_file.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    (target / "README.md").write_text(write_card(card), encoding="utf-8")
+    return card
+
+
+def training_cost(work: str | Path) -> dict[str, Any]:
+    """Steps, pictures, minutes and validation losses along the way, from a work folder's logs."""
+    work = Path(work)
+    tokenizer, generator = _lines(work / "tokenizer.jsonl"), _lines(work / "generator.jsonl")
+    last = generator[-1]
+    return {
+        "tokenizer_steps": tokenizer[-1]["step"],
+        "tokenizer_minutes": round(tokenizer[-1]["seconds"] / 60, 1),
+        "generator_steps": last["step"],
+        "generator_minutes": round(last["seconds"] / 60, 1),
+        "generator_pictures": last["pictures"],
+        "distinct_pictures": last["distinct"],
+        "validation_nats_by_step": {
+            str(r["step"]): r["validation"] for r in generator if "validation" in r
+        },
+    }
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,156 @@
+"""Trains the generator of `scenes`.
+
+Muon (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982, whose step-size matching is used)
+moves the matrices, AdamW the rest; the step size rises, stays, and falls linearly over the last
+steps. The averaged weights are what is kept. State is written every few minutes by renaming a
+complete file, so a stopped run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmaccel.demo.scenes_generator import build_generator, picture_loss, validation_loss
+from mmaccel.demo.scenes_words import CaptionWords
+from mmaccel.demo.token_pool import TokenPool
+from mmaccel.tokenizers_vq.load import load_tokenizer
+
+
+@dataclass(frozen=True)
+class GeneratorTraining:
+    """How long and how fast; a stopped run may go on with other numbers.
+
+    Attributes:
+        steps: optimiser steps in all.
+        fall: over how many last steps the step size falls to zero.
+        batch: pictures per step.
+        rate: peak step size of Muon.
+        rate_rest: peak step size of AdamW.
+        warmup: steps of rise.
+        average: decay of the averaged weights.
+        snapshots: steps at which the averaged weights are kept.
+        compiled: `torch.compile` the model (needs a C compiler; a quarter faster on a CPU).
+    """
+
+    steps: int = 6000
+    fall: int = 2000
+    batch: int = 32
+    rate: float = 3e-3
+    rate_rest: float = 2e-3
+    warmup: int = 100
+    average: float = 0.998
+    snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000)
+    compiled: bool = False
+
+    def share(self, step: int) -> float:
+        """Step size at `step` as a share of its peak."""
+        return max(0.0, min(1.0, (step + 1) / self.warmup, (self.steps - step) / max(self.fall, 1)))
+
+
+def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cpu") -> None:
+    """Trains, or goes on training, in a work folder.
+
+    Args:
+        work: holds `tokenizer/`, the pools `train` and `validation` with their tokens; receives
+            `generator.pt`, `generator.jsonl`, `snapshots/step-N/` and `generator/`.
+        plan: how.
+        device: "cpu" or "cuda".
+    """
+    work = Path(work)
+    words = CaptionWords(load_tokenizer(work / "tokenizer").vocab_size)
+    data = TokenPool(work, "train", words)
+    held_out = TokenPool(work, "validation", words, drop=0.0)
+    width = data.width if plan.compiled else None  # one shape, compiled once
+    checks = [held_out.batch(k, 50) for k in range(10)]
+    torch.manual_seed(0)
+    model = build_generator(words).to(device).train()
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    optimisers = _optimisers(model, plan)
+    state_file = work / "generator.pt"
+    step, seconds = 0, 0.0
+    if state_file.exists():
+        state = torch.load(state_file, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        average.load_state_dict(state["average"])
+        for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(kept)
+        step, seconds = state["step"], state["seconds"]
+    if plan.compiled:  # in place, so that the names of the weights stay
+        model.model.compile(dynamic=False)
+    parameters, averages = list(model.parameters()), list(average.parameters())
+    recent: list[float] = []
+    saved = began = time.time()
+    while step < plan.steps:
+        share = plan.share(step)
+        for optimiser, peak in zip(optimisers, (plan.rate, plan.rate_rest), strict=True):
+            optimiser.param_groups[0]["lr"] = peak * share
+        ids, labels = data.batch(step, plan.batch, width)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            loss = picture_loss(model, ids.to(device), labels.to(device))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        step += 1
+        pace = min(plan.average, step / (step + 10))
+        torch._foreach_lerp_(averages, parameters, 1 - pace)
+        recent.append(loss.item())
+        last = step == plan.steps
+        if step % 50 == 0 or last:
+            line: dict[str, Any] = {
+                "step": step,
+                "loss": round(sum(recent) / len(recent), 4),
+                "share": round(share, 4),
+            }
+            line |= {
+                "pictures": step * plan.batch,
+                "distinct": min(step * plan.batch, len(data.prompts)),
+            }
+            line["seconds"] = round(seconds + time.time() - began, 1)
+            recent.clear()
+            if step % 250 == 0 or last or step in plan.snapshots:
+                line["validation"] = round(validation_loss(average, checks, device), 4)
+            with (work / "generator.jsonl").open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+        if step in plan.snapshots:
+            save_half(average, work / "snapshots" / f"step-{step}")
+        if last or time.time() - saved > 180:
+            saved = time.time()
+            state = {
+                "model": model.state_dict(),
+                "average": average.state_dict(),
+                "step": step,
+                "optimisers": [o.state_dict() for o in optimisers],
+                "seconds": seconds + saved - began,
+            }
+            torch.save(state, state_file.with_suffix(".partial"))
+            state_file.with_suffix(".partial").replace(state_file)
+            save_half(average, work / "generator")
+
+
+def save_half(model: Any, folder: Path) -> None:
+    """Writes a model in float16 where `from_pretrained` finds it (complete or not at all)."""
+    partial = folder.with_name(folder.name + ".partial")
+    copy.deepcopy(model).half().save_pretrained(partial)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in partial.iterdir():
+        file.replace(folder / file.name)
+    partial.rmdir()
+
+
+def _optimisers(model: Any, plan: GeneratorTraining) -> list[torch.optim.Optimizer]:
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    inside = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in inside]
+    return [
+        torch.optim.Muon(matrices, lr=plan.rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=plan.rate_rest, betas=(0.9, 0.98), weight_decay=0.01),
+    ]

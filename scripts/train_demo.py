@@ -1,0 +1,82 @@
+"""Trains, exports and measures the embedded model `scenes`.
+
+    python scripts/train_demo.py tokenizer --work runs/scenes
+    python scripts/train_demo.py data      --work runs/scenes
+    python scripts/train_demo.py generator --work runs/scenes --steps 6000
+    python scripts/train_demo.py export    --work runs/scenes
+    python scripts/train_demo.py card      --work runs/scenes
+
+Each command goes on where it was stopped. `generator` may be given more steps later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from mmaccel.demo.picture_pool import make_pool
+from mmaccel.demo.scenes_data import TRAIN_SEED
+from mmaccel.demo.scenes_export import export_card, export_weights
+from mmaccel.demo.token_pool import encode_pool
+from mmaccel.demo.train_generator import GeneratorTraining, train_generator
+from mmaccel.demo.train_tokenizer import train_tokenizer
+
+TARGET = Path(__file__).parent.parent / "mmaccel" / "demo" / "weights" / "scenes"
+
+
+def main() -> None:
+    """Reads the command line and runs one part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("tokenizer", "data", "generator", "export", "card"))
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/scenes"), help="folder for data, logs, checkpoints"
+    )
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--tokenizer-steps", type=int, default=2000)
+    parser.add_argument("--pictures", type=int, default=120_000, help="distinct training pictures")
+    parser.add_argument(
+        "--steps", type=int, default=GeneratorTraining.steps, help="generator steps in all"
+    )
+    parser.add_argument(
+        "--fall", type=int, default=GeneratorTraining.fall, help="last steps, of falling step size"
+    )
+    parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    parser.add_argument("--batch", type=int, default=GeneratorTraining.batch)
+    parser.add_argument("--captions", type=int, default=500, help="fresh captions for the card")
+    args = parser.parse_args()
+    device = (
+        ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    )
+    if args.part == "tokenizer":
+        train_tokenizer(args.work, steps=args.tokenizer_steps, device=device)
+    elif args.part == "data":
+        make_pool(args.work, "train", TRAIN_SEED, args.pictures)
+        for name in ("train", "validation"):
+            encode_pool(args.work, name, device)
+    elif args.part == "generator":
+        plan = GeneratorTraining(
+            steps=args.steps, fall=args.fall, batch=args.batch, compiled=args.compile
+        )
+        train_generator(args.work, plan, device)
+    elif args.part == "export":
+        export_weights(args.work, args.target)
+    else:
+        parts = (
+            "tokenizer",
+            "data",
+            f"generator --steps {args.steps} --fall {args.fall} --batch {args.batch}",
+            "export",
+        )
+        command = "\n".join(f"python scripts/train_demo.py {part}" for part in (*parts, "card"))
+        card = export_card(args.work, args.target, command, args.captions, device)
+        print(json.dumps(card, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The picture tokenizer: shapes, raster order, locality, files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer, ResidualBlock
+from mmaccel.tokenizers_vq.load import load_tokenizer, save_tokenizer
+
+SMALL = {
+    "size": 16,
+    "levels": [5, 3],
+    "encoder_width": 8,
+    "encoder_depth": 0,
+    "decoder_width": 8,
+    "decoder_depth": 1,
+    "fine_width": 8,
+    "fine_depth": 1,
+}
+
+
+@pytest.fixture
+def tokenizer() -> PictureTokenizer:
+    torch.manual_seed(0)
+    return PictureTokenizer(**SMALL).eval()
+
+
+def test_shapes_types_and_ranges(tokenizer: PictureTokenizer) -> None:
+    tokens = tokenizer.encode(torch.rand(3, 3, 16, 16))
+    assert tokens.shape == (3, 16) and tokens.dtype == torch.int64
+    assert tokenizer.grid == (4, 4) and tokenizer.vocab_size == 15
+    pictures = tokenizer.decode(tokens)
+    assert pictures.shape == (3, 3, 16, 16)
+    assert 0 <= pictures.min() and pictures.max() <= 1
+
+
+def test_tokens_lie_in_raster_order(tokenizer: PictureTokenizer) -> None:
+    """A change to one token moves the picture around that token and nowhere else.
+
+    Two convolutions remain once group normalisation, which looks at the whole picture, is taken
+    out: they reach at most two tokens far.
+    """
+    tokenizer.decoder = torch.nn.Sequential(
+        *(
+            part
+            for part in tokenizer.decoder
+            if not isinstance(part, ResidualBlock | torch.nn.GroupNorm)
+        )
+    )
+    base = torch.zeros(1, 16, dtype=torch.int64)
+    for position, rows, columns in ((0, (0, 3), (0, 3)), (3, (0, 3), (1, 4)), (12, (1, 4), (0, 3))):
+        other = base.clone()
+        other[0, position] = 14
+        moved = (tokenizer.decode(other) - tokenizer.decode(base)).abs().sum(1)[0]
+        expected = torch.zeros(4, 4, dtype=torch.bool)
+        expected[rows[0] : rows[1], columns[0] : columns[1]] = True
+        assert torch.equal(moved.reshape(4, 4, 4, 4).sum((1, 3)) > 0, expected)
+
+
+def test_encoding_does_not_depend_on_the_batch(tokenizer: PictureTokenizer) -> None:
+    pictures = torch.rand(4, 3, 16, 16)
+    alone = torch.cat([tokenizer.encode(p[None]) for p in pictures])
+    assert torch.equal(alone, tokenizer.encode(pictures))
+
+
+def test_files_build_the_same_tokenizer(tokenizer: PictureTokenizer, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer, SMALL, tmp_path / "kept", torch.float32)
+    again = load_tokenizer(tmp_path / "kept")
+    pictures = torch.rand(2, 3, 16, 16)
+    assert torch.equal(again.encode(pictures), tokenizer.encode(pictures))
+    assert not again.training and all(not p.requires_grad for p in again.parameters())
+
+
+def test_bad_input_is_named(tokenizer: PictureTokenizer, tmp_path: Path) -> None:
+    with pytest.raises(ShapeError, match=r"expected \[B, 3, 16, 16\], received \[1, 3, 20, 16\]"):
+        tokenizer.encode(torch.rand(1, 3, 20, 16))
+    with pytest.raises(ShapeError, match=r"expected \[B, 16\]"):
+        tokenizer.decode(torch.zeros(1, 15, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"0\.\.14"):
+        tokenizer.decode(torch.full((1, 16), 15))
+    with pytest.raises(OptionError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)

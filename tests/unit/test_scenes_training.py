@@ -1,0 +1,133 @@
+"""Training's small parts: batches, loss mask, step size, resuming, the plain sampler."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmaccel.demo import scenes_generator
+from mmaccel.demo.scenes_sample import sample_plain
+from mmaccel.demo.scenes_words import CaptionWords
+from mmaccel.demo.token_pool import IGNORE, TokenPool
+from mmaccel.demo.train_generator import GeneratorTraining, train_generator
+from mmaccel.demo.train_tokenizer import as_float, object_weight, psnr
+from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
+from mmaccel.tokenizers_vq.load import save_tokenizer
+
+SMALL = {
+    "size": 64, "levels": [5, 3], "encoder_width": 8, "encoder_depth": 0, "decoder_width": 8,
+    "decoder_depth": 0, "fine_width": 8, "fine_depth": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A work folder with a random tokenizer and tiny random pools."""
+    torch.manual_seed(0)
+    save_tokenizer(PictureTokenizer(**SMALL), SMALL, tmp_path / "tokenizer")
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 12), ("validation", 500)):
+        captions = ["a red circle", "a small blue star at night"] * (count // 2)
+        (tmp_path / f"{name}.captions.json").write_text(json.dumps(captions))
+        np.save(tmp_path / f"{name}.npy", np.zeros((count, 3, 64, 64), np.uint8))
+        tokens = rng.integers(0, 15, (count, 256)).astype(np.int16)
+        np.save(tmp_path / f"{name}.tokens.npy", tokens)
+    return tmp_path
+
+
+def test_pack_by_hand(work: Path) -> None:
+    words = CaptionWords(15)
+    pool = TokenPool(work, "train", words)
+    ids, labels = pool.pack([[15, 20, 16], [15, 16]], np.array([[1, 2], [3, 4]]))
+    assert ids.tolist() == [[15, 20, 16, 1, 2], [15, 16, 3, 4, words.pad]]
+    no = IGNORE
+    assert labels.tolist() == [[no, no, no, 1, 2], [no, no, 3, 4, no]]
+
+
+def test_an_epoch_shows_every_picture_once_and_batches_can_be_asked_for_again(work: Path) -> None:
+    pool = TokenPool(work, "train", CaptionWords(15), drop=0.0)
+    shown = []
+    for step in range(3):
+        _, labels = pool.batch(step, 4)
+        shown += [tuple(row[row != IGNORE].tolist()) for row in labels]
+    assert len(set(shown)) == 12
+    again = TokenPool(work, "train", CaptionWords(15), drop=0.0).batch(2, 4)
+    assert torch.equal(again[0], pool.batch(2, 4)[0])
+
+
+def test_dropping_replaces_captions_by_the_empty_one(work: Path) -> None:
+    words = CaptionWords(15)
+    dropped = TokenPool(work, "train", words, drop=1.0).batch(0, 4)[0]
+    assert dropped[:, :2].tolist() == [[words.bos, words.boi]] * 4
+    kept = TokenPool(work, "train", words, drop=0.0).batch(0, 4)[0]
+    assert (kept[:, 1] > words.pad).all()
+
+
+def test_step_size_rises_stays_and_falls() -> None:
+    plan = GeneratorTraining(steps=100, fall=20, warmup=10)
+    assert plan.share(0) == pytest.approx(0.1)
+    assert plan.share(9) == plan.share(50) == plan.share(80) == 1
+    assert plan.share(90) == pytest.approx(0.5)
+    assert plan.share(100) == 0
+
+
+def test_a_stopped_run_goes_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes_generator, "WIDTH", 16)
+    monkeypatch.setattr(scenes_generator, "INNER", 16)
+    monkeypatch.setattr(scenes_generator, "DEPTH", 1)
+    train_generator(work, GeneratorTraining(steps=2, fall=1, batch=4, snapshots=(1,)))
+    train_generator(work, GeneratorTraining(steps=3, fall=1, batch=4, snapshots=(3,)))
+    lines = [json.loads(line) for line in (work / "generator.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 3]
+    from transformers import AutoModelForCausalLM
+
+    for folder in ("snapshots/step-1", "snapshots/step-3", "generator"):
+        model = AutoModelForCausalLM.from_pretrained(work / folder)
+        assert model.config.vocab_size == CaptionWords(15).vocab_size
+    kept = torch.load(work / "generator.pt", weights_only=True)
+    assert kept["step"] == 3
+
+
+def test_the_plain_sampler_draws_picture_tokens_and_greedy_follows_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy tokens equal those of full passes without a cache, row by row, without padding."""
+    monkeypatch.setattr(scenes_generator, "WIDTH", 32)
+    monkeypatch.setattr(scenes_generator, "INNER", 32)
+    monkeypatch.setattr(scenes_generator, "DEPTH", 2)
+    torch.manual_seed(0)
+    words = CaptionWords(15)
+    model = scenes_generator.build_generator(words).eval()
+    for p in model.parameters():
+        p.data.mul_(4)
+    captions = ["a red circle", "a small blue star at night"]
+    drawn = sample_plain(model, words, captions, guidance_scale=2.0, temperature=0)
+    assert drawn.shape == (2, 256) and int(drawn.max()) < 15
+    for caption, row in zip(captions, drawn, strict=True):
+        wanted = torch.tensor([words.encode(caption) + row.tolist()])
+        free = torch.tensor([words.unconditional() + row.tolist()])
+        with torch.no_grad():
+            c = model(wanted).logits[0, -257:-1, :15]
+            u = model(free).logits[0, -257:-1, :15]
+        assert torch.equal((u + 2 * (c - u)).argmax(-1), row)
+
+
+def test_psnr_and_weights_by_hand() -> None:
+    class Half(torch.nn.Module):
+        def encode(self, pictures: torch.Tensor) -> torch.Tensor:
+            return pictures
+
+        def decode(self, pictures: torch.Tensor) -> torch.Tensor:
+            return pictures + 0.1
+
+    pictures = np.full((3, 3, 64, 64), 51, np.uint8)
+    assert psnr(Half(), pictures) == pytest.approx(20.0, abs=1e-3)  # type: ignore[arg-type]
+    picture = torch.full((1, 3, 9, 9), 0.5)
+    picture[0, :, 4, 4] = torch.tensor([0.9, 0.1, 0.1])
+    weight = object_weight(picture, gain=3.0)
+    assert weight.mean() == pytest.approx(1.0)
+    assert int((weight > 1).sum()) == 25
+    assert float(weight.max() / weight.min()) == pytest.approx(4.0)
+    assert as_float(pictures).max() == pytest.approx(0.2)

@@ -1,0 +1,106 @@
+"""Finite Scalar Quantization: VQ-VAE Made Simple.
+
+Mentzer, Minnen, Agustsson, Tschannen, 2023, arXiv 2309.15505, section 3.1 and appendix A.1.
+Each of a few latent channels is bounded and rounded to one of L levels; the code is the
+mixed-radix number of the levels, so there is no codebook to learn or collapse.
+
+Departures: none; as in the paper's listing, an even number of levels is shifted by half a step
+so that L values remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from mmaccel.errors import OptionError, ShapeError
+
+
+class FiniteScalarQuantizer(nn.Module):
+    """Rounds D bounded channels to L levels each.
+
+    Args:
+        levels: levels per channel, each at least 2; the vocabulary is their product.
+    """
+
+    reach: Tensor
+    offset: Tensor
+    shift: Tensor
+    middle: Tensor
+    radix: Tensor
+
+    def __init__(self, levels: Sequence[int]) -> None:
+        super().__init__()
+        if not levels or min(levels) < 2:
+            raise OptionError(
+                f"levels: expected at least one number >= 2, received {list(levels)}."
+            )
+        self.levels = tuple(int(n) for n in levels)
+        self.vocab_size = prod(self.levels)
+        n = torch.tensor(self.levels, dtype=torch.float32)
+        half = (n - 1) * (1 + 1e-3) / 2
+        offset = torch.where(n % 2 == 0, 0.5, 0.0)
+        radix = torch.cumprod(torch.tensor([1, *self.levels[:-1]]), dim=0)
+        self.register_buffer("reach", half, persistent=False)
+        self.register_buffer("offset", offset, persistent=False)
+        self.register_buffer("shift", (offset / half).atanh(), persistent=False)
+        self.register_buffer("middle", n.div(2, rounding_mode="floor"), persistent=False)
+        self.register_buffer("radix", radix, persistent=False)
+
+    def bound(self, latent: Tensor) -> Tensor:
+        """Squashes latents so that rounding gives exactly L values per channel.
+
+        Args:
+            latent: [..., D] float.
+
+        Returns:
+            [..., D]; source: appendix A.1, `bound`.
+        """
+        return (latent + self.shift).tanh() * self.reach - self.offset
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Quantizes with a straight-through gradient.
+
+        Args:
+            latent: [..., D] float.
+
+        Returns:
+            Rounded latents [..., D] scaled to -1..1; source: appendix A.1, `quantize`.
+        """
+        bounded = self.bound(latent)
+        rounded = bounded + (bounded.round() - bounded).detach()
+        return rounded / self.middle
+
+    def encode(self, latent: Tensor) -> Tensor:
+        """Codes of latents.
+
+        Args:
+            latent: [..., D] float.
+
+        Returns:
+            [...] int64 in 0..vocab_size-1, first channel fastest; source: appendix A.1,
+            `codes_to_indexes`.
+        """
+        if latent.shape[-1] != len(self.levels):
+            raise ShapeError(
+                f"latent: expected last dimension {len(self.levels)}, "
+                f"received {list(latent.shape)}. Move the channels last."
+            )
+        digits = self.bound(latent).round() + self.middle
+        return (digits.long() * self.radix).sum(-1)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Quantized latents of codes.
+
+        Args:
+            tokens: [...] int64 in 0..vocab_size-1.
+
+        Returns:
+            [..., D] float32 in -1..1; source: appendix A.1, `indexes_to_codes`.
+        """
+        n = torch.tensor(self.levels, device=tokens.device)
+        digits = tokens[..., None].div(self.radix, rounding_mode="floor") % n
+        return (digits - self.middle) / self.middle
