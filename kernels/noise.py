@@ -1,10 +1,12 @@
 """Philox 4x32-10, the counter-based generator behind every random choice.
 
-J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
-A number is a function of (key, counter): nothing is stored, so that a value can be made again at any later pass, on
-any device and in any batch. This file is the specification; a faster twin has to give the same bits.
+J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011, section 3.3. A number is a function of (key, counter): nothing is stored, so that a value
+can be made again at any later pass, on any device and in any batch. This file is the specification;
+a faster twin has to give the same bits.
 
-Departures: none in the generator. 32-bit words are held in int64 tensors, since torch lacks unsigned arithmetic.
+Departures: none in the generator. 32-bit words are held in int64 tensors, since torch lacks
+unsigned arithmetic.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ _ALMOST_ONE = 1.0 - 2.0**-24
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Encrypt counters.
 
-    The six inputs only have to broadcast against each other: words that are constant along an axis are kept small
-    until the rounds mix them, which saves a quarter of the work.
+    The six inputs only have to broadcast against each other: words that are constant along an axis
+    are kept small until the rounds mix them, which saves a quarter of the work.
 
     Args:
         counter: four int64 tensors holding 32-bit words.
@@ -47,14 +49,17 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
 
 
 def to_uniform(word: Tensor) -> Tensor:
-    """32-bit words in int64 to float32 in [2^-33, 1 - 2^-24]: full relative precision near 0, never 0 or 1."""
+    """32-bit words in int64 to float32 in [2^-33, 1 - 2^-24]: full relative precision near 0, never
+    0 or 1.
+    """
     return word.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_ALMOST_ONE)
 
 
 def to_gumbel(uniform: Tensor) -> Tensor:
     """Uniforms to standard Gumbel noise, in place.
 
-    ``-log(-log1p(-u))``: the large values, which decide an argmax, come from u near 0, where float32 resolves u to
-    24 bits, so the right tail is exact up to 22.8 and not cut at 16.6 as with ``-log(-log(u))``.
+    ``-log(-log1p(-u))``: the large values, which decide an argmax, come from u near 0, where
+    float32 resolves u to 24 bits, so the right tail is exact up to 22.8 and not cut at 16.6 as with
+    ``-log(-log(u))``.
     """
     return uniform.neg_().log1p_().neg_().log_().neg_()

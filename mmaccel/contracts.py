@@ -1,8 +1,9 @@
 """Contracts: the few types that every floor speaks.
 
-Shapes: **B** rows asked for, **G** guidance branches, **R** = G * B rows of a forward pass, **T** prompt positions,
-**W** window, **V** vocabulary. *Slot* i of a row is its i-th generated token (0-based); *position* is the index in the
-model's cache, so that slot i of row r stands at position ``prompt.lengths[r] + i``.
+Shapes: **B** rows asked for, **G** guidance branches, **R** = G * B rows of a forward pass, **T**
+prompt positions, **W** window, **V** vocabulary. *Slot* i of a row is its i-th generated token
+(0-based); *position* is the index in the model's cache, so that slot i of row r stands at position
+``prompt.lengths[r] + i``.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ Exactness = Literal["bitwise", "distribution", "relaxed"]
 class TokenModel(Protocol):
     """Anything that predicts the next token at W positions of R rows in one pass.
 
-    The cache is a line of positions per row. A pass writes positions ``start[r] … start[r]+W-1`` and whatever stood
-    from there on counts as overwritten, so a rollback is nothing but a smaller `start` at the next pass. Rows advance
-    at their own pace.
+    The cache is a line of positions per row. A pass writes positions ``start[r] … start[r]+W-1``
+    and whatever stood from there on counts as overwritten, so a rollback is nothing but a smaller
+    `start` at the next pass. Rows advance at their own pace.
     """
 
     vocab_size: int
     device: torch.device
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Forget everything and make room for `rows` rows of `positions` positions.
+        """Forget everything and make room for `rows` rows of `positions` positions that count.
+
+        A pass may reach beyond them (a row near its end, or behind it, does so while others go
+        on): what it writes there is never read, and the logits of those entries mean nothing.
 
         Raises:
             OptionError: if the model cannot take so many positions.
@@ -46,7 +50,8 @@ class TokenModel(Protocol):
             start: `[R]` int64, not above the number of positions already written in that row.
 
         Returns:
-            Logits `[R, W, V]`, floating point: entry w scores the token that follows `tokens[:, w]`.
+            Logits `[R, W, V]`, floating point: entry w scores the token that follows `tokens[:,
+            w]`.
         """
 
 
@@ -68,14 +73,23 @@ class VisualTokenizer(Protocol):
 class Layout(Protocol):
     """What is known in advance about the tokens at each slot."""
 
-    columns: int
-    frame: int
+    @property
+    def columns(self) -> int:
+        """Slots a row takes; 0 where tokens stand in no rows."""
+
+    @property
+    def frame(self) -> int:
+        """Slots a picture takes; 0 where there are none."""
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """Slots `[B, W]` to the token that must stand there, -1 where free, `[B, W]`; None if all are free."""
+        """Slots `[B, W]` to the token that must stand there, -1 where free, `[B, W]`; None if all
+        are free.
+        """
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """Slots `[B, W]` to a boolean mask broadcastable to `[B, W, V]`, True where a token may stand; None: all."""
+        """Slots `[B, W]` to a boolean mask broadcastable to `[B, W, V]`, True where a token may
+        stand; None: all.
+        """
 
 
 @dataclass(frozen=True)
@@ -83,8 +97,9 @@ class Prompt:
     """What stands before the first generated token.
 
     Args:
-        tokens: `[R, T]` int64, right-padded (the padding is never attended to). Rows are branch-major: all B rows of
-            the conditional branch, then all B rows of the next branch in the same order.
+        tokens: `[R, T]` int64, right-padded (the padding is never attended to). Rows are
+            branch-major: all B rows of the conditional branch, then all B rows of the next branch
+            in the same order.
         lengths: `[R]` int64, real tokens of each row, at least 1.
         branches: G, guidance branches; 1 without guidance.
         stop_tokens: `[S]` int64 or None; a row ends after the first of these.
@@ -105,13 +120,13 @@ class Prompt:
             )
         if self.lengths.shape != self.tokens.shape[:1]:
             raise ShapeError(
-                f"prompt lengths: expected [{self.tokens.shape[0]}], received {list(self.lengths.shape)}; "
-                "give one length per row"
+                f"prompt lengths: expected [{self.tokens.shape[0]}], received "
+                f"{list(self.lengths.shape)}; give one length per row"
             )
         if self.branches < 1 or self.tokens.shape[0] % self.branches:
             raise ShapeError(
-                f"prompt rows: expected a multiple of {self.branches} branches, received {self.tokens.shape[0]} rows; "
-                "give every branch the same number of rows"
+                f"prompt rows: expected a multiple of {self.branches} branches, received "
+                f"{self.tokens.shape[0]} rows; give every branch the same number of rows"
             )
         low, high = int(self.lengths.min()), int(self.lengths.max())
         if low < 1 or high > self.tokens.shape[1]:
@@ -135,11 +150,13 @@ class Stats:
         exactness: promise of the run, after fallbacks.
         tokens: tokens made, summed over rows.
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
-        row_passes: passes summed over the rows that were still unfinished; equals `passes` at batch 1.
+        row_passes: passes summed over the rows that were still unfinished; equals `passes` at batch
+            1.
         prefill_passes: passes over the prompt.
         draft_passes: passes of a draft model.
         accepted: `accepted[k]` counts row-passes that made exactly k + 1 tokens.
-        total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0 for exact ones.
+        total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
+            for exact ones.
         seconds: wall time of the run.
         forward_seconds: the model's share of it, where it was measured.
         fallbacks: reasons for everything that ran in another way than asked.
@@ -169,15 +186,17 @@ class Stats:
 
     def __str__(self) -> str:
         text = (
-            f"{self.tokens} tokens in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass), "
-            f"{self.exactness}, {self.seconds:.2f} s"
+            f"{self.tokens} tokens in {self.passes} forward passes "
+            f"({self.tokens_per_pass:.2f} a pass), {self.exactness}, {self.seconds:.2f} s"
         )
         return text + "".join(f"; fell back: {reason}" for reason in self.fallbacks)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a sampler returns: `tokens` `[B, L]` int64 (0 behind a row's end), `lengths` `[B]` int64, `stats`."""
+    """What a sampler returns: `tokens` `[B, L]` int64 (0 behind a row's end), `lengths` `[B]`
+    int64, `stats`.
+    """
 
     tokens: Tensor
     lengths: Tensor
@@ -202,8 +221,9 @@ class Progress:
 
 
 OnStep = Callable[[Progress], "Tensor | None"]
-"""Called after every pass. May return `[B]` int64: the number of tokens after which each row ends (a number above the
-row's length lets it go on); None changes nothing. An exception from it stops the run and reaches the caller."""
+"""Called after every pass. May return `[B]` int64: the number of tokens after which each row ends
+(a number above the row's length lets it go on); None changes nothing. An exception from it stops
+the run and reaches the caller."""
 
 
 class Policy(Protocol):
@@ -212,9 +232,18 @@ class Policy(Protocol):
     exactness: ClassVar[Exactness]
 
     def sample(
-        self, model: TokenModel, prompt: Prompt, length: int, *, filters: Any, noise: Any, on_step: OnStep | None = None
+        self,
+        model: TokenModel,
+        prompt: Prompt,
+        length: int,
+        *,
+        filters: Any,
+        noise: Any,
+        on_step: OnStep | None = None,
     ) -> Generation:
-        """Make up to `length` tokens for every row of `prompt`. Randomness comes from `noise` alone."""
+        """Make up to `length` tokens for every row of `prompt`. Randomness comes from `noise`
+        alone.
+        """
 
 
 def check_window(window: Any, *, adaptive: bool) -> None:
@@ -227,4 +256,6 @@ def check_window(window: Any, *, adaptive: bool) -> None:
         return
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         expected = 'an integer >= 1 or "adaptive"' if adaptive else "an integer >= 1"
-        raise OptionError(f"window: expected {expected}, received {window!r}; 16 to 64 suits most models")
+        raise OptionError(
+            f"window: expected {expected}, received {window!r}; 16 to 64 suits most models"
+        )

@@ -1,7 +1,7 @@
 """Errors of the library.
 
-Every error is a child of `MMAccelError` and also of the built-in a caller would catch. A message says what was
-expected, what was received and what to do about it, on one line.
+Every error is a child of `MMAccelError` and also of the built-in a caller would catch. A message
+says what was expected, what was received and what to do about it, on one line.
 """
 
 from __future__ import annotations

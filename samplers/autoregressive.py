@@ -1,7 +1,8 @@
 """Autoregressive sampling: one token a pass. The oracle that every other sampler is held against.
 
-A token is drawn by the Gumbel-max rule (Gumbel 1954): argmax of score plus frozen noise, which is a draw from the
-softmax. With the noise keyed by (seed, item, slot) the output is a function of model, prompt and seed.
+A token is drawn by the Gumbel-max rule (Gumbel 1954): argmax of score plus frozen noise, which is a
+draw from the softmax. With the noise keyed by (seed, item, slot) the output is a function of model,
+prompt and seed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ class Autoregressive:
     exactness: ClassVar[Exactness] = "bitwise"
 
     def sample(
-        self, model: TokenModel, prompt: Prompt, length: int, *, filters: Filters, noise: Noise,
+        self,
+        model: TokenModel,
+        prompt: Prompt,
+        length: int,
+        *,
+        filters: Filters,
+        noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""

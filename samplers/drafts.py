@@ -1,14 +1,16 @@
 """Draft sources: what stands in a slot that no pass has looked at yet.
 
-A source answers with tokens, or with a law to draw them from. Which of both matters to the samplers that are exact in
-distribution: they have to record the law a draft was really drawn from (a token given outright has a one-hot law).
+A source answers with tokens, or with a law to draw them from. Which of both matters to the samplers
+that are exact in distribution: they have to record the law a draft was really drawn from (a token
+given outright has a one-hot law).
 
-Sources: random and left-neighbour drafts, Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with
-Training-free Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3.3; n-gram drafts, Saxena, "Prompt
-Lookup Decoding", 2023.
+Sources: random and left-neighbour drafts, Teng et al., "Accelerating Auto-regressive Text-to-Image
+Generation with Training-free Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section
+3.3; n-gram drafts, Saxena, "Prompt Lookup Decoding", 2023.
 
-Departures: a random draft's law is recorded as the uniform law it has, not as one-hot; acceptance is then
-1 - TV(p, uniform) and not p(x). `neighbour` draws from the law of the nearest slot on the left instead of copying it.
+Departures: a random draft's law is recorded as the uniform law it has, not as one-hot; acceptance
+is then 1 - TV(p, uniform) and not p(x). `neighbour` draws from the law of the nearest slot on the
+left instead of copying it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SOURCES = ("random", "left", "above", "previous-frame", "ngram", "neighbour")
 
 
 class Proposal(NamedTuple):
-    """Drafts for new slots: `tokens` `[B, K]` int64, or `scores` `[B, 1 or K, V]` (log-law, unnormalised)."""
+    """Drafts for new slots: `tokens` `[B, K]` int64, or `scores` `[B, 1 or K, V]` (log-law,
+    unnormalised).
+    """
 
     tokens: Tensor | None
     scores: Tensor | None
@@ -41,7 +45,8 @@ class Frontier:
         columns: `[B, K]` int64, where in `line` the drafts will stand.
         filled: `[B]` int64, first column of `line` that no pass has filled.
         slots: `[B, K]` int64.
-        last_scores: `[B, V]`, scores of the right-most slot of the last pass; None before the first pass.
+        last_scores: `[B, V]`, scores of the right-most slot of the last pass; None before the first
+            pass.
         layout: what is known about the slots.
         vocab_size: V.
     """
@@ -75,7 +80,10 @@ def check_source(source: str, layout: Layout | None = None, *, final: bool = Fal
         OptionError: with the names that exist, or with what the layout lacks.
     """
     if source not in SOURCES:
-        raise OptionError(f"drafts: expected one of {', '.join(SOURCES)}, received {source!r}; left is the default")
+        raise OptionError(
+            f"drafts: expected one of {', '.join(SOURCES)}, received {source!r}; "
+            "left is the default"
+        )
     if final and source in ("above", "previous-frame"):
         _period(source, layout)
 
@@ -85,7 +93,8 @@ def _period(source: str, layout: Layout | None) -> int:
     if period < 1:
         what = "rows" if source == "above" else "frames"
         raise OptionError(
-            f"drafts={source!r}: expected a model whose tokens stand in {what}, received one without; use drafts='left'"
+            f"drafts={source!r}: expected a model whose tokens stand in {what}, received one "
+            "without; use drafts='left'"
         )
     return period
 
@@ -106,7 +115,9 @@ def _at(frontier: Frontier, columns: Tensor) -> Tensor:
 
 
 def _copy_back(frontier: Frontier, period: int) -> Tensor:
-    """The token whole periods back that is already there; the last token on the left where there is none."""
+    """The token whole periods back that is already there; the last token on the left where there is
+    none.
+    """
     ahead = frontier.columns - frontier.filled[:, None]  # [B, K], how far beyond what is known
     periods = (ahead.clamp(min=0) // period) + 1
     back = periods * period
@@ -116,7 +127,9 @@ def _copy_back(frontier: Frontier, period: int) -> Tensor:
 
 
 def _continue_ngram(frontier: Frontier, longest: int = 3) -> Tensor:
-    """Continue the most recent earlier occurrence of the longest suffix (up to `longest` tokens) of what is known."""
+    """Continue the most recent earlier occurrence of the longest suffix (up to `longest` tokens) of
+    what is known.
+    """
     line, filled = frontier.line, frontier.filled[:, None]
     index = torch.arange(line.shape[1], device=line.device)[None]  # [1, N]
     matched = torch.ones_like(line, dtype=torch.bool) & (index < filled - 1)

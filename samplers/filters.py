@@ -1,14 +1,15 @@
 """Filters: from raw logits to the law a token is drawn from, once and in one order.
 
-Order: guidance, prefix-dependent processor, structural mask, temperature, top-k, top-p, min-p; last, slots whose
-token is known in advance become certain. What leaves here is the target law of every exactness claim; nothing is
-filtered a second time, a residual least of all.
+Order: guidance, prefix-dependent processor, structural mask, temperature, top-k, top-p, min-p;
+last, slots whose token is known in advance become certain. What leaves here is the target law of
+every exactness claim; nothing is filtered a second time, a residual least of all.
 
-Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k, Fan et al. 2018 (arXiv 1805.04833);
-top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv 2407.01082).
+Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k, Fan et al. 2018
+(arXiv 1805.04833); top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv
+2407.01082).
 
-Departures: the structural mask comes before temperature and truncation, so that top-k counts tokens that may stand
-there and never leaves none.
+Departures: the structural mask comes before temperature and truncation, so that top-k counts tokens
+that may stand there and never leaves none.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError, ShapeError
 
 Processor = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(scores `[B, W, V]`, line `[B, N]` int64, columns `[B, W]` int64) -> scores `[B, W, V]`. The prefix of window entry
-(b, w) is `line[b, :columns[b, w]]`, where -1 stands for padding on the left."""
+"""(scores `[B, W, V]`, line `[B, N]` int64, columns `[B, W]` int64) -> scores `[B, W, V]`. The
+prefix of window entry (b, w) is `line[b, :columns[b, w]]`, where -1 stands for padding on the
+left."""
 
 _NEVER = float("-inf")
 
@@ -38,8 +40,10 @@ class Filters:
         guidance_scale: s in ``u + s (c - u)`` on raw logits; 1 leaves the conditional branch alone.
         temperature: >= 0; 0 takes the most likely token (the lowest id at a tie).
         top_k: keep the k most likely tokens (and those tied with the k-th); None keeps all.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1] or None.
-        min_p: keep tokens at least this share of the most likely one's probability; in [0, 1] or None.
+        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1] or
+            None.
+        min_p: keep tokens at least this share of the most likely one's probability; in [0, 1] or
+            None.
         processor: a function of scores and prefix, run after guidance and before everything else.
 
     Raises:
@@ -56,21 +60,35 @@ class Filters:
     def __post_init__(self) -> None:
         if not math.isfinite(self.guidance_scale):
             raise OptionError(
-                f"guidance_scale: expected a finite number, received {self.guidance_scale}; 1 turns it off"
+                f"guidance_scale: expected a finite number, received {self.guidance_scale}; "
+                "1 turns it off"
             )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise OptionError(
-                f"temperature: expected a number >= 0, received {self.temperature}; 0 is greedy, 1 the model's own law"
+                f"temperature: expected a number >= 0, received {self.temperature}; "
+                "0 is greedy, 1 the model's own law"
             )
         if self.top_k is not None and (isinstance(self.top_k, bool) or self.top_k < 1):
-            raise OptionError(f"top_k: expected an integer >= 1 or None, received {self.top_k}; None keeps all")
+            raise OptionError(
+                f"top_k: expected an integer >= 1 or None, received {self.top_k}; None keeps all"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p: expected a number in (0, 1] or None, received {self.top_p}; 1 keeps all")
+            raise OptionError(
+                f"top_p: expected a number in (0, 1] or None, received {self.top_p}; 1 keeps all"
+            )
         if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise OptionError(f"min_p: expected a number in [0, 1] or None, received {self.min_p}; 0 keeps all")
+            raise OptionError(
+                f"min_p: expected a number in [0, 1] or None, received {self.min_p}; 0 keeps all"
+            )
 
     def apply(
-        self, logits: Tensor, branches: int, line: Tensor, columns: Tensor, slots: Tensor, layout: Layout | None
+        self,
+        logits: Tensor,
+        branches: int,
+        line: Tensor,
+        columns: Tensor,
+        slots: Tensor,
+        layout: Layout | None,
     ) -> Tensor:
         """Raw logits of all branches to the scores of the target law.
 
@@ -103,15 +121,17 @@ class Filters:
             return logits
         if branches != 2:
             raise ShapeError(
-                f"guidance: expected 2 branches for guidance_scale {self.guidance_scale}, received {branches}; "
-                "put the unconditional prompts behind the conditional ones and set branches=2"
+                f"guidance: expected 2 branches for guidance_scale {self.guidance_scale}, "
+                f"received {branches}; put the unconditional prompts behind the conditional "
+                "ones and set branches=2"
             )
         conditional, unconditional = logits.chunk(2)
         return unconditional + self.guidance_scale * (conditional - unconditional)
 
     def _truncate(self, scores: Tensor) -> Tensor:
         if self.temperature == 0:
-            return make_certain(scores, scores.argmax(-1))
+            peak = scores.max(-1)
+            return make_certain(scores, peak.indices) + (peak.values - peak.values)[..., None]
         if self.temperature != 1.0:
             scores = scores / self.temperature
         if self.top_k is not None and self.top_k < scores.shape[-1]:
@@ -120,7 +140,9 @@ class Filters:
         if self.top_p is not None and self.top_p < 1:
             ordered, order = scores.sort(dim=-1, descending=True, stable=True)
             mass = ordered.softmax(-1)
-            beyond = mass.cumsum(-1) - mass >= self.top_p  # the mass before a token suffices already
+            beyond = (
+                mass.cumsum(-1) - mass >= self.top_p
+            )  # the mass before a token suffices already
             beyond[..., 0] = False
             scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEVER)
         if self.min_p:
@@ -130,6 +152,8 @@ class Filters:
 
 
 def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores` `[B, W, V]` stay."""
+    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores` `[B,
+    W, V]` stay.
+    """
     one_hot = torch.full_like(scores, _NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
     return torch.where((tokens >= 0)[..., None], one_hot, scores)

@@ -1,15 +1,17 @@
 """Jacobi decoding with frozen noise: the plain loop's own tokens, several a pass.
 
-Fixed-point view: Y. Song, C. Meng, R. Liao, S. Ermon, "Accelerating Feedforward Computation via Parallel Nonlinear
-Equation Solving", ICML 2021 (arXiv 2002.03629), algorithm 1; A. Wiggers, E. Hoogeboom, "Predictive Sampling with
-Forecasting Autoregressive Models", ICML 2020 (arXiv 2002.09928), section 2, for sampling with the noise held fixed.
+Fixed-point view: Y. Song, C. Meng, R. Liao, S. Ermon, "Accelerating Feedforward Computation via
+Parallel Nonlinear Equation Solving", ICML 2021 (arXiv 2002.03629), algorithm 1; A. Wiggers, E.
+Hoogeboom, "Predictive Sampling with Forecasting Autoregressive Models", ICML 2020 (arXiv
+2002.09928), section 2, for sampling with the noise held fixed.
 
-Given its noise, the token of a slot is a function of the tokens before it: y_i = argmax_v (score_i(v) + g_i(v)). Guess
-a window, evaluate all slots in one pass, and every slot whose left side was guessed right is final. The answer is the
-sequential one whatever the guesses were, so window, batch and draft source change the speed and nothing else.
+Given its noise, the token of a slot is a function of the tokens before it: y_i = argmax_v
+(score_i(v) + g_i(v)). Guess a window, evaluate all slots in one pass, and every slot whose left
+side was guessed right is final. The answer is the sequential one whatever the guesses were, so
+window, batch and draft source change the speed and nothing else.
 
-Departures: the noise is made again from its counter at every pass (nothing of size [W, V] is kept), rows advance at
-their own pace, and temperature 0 is ordinary (greedy) Jacobi decoding.
+Departures: the noise is made again from its counter at every pass (nothing of size [W, V] is kept),
+rows advance at their own pace, and temperature 0 is ordinary (greedy) Jacobi decoding.
 """
 
 from __future__ import annotations
@@ -44,18 +46,34 @@ class Jacobi:
         check_source(self.drafts)
 
     def sample(
-        self, model: TokenModel, prompt: Prompt, length: int, *, filters: Filters, noise: Noise,
+        self,
+        model: TokenModel,
+        prompt: Prompt,
+        length: int,
+        *,
+        filters: Filters,
+        noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
         run = WindowRun(
-            self, model, prompt, length, filters=filters, noise=noise, on_step=on_step,
-            window=self.window, drafts=self.drafts,
+            self,
+            model,
+            prompt,
+            length,
+            filters=filters,
+            noise=noise,
+            on_step=on_step,
+            window=self.window,
+            drafts=self.drafts,
         )
         while run.width:
             frozen = noise.gumbel(run.slots, run.vocab_size)  # [B, W, V]
             guess, law = run.propose()
-            if guess is None:  # a draft drawn with the slot's own noise meets the slot's token more often
+            if (
+                guess is None
+            ):  # a draft drawn with the slot's own noise meets the slot's token more often
+                assert law is not None
                 guess = (law + frozen[:, :-1]).argmax(-1)
             drafts = run.settle(guess)  # [B, W-1]
             tokens = (run.forward() + frozen).argmax(-1)  # [B, W]

@@ -1,8 +1,8 @@
 """Noise for samplers: numbers that depend on (seed, item, slot) and on nothing else.
 
-Batch size, batch order, window and device do not enter, so that a picture can be made again alone, in a batch, with
-another window or on another machine. Philox 4x32-10 (see `mmaccel.kernels.noise`) is keyed with the row's seed; its
-counter holds (vocabulary block, slot, item, stream and pass).
+Batch size, batch order, window and device do not enter, so that a picture can be made again alone,
+in a batch, with another window or on another machine. Philox 4x32-10 (see `mmaccel.kernels.noise`)
+is keyed with the row's seed; its counter holds (vocabulary block, slot, item, stream and pass).
 """
 
 from __future__ import annotations
@@ -42,25 +42,36 @@ class Noise:
     items: Tensor
 
     @classmethod
-    def from_seed(cls, seed: int | Sequence[int], batch: int, device: torch.device | str = "cpu") -> Noise:
-        """One seed for the batch (row b is item b), or one per row (every row is item 0 of its own seed).
+    def from_seed(
+        cls, seed: int | Sequence[int], batch: int, device: torch.device | str = "cpu"
+    ) -> Noise:
+        """One seed for the batch (row b is item b), or one per row (every row is item 0 of its own
+        seed).
 
         Raises:
-            OptionError: if there is neither one seed nor one per row, or a seed needs more than 64 bits.
+            OptionError: if there is neither one seed nor one per row, or a seed needs more than 64
+                bits.
         """
         seeds = [seed] * batch if isinstance(seed, int) else [int(s) for s in seed]
         if len(seeds) != batch:
             raise OptionError(
-                f"seed: expected an integer or {batch} of them, received {len(seeds)}; give one seed per row"
+                f"seed: expected an integer or {batch} of them, received {len(seeds)}; "
+                "give one seed per row"
             )
         for value in seeds:
             if not -(2**63) <= value < 2**64:
-                raise OptionError(f"seed: expected a 64-bit integer, received {value}; take it modulo 2**64")
+                raise OptionError(
+                    f"seed: expected a 64-bit integer, received {value}; take it modulo 2**64"
+                )
         signed = [value - 2**64 if value >= 2**63 else value for value in seeds]
-        items = torch.arange(batch) if isinstance(seed, int) else torch.zeros(batch, dtype=torch.int64)
+        items = (
+            torch.arange(batch) if isinstance(seed, int) else torch.zeros(batch, dtype=torch.int64)
+        )
         return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
 
-    def gumbel(self, slots: Tensor, vocab_size: int, stream: Stream = Stream.FROZEN, step: int = 0) -> Tensor:
+    def gumbel(
+        self, slots: Tensor, vocab_size: int, stream: Stream = Stream.FROZEN, step: int = 0
+    ) -> Tensor:
         """Standard Gumbel noise for every token of every slot.
 
         Args:
@@ -74,14 +85,18 @@ class Noise:
         """
         blocks = torch.arange((vocab_size + 3) // 4, device=slots.device)
         words = self._words(blocks, slots, stream, step)
-        return to_gumbel(to_uniform(torch.stack(words, -1).flatten(-2))[..., :vocab_size])  # [B, W, V]
+        return to_gumbel(
+            to_uniform(torch.stack(words, -1).flatten(-2))[..., :vocab_size]
+        )  # [B, W, V]
 
     def uniform(self, slots: Tensor, stream: Stream, step: int) -> Tensor:
         """One uniform in (0, 1) per slot: slots `[B, W]` int64 to `[B, W]` float32."""
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         return to_uniform(self._words(block, slots, stream, step)[0][..., 0])
 
-    def _words(self, blocks: Tensor, slots: Tensor, stream: Stream, step: int) -> tuple[Tensor, ...]:
+    def _words(
+        self, blocks: Tensor, slots: Tensor, stream: Stream, step: int
+    ) -> tuple[Tensor, ...]:
         item, seed = self.items[:, None, None], self.seeds[:, None, None]
         purpose = torch.tensor(int(stream) | (step << 8), device=slots.device) & _LOW
         counter = (blocks, slots[..., None], item, purpose)

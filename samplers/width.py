@@ -1,8 +1,8 @@
 """Window widths: fixed, or chosen while running from what passes really cost.
 
-Wide windows decode more tokens a pass and cost more; where the best width lies depends on the machine, the batch and
-the picture. The adaptive chooser measures both and takes the width with the most tokens per second. It may only serve
-a sampler whose output does not depend on the width.
+Wide windows decode more tokens a pass and cost more; where the best width lies depends on the
+machine, the batch and the picture. The adaptive chooser measures both and takes the width with the
+most tokens per second. It may only serve a sampler whose output does not depend on the width.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class FixedWidth:
 class AdaptiveWidth:
     """Takes the width with the most tokens per second.
 
-    Starts wide in the middle, walks to a neighbour while that is faster, and tries the neighbours of the best width
-    again now and then, so that it follows a drifting machine. Seconds and tokens are running means per width.
+    Starts wide in the middle, walks to a neighbour while that is faster, and tries the neighbours
+    of the best width again now and then, so that it follows a drifting machine. Seconds and tokens
+    are running means per width.
     """
 
     def __init__(self, candidates: tuple[int, ...] = CANDIDATES) -> None:
@@ -40,6 +41,8 @@ class AdaptiveWidth:
         self._seconds: dict[int, float] = {}
         self._tokens: dict[int, float] = {}
         self._trials: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._passes = 0
         self._current = len(candidates) // 2
         self._since = 0
 
@@ -59,6 +62,7 @@ class AdaptiveWidth:
 
     def observe(self, width: int, n_tokens: int, seconds: float) -> None:
         """Learn from a pass: tokens gained over all rows and wall seconds."""
+        self._passes += 1
         if width not in self.candidates:  # the end of the picture
             return
         trials = self._trials.get(width, 0)
@@ -68,9 +72,12 @@ class AdaptiveWidth:
             self._seconds[width] = min(seconds, self._seconds[width])
             self._tokens[width] = (self._tokens[width] + n_tokens) / 2
         else:
-            self._seconds[width] += (1 - _MEMORY) * (seconds - self._seconds[width])
+            stale = self._passes - self._seen[width] >= _RECHECK  # the machine may have changed
+            memory = 0.0 if stale else _MEMORY
+            self._seconds[width] += (1 - memory) * (seconds - self._seconds[width])
             self._tokens[width] += (1 - _MEMORY) * (n_tokens - self._tokens[width])
         self._trials[width] = trials + 1
+        self._seen[width] = self._passes
 
     def _walk(self) -> int:
         known = [i for i, width in enumerate(self.candidates) if self.rate(width) is not None]
@@ -81,7 +88,5 @@ class AdaptiveWidth:
                 return i
         if self._since >= _RECHECK:
             self._since = 0
-            oldest = min(neighbours, key=lambda i: self._trials[self.candidates[i]])
-            self._trials[self.candidates[oldest]] = 1
-            return oldest
+            return min(neighbours, key=lambda i: self._seen[self.candidates[i]])
         return best

@@ -1,0 +1,106 @@
+"""The window as such: which slots it covers, what stands in them, what is fed for them.
+
+No model and no counts here; `mmaccel.samplers.window` runs passes over it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.samplers.drafts import Frontier, Proposal, check_source, propose
+from mmaccel.samplers.line import last_tokens, open_line
+
+
+class DraftWindow:
+    """A window of drafts on the line of every row.
+
+    Args:
+        prompt: what stands before slot 0.
+        vocab_size: V.
+        length: slots wanted per row.
+        widest: largest width there will be.
+        source: where new slots' drafts come from, see `mmaccel.samplers.drafts`.
+
+    Attributes:
+        width: W; 0 before the first `place`.
+        slots: `[B, W]` int64, the slots covered.
+        columns: `[B, W]` int64, where those slots stand in `line`.
+        line: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts.
+        made: `[B]` int64, tokens made so far.
+
+    Raises:
+        OptionError: for a draft source that needs a layout the prompt lacks.
+    """
+
+    made: Tensor
+
+    def __init__(
+        self, prompt: Prompt, vocab_size: int, length: int, widest: int, source: str
+    ) -> None:
+        check_source(source, prompt.layout, final=True)
+        self.prompt, self.vocab_size, self.length, self.source = prompt, vocab_size, length, source
+        self.origin = prompt.tokens.shape[1]  # column of slot 0 in `line`
+        self.line = open_line(prompt, length + widest)
+        self.made = prompt.tokens.new_zeros(prompt.batch)
+        self._last_of_prompt = last_tokens(prompt)
+        self._filled = self.made + self.origin
+        self._last_scores: Tensor | None = None
+        self.place(0)
+
+    def place(self, width: int) -> None:
+        """Cover the next `width` slots of every row."""
+        self.width = width
+        self.slots = self.made[:, None] + torch.arange(width, device=self.made.device)  # [B, W]
+        self.columns = self.origin + self.slots
+
+    def standing(self) -> Tensor:
+        """`[B, W-1]` bool: draft slots of the window that the last pass predicted."""
+        return self.columns[:, :-1] < self._filled[:, None]
+
+    def forget_drafts(self) -> None:
+        """Let nothing of the last pass stand as a draft."""
+        self._filled = self.origin + self.made
+
+    def propose(self) -> Proposal:
+        """Ask the draft source about all draft slots of the window (`[B, W-1]`)."""
+        frontier = Frontier(
+            self.line,
+            self.columns[:, :-1],
+            self._filled,
+            self.slots[:, :-1],
+            self._last_scores,
+            self.prompt.layout,
+            self.vocab_size,
+        )
+        return propose(self.source, frontier)
+
+    def forced(self) -> Tensor | None:
+        """What the layout demands at each draft slot, `[B, W-1]` int64, -1 where free; or None."""
+        layout = self.prompt.layout
+        return None if layout is None else layout.forced(self.slots[:, :-1])
+
+    def settle(self, new: Tensor) -> Tensor:
+        """Write drafts: `new` `[B, W-1]` where nothing stands, and forced tokens.
+
+        Returns:
+            `[B, W-1]` int64, the drafts that will be fed.
+        """
+        columns = self.columns[:, :-1]
+        drafts = torch.where(self.standing(), self.line.gather(1, columns), new)
+        forced = self.forced()
+        if forced is not None:
+            drafts = torch.where(forced >= 0, forced, drafts)
+        self.line.scatter_(1, columns, drafts)
+        return drafts
+
+    def feed(self, columns: Tensor) -> Tensor:
+        """Tokens of `line` at `columns` `[B, K]` for all branches, `[R, K]`.
+
+        Before slot 0 each branch has the last token of its own prompt.
+        """
+        branches = self.prompt.branches
+        tokens = self.line.gather(1, columns).repeat(branches, 1)
+        is_prompt = (columns < self.origin).repeat(branches, 1)
+        return torch.where(is_prompt, self._last_of_prompt, tokens)

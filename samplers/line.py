@@ -1,0 +1,54 @@
+"""The line: prompt, tokens and drafts of a batch in one tensor, and where a row of it ends.
+
+A row's prompt stands right-aligned, so that slot i of every row has the same column; what a model
+calls a position is counted from the row's own first token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+
+
+def open_line(prompt: Prompt, room: int) -> Tensor:
+    """The line before the first token.
+
+    Args:
+        prompt: its first `batch` rows (the conditional branch) are written.
+        room: columns behind the prompt, for tokens and drafts.
+
+    Returns:
+        `[B, T + room]` int64: -1, then the prompt, then 0 from column T on, which is slot 0.
+    """
+    batch, longest = prompt.batch, prompt.tokens.shape[1]
+    shift = longest - prompt.lengths[:batch, None]
+    index = torch.arange(longest, device=prompt.tokens.device)[None] - shift  # [B, T]
+    aligned = prompt.tokens[:batch].gather(1, index.clamp(min=0))
+    aligned = torch.where(index >= 0, aligned, -1)
+    return torch.cat([aligned, aligned.new_zeros(batch, room)], 1)
+
+
+def last_tokens(prompt: Prompt) -> Tensor:
+    """Last prompt token of every row of every branch, `[R, 1]` int64."""
+    return prompt.tokens.gather(1, prompt.lengths[:, None] - 1)
+
+
+def cut_at_stop(tokens: Tensor, n_new: Tensor, stop_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """End rows behind their first stop token.
+
+    Args:
+        tokens: `[B, W]` int64, new tokens.
+        n_new: `[B]` int64, how many of them count.
+        stop_tokens: `[S]` int64.
+
+    Returns:
+        How many count now, `[B]` int64 (the stop token is the last), and which rows ended, `[B]`
+        bool.
+    """
+    width = tokens.shape[1]
+    index = torch.arange(width, device=tokens.device)[None]
+    stops = torch.isin(tokens, stop_tokens) & (index < n_new[:, None])
+    first = torch.where(stops, index, width).amin(1)  # [B]
+    return torch.minimum(n_new, first + 1), first < width

@@ -1,0 +1,193 @@
+"""Speculative Jacobi decoding: drafts from the last pass's laws, kept by the speculative acceptance
+rule.
+
+SJD: Y. Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free
+Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3. Coupled redraws: "MC-SJD:
+Maximal Coupling Speculative Jacobi Decoding", arXiv 2510.24211, sections 4.1 (maximal) and 4.2
+(Gumbel).
+
+A pass gives the target law p of every slot. Left to right, the draft of a slot is kept with
+probability min(1, p/q), q being the law it was drawn from; the first slot that fails is redrawn
+from (p - q)+ and ends the run of kept tokens. Slots behind it stay drafts and are redrawn from
+their new p, which becomes their recorded q:
+
+- independent: afresh (SJD);
+- maximal: the old draft with probability min(1, p/q), else (p - q)+, so that as few as possible
+  change;
+- gumbel: argmax of log p plus the slot's frozen noise, so that an unchanged law repeats its token.
+
+Every coupling leaves the draft's law, given all slots on its left, equal to the recorded q; that is
+all the acceptance rule asks for, so the output's law is the plain loop's.
+
+Departures: the recorded law of a kept draft is the new p (the released code keeps the stale one);
+residuals are not filtered again; a new slot's random draft is recorded with its uniform law, not as
+one-hot; tokens the layout knows are drafted as themselves; rows of a batch advance at their own
+pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Exactness, Generation, OnStep, Prompt, TokenModel, check_window
+from mmaccel.errors import OptionError
+from mmaccel.samplers.accept import count_leading, draw, is_kept, one_hot, residual
+from mmaccel.samplers.drafts import check_source
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise, Stream
+from mmaccel.samplers.window import WindowRun
+
+Coupling = Literal["independent", "maximal", "gumbel"]
+COUPLINGS = ("independent", "maximal", "gumbel")
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
+"""(p_target, p_draft `[B, K, V]`, drafts, coins `[B, K]`) -> kept `[B, K]` bool, total variation
+`[B, K]` or None.
+"""
+
+
+@dataclass(frozen=True)
+class SpeculativeJacobi:
+    """SJD and MC-SJD: the plain loop's law, more tokens a pass than `Jacobi`.
+
+    Args:
+        window: tokens fed per pass.
+        coupling: how slots behind the first rejection are redrawn.
+        drafts: first content of new slots, one of `mmaccel.samplers.drafts.SOURCES`.
+
+    Memory: two laws of `[B, window, V]` float32 are kept between passes.
+    """
+
+    window: int = 32
+    coupling: Coupling = "maximal"
+    drafts: str = "neighbour"
+
+    exactness: ClassVar[Exactness] = "distribution"
+
+    def __post_init__(self) -> None:
+        check_window(self.window, adaptive=False)
+        check_coupling(self.coupling)
+        check_source(self.drafts)
+
+    def sample(
+        self,
+        model: TokenModel,
+        prompt: Prompt,
+        length: int,
+        *,
+        filters: Filters,
+        noise: Noise,
+        on_step: OnStep | None = None,
+    ) -> Generation:
+        """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
+        run = WindowRun(
+            self,
+            model,
+            prompt,
+            length,
+            filters=filters,
+            noise=noise,
+            on_step=on_step,
+            window=self.window,
+            drafts=self.drafts,
+        )
+        return iterate(run, noise, self.coupling, exact_rule)
+
+
+def exact_rule(
+    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Keep with probability min(1, p/q); spends nothing."""
+    return is_kept(p_target, p_draft, drafts, coins), None
+
+
+def check_coupling(coupling: str) -> None:
+    """Refuse an unknown coupling.
+
+    Raises:
+        OptionError: with the names that exist.
+    """
+    if coupling not in COUPLINGS:
+        raise OptionError(
+            f"coupling: expected one of {', '.join(COUPLINGS)}, received {coupling!r}; "
+            "maximal keeps most"
+        )
+
+
+def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generation:
+    """The loop shared by the exact and the relaxed rule.
+
+    Args:
+        run: a fresh run.
+        noise: source of coins, redraws and first drafts.
+        coupling: how drafts behind the first rejection are redrawn; always exact, whatever the
+            rule.
+        rule: decides which drafts are kept.
+
+    Returns:
+        The finished generation.
+    """
+    p_last, first = None, run.slots[:, :1]
+    while run.width:
+        step = run.stats.passes
+        drafts, p_draft = _drafts(run, noise, p_last, first, step)
+        scores = run.forward()  # [B, W, V]
+        p_target = scores.softmax(-1)
+        coins = noise.uniform(run.slots[:, :-1], Stream.COIN, step)  # [B, W-1]
+        kept, spent = rule(p_target[:, :-1], p_draft, drafts, coins)
+        n_kept = 1 + count_leading(kept)  # [B]; the last of them is redrawn, or is the bonus slot
+
+        rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
+        uniforms = noise.uniform(run.slots, Stream.REDRAW, step)
+        verified = _or_drafts(kept, drafts, draw(rest, uniforms))  # [B, W]
+        if coupling == "maximal":
+            stays = is_kept(p_target[:, :-1], p_draft, drafts, coins)
+            redrawn = (
+                _or_drafts(stays, drafts, draw(rest, uniforms)) if spent is not None else verified
+            )
+        elif coupling == "gumbel":
+            redrawn = (scores + noise.gumbel(run.slots, run.vocab_size)).argmax(-1)
+        else:
+            redrawn = draw(p_target, uniforms)
+
+        index = torch.arange(run.width, device=drafts.device)[None]
+        if spent is not None:
+            run.spend(spent)
+        p_last, first = p_target, run.slots[:, :1]
+        run.commit(torch.where(index < n_kept[:, None], verified, redrawn), n_kept)
+    return run.generation()
+
+
+def _drafts(
+    run: WindowRun, noise: Noise, p_last: Tensor | None, first: Tensor, step: int
+) -> tuple[Tensor, Tensor]:
+    """Drafts `[B, W-1]` of the window and the laws `[B, W-1, V]` they were drawn from."""
+    slots = run.slots[:, :-1]
+    guess, scores = run.propose()
+    if guess is None:
+        assert scores is not None
+        p_draft = scores.softmax(-1).expand(-1, slots.shape[1], -1)
+        guess = draw(p_draft, noise.uniform(slots, Stream.DRAFT, step))
+    else:
+        p_draft = one_hot(guess, run.vocab_size)
+    if p_last is not None:  # standing drafts were drawn from the last pass's laws
+        index = (slots - first).clamp(0, p_last.shape[1] - 1)[..., None]
+        standing = p_last.gather(1, index.expand(-1, -1, run.vocab_size))
+        p_draft = torch.where(run.standing()[..., None], standing, p_draft)
+    drafts = run.settle(guess)
+    forced = run.forced()
+    if forced is not None:
+        p_draft = torch.where((forced >= 0)[..., None], one_hot(drafts, run.vocab_size), p_draft)
+    return drafts, p_draft
+
+
+def _or_drafts(kept: Tensor, drafts: Tensor, tokens: Tensor) -> Tensor:
+    """`drafts` `[B, W-1]` where kept, else `tokens` `[B, W]`; the bonus slot is always from
+    `tokens`.
+    """
+    return torch.cat([torch.where(kept, drafts, tokens[:, :-1]), tokens[:, -1:]], 1)

@@ -1,0 +1,190 @@
+"""Published sampler bugs, each planted into the real samplers by replacing one small function.
+
+Where a bug was seen: `SJD` T. Teng's release, `SCD` the coupled one, `PAC` the tree one, `Lumina-2`
+that model's own sampler; the rest are the classics of any loop with a cache and a generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.samplers import speculative, speculative_jacobi
+from mmaccel.samplers.accept import count_leading, residual
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise, Stream
+from mmaccel.samplers.window import WindowRun
+from tests.toy import ToyLanguage
+
+Patch = pytest.MonkeyPatch
+GROUP = 4  # rows that advance together where a bug needs a small batch
+
+
+def keep_stale_law(patch: Patch) -> None:
+    """SCD: a draft that stays behind the first rejection keeps the law it was drawn from before."""
+    _alter_draft_law(patch, lambda stays, accepted: stays)
+
+
+def judge_surplus_twice(patch: Patch) -> None:
+    """SJD at batch > 1: rows advance together; what was accepted beyond that is judged again."""
+    advance_together(patch)
+    _alter_draft_law(patch, lambda stays, accepted: accepted)
+
+
+def advance_together(patch: Patch) -> None:
+    """No bug by itself: all rows of a group advance by the least of their accepted tokens."""
+    commit = WindowRun.commit
+
+    def least(run: WindowRun, tokens: Tensor, n_kept: Tensor) -> None:
+        together = n_kept.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
+        commit(run, tokens, together.reshape(-1))
+
+    patch.setattr(WindowRun, "commit", least)
+
+
+def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Give standing drafts of the last pass that `is_stale` names the law they had in that pass."""
+    drafts_of, rule = speculative_jacobi._drafts, speculative_jacobi.exact_rule
+    last: dict[str, Any] = {}
+
+    def spy(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
+        kept, spent = rule(p_target, p_draft, drafts, coins)
+        index = torch.arange(kept.shape[1])[None]
+        last["accepted"] = index < count_leading(kept)[:, None]
+        return kept, spent
+
+    def wrong(run: WindowRun, noise: Noise, p_last: Any, first: Tensor, step: int) -> Any:
+        drafts, p_draft = drafts_of(run, noise, p_last, first, step)
+        if step and last["drafts"].shape[1]:
+            index = run.slots[:, :-1] - last["first"]
+            inside = (index < last["drafts"].shape[1]) & run.standing()
+            index = index.clamp(max=last["drafts"].shape[1] - 1)
+            stays = inside & (last["drafts"].gather(1, index) == drafts)
+            stale = is_stale(stays, inside & last["accepted"].gather(1, index))
+            old = last["law"].gather(1, index[..., None].expand_as(p_draft))
+            p_draft = torch.where(stale[..., None], old, p_draft)
+        last.update(first=run.slots[:, :1], drafts=drafts, law=p_draft)
+        return drafts, p_draft
+
+    patch.setattr(speculative_jacobi, "exact_rule", spy)
+    patch.setattr(speculative_jacobi, "_drafts", wrong)
+
+
+def redraw_from_target(patch: Patch) -> None:
+    """Lumina-2: after a rejection the token comes from p instead of (p - q)+."""
+    for module in (speculative_jacobi, speculative):
+        patch.setattr(module, "residual", lambda p_target, p_draft: p_target)
+
+
+def filter_residual_again(patch: Patch, **options: Any) -> None:
+    """SJD: the residual goes through temperature and truncation once more."""
+    again = Filters(**options)
+
+    def twice(p_target: Tensor, p_draft: Tensor) -> Tensor:
+        return again._truncate(residual(p_target, p_draft).log()).softmax(-1)
+
+    for module in (speculative_jacobi, speculative):
+        patch.setattr(module, "residual", twice)
+
+
+def look_ahead(patch: Patch) -> None:
+    """A slot is kept only where the next one would be kept too."""
+
+    def rule(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
+        kept, spent = exact_rule(p_target, p_draft, drafts, coins)
+        following = torch.cat([kept[:, 1:], torch.ones_like(kept[:, :1])], 1)
+        return kept & following[:, : kept.shape[1]], spent
+
+    exact_rule = speculative_jacobi.exact_rule
+    patch.setattr(speculative_jacobi, "exact_rule", rule)
+
+
+def choose_longest_path(patch: Patch) -> None:
+    """PAC's tree, in one slot: of two tries at a coin, the one that lets the longer path live."""
+
+    def rule(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
+        kept, spent = exact_rule(p_target, p_draft, drafts, coins)
+        second, _ = exact_rule(p_target, p_draft, drafts, coins.frac().mul(7.3).frac())
+        following = torch.cat([kept[:, 1:], torch.zeros_like(kept[:, :1])], 1)
+        return torch.where(following[:, : kept.shape[1]], kept | second, kept), spent
+
+    exact_rule = speculative_jacobi.exact_rule
+    patch.setattr(speculative_jacobi, "exact_rule", rule)
+
+
+def share_noise(patch: Patch) -> None:
+    """SCD: one Gumbel vector for several positions."""
+    gumbel = Noise.gumbel
+
+    def same(noise: Noise, slots: Tensor, *others: Any, **named: Any) -> Tensor:
+        return gumbel(noise, torch.zeros_like(slots), *others, **named)
+
+    patch.setattr(Noise, "gumbel", same)
+
+
+def share_coins(patch: Patch) -> None:
+    """One acceptance coin for all slots of a pass."""
+    _alter_coins(patch, lambda slots, step: (torch.zeros_like(slots), step))
+
+
+def reuse_coins(patch: Patch) -> None:
+    """A slot meets the same coin at every pass."""
+    _alter_coins(patch, lambda slots, step: (slots, 0))
+
+
+def _alter_coins(patch: Patch, change: Callable[[Tensor, int], tuple[Tensor, int]]) -> None:
+    uniform = Noise.uniform
+
+    def wrong(noise: Noise, slots: Tensor, stream: Stream, step: int) -> Tensor:
+        if stream == Stream.COIN:
+            slots, step = change(slots, step)
+        return uniform(noise, slots, stream, step)
+
+    patch.setattr(Noise, "uniform", wrong)
+
+
+def feed_one_branch(patch: Patch) -> None:
+    """Every guidance branch is fed the conditional branch's last prompt token."""
+
+    def feed(run: WindowRun, columns: Tensor) -> Tensor:
+        return run.line.gather(1, columns).repeat(run.prompt.branches, 1)
+
+    patch.setattr(WindowRun, "feed", feed)
+
+
+def record_uniform_law(patch: Patch) -> None:
+    """A draft given outright (a copy of its neighbour) is judged as if drawn uniformly."""
+
+    def flat(tokens: Tensor, vocab_size: int) -> Tensor:
+        return torch.full((*tokens.shape, vocab_size), 1 / vocab_size)
+
+    for module in (speculative_jacobi, speculative):
+        patch.setattr(module, "one_hot", flat)
+
+
+def read_laws_askew(patch: Patch) -> None:
+    """The law of the slot on the left is recorded for a standing draft."""
+    drafts_of = speculative_jacobi._drafts
+
+    def wrong(run: WindowRun, noise: Noise, p_last: Any, first: Tensor, step: int) -> Any:
+        return drafts_of(run, noise, p_last, first + 1, step)
+
+    patch.setattr(speculative_jacobi, "_drafts", wrong)
+
+
+class AppendingCache(ToyLanguage):
+    """A cache that is not rolled back: what was rejected is still seen."""
+
+    def reserve(self, rows: int, positions: int) -> None:
+        super().reserve(rows, 8 * positions)
+        self.written = torch.zeros(rows, dtype=torch.int64)
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        # The prompt's pass and the first after it are right; from then on entries are appended.
+        at = start if self.passes < 2 else self.written
+        self.written = at + tokens.shape[1]
+        return super().forward(tokens, at)

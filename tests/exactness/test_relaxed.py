@@ -1,0 +1,161 @@
+"""GroupedSpeculative says what it spends: acceptance, output law and report are recounted.
+
+For a slot with target law p and draft law q, accepting x with probability a(x) and redrawing from
+(p - q)+ gives the law q a + (1 - A) r with A = sum q a. All of it is enumerated here; a(x) is read
+off the rule itself, by bisection on its coin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import Filters, GroupedSpeculative, Noise, OptionError, SpeculativeJacobi
+from mmaccel.contracts import Stats
+from mmaccel.samplers.accept import count_leading
+from tests.toy import make_prompt
+from tests.toy_law import Setting, assert_exact, assert_rejected, measure
+
+PLAIN = Setting()
+
+
+def random_laws(rows: int, size: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    law = torch.rand(rows, 1, size, generator=generator) ** 3
+    law[::3, 0, seed % size] = 0.0  # some cannot occur
+    return law / law.sum(-1, keepdim=True)
+
+
+def acceptance_of(policy: GroupedSpeculative, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """a(x) `[R, V]` of every token, by bisection on the coin, and the variation reported `[R]`."""
+    columns, spent = [], None
+    for token in range(p.shape[-1]):
+        drafts = torch.full(p.shape[:2], token)
+        low, high = torch.zeros(drafts.shape), torch.ones(drafts.shape)
+        for _ in range(30):
+            coin = (low + high) / 2
+            kept, spent = policy.rule(p, q, drafts, coin)
+            low, high = torch.where(kept, coin, low), torch.where(kept, high, coin)
+        columns.append(high[:, 0])
+    assert spent is not None
+    return torch.stack(columns, -1).double(), spent[:, 0].double()
+
+
+@pytest.mark.parametrize("group, max_gap", [(0, 1.0), (1, 1.0), (2, 0.15), (3, 0.5), (9, 1.0)])
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_output_law_moves_by_what_is_reported(group: int, max_gap: float, size: int) -> None:
+    p, q = random_laws(40, size, seed=size), random_laws(40, size, seed=size + 1)
+    a, spent = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
+    p, q = p[:, 0].double(), q[:, 0].double()
+    exact = torch.where(q > 0, (p / q).clamp(max=1), 1.0)
+    assert (a >= exact - 1e-6).all()  # never below the exact rule's
+    total = (q * a).sum(-1, keepdim=True)
+    rest = (p - q).clamp(min=0)
+    output = q * a + (1 - total) * rest / rest.sum(-1, keepdim=True)
+    moved = (output - p).abs().sum(-1) / 2
+    torch.testing.assert_close(moved, spent, atol=2e-6, rtol=0)
+    torch.testing.assert_close(moved, (q * (a - exact)).sum(-1), atol=2e-6, rtol=0)
+    assert (spent <= (p - q).abs().sum(-1) / 2 + 1e-6).all()  # never more than TV(p, q)
+    assert bool((spent > 1e-3).any()) == (group > 0 and max_gap > 0.1)
+
+
+def group_by_hand(p: list[float], q: list[float], token: int, group: int, gap: float) -> float:
+    falling = sorted(range(len(p)), key=lambda v: -p[v])
+    rank = falling.index(token)
+    members = falling[max(0, rank - group) : rank + max(group, 1)]
+    members = [v for v in members if abs(p[v] - p[token]) < gap]
+    mass_p, mass_q = sum(p[v] for v in members), sum(q[v] for v in members)
+    return 1.0 if mass_q == 0 else min(1.0, mass_p / mass_q)
+
+
+@pytest.mark.parametrize("group, max_gap", [(1, 1.0), (2, 0.15), (3, 0.02), (9, 1.0), (2, 1e-9)])
+def test_acceptance_is_the_larger_of_group_and_exact(group: int, max_gap: float) -> None:
+    p, q = random_laws(12, 7, seed=3), random_laws(12, 7, seed=4)
+    a, _ = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
+    for row in range(12):
+        p_row, q_row = p[row, 0].tolist(), q[row, 0].tolist()
+        for x in range(7):
+            exact = min(1.0, p_row[x] / q_row[x]) if q_row[x] > 0 else 1.0
+            wanted = max(exact, group_by_hand(p_row, q_row, x, group, max_gap))
+            assert float(a[row, x]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_group_0_is_exact_and_spends_nothing() -> None:
+    assert_exact(GroupedSpeculative(3, group=0), PLAIN)
+    stats = run(GroupedSpeculative(3, group=0), rows=500)
+    assert stats.total_variation == 0.0
+    assert stats.exactness == "relaxed"
+
+
+def test_a_group_is_seen_by_the_test_and_stays_within_what_it_reports() -> None:
+    policy = GroupedSpeculative(3, group=1, max_gap=0.5)
+    assert_rejected(policy, PLAIN)
+    stats = run(policy, rows=2000)
+    measured = measure(policy, PLAIN)
+    assert measured.total_variation - measured.floor < stats.total_variation / 2000
+    assert stats.exactness == "relaxed"
+    assert run(SpeculativeJacobi(3), rows=500).total_variation == 0.0
+
+
+@dataclass(frozen=True)
+class Recounted(GroupedSpeculative):
+    """Counts the drafts that were kept and would not have been under the exact rule."""
+
+    extra: list[int] = field(default_factory=list)
+
+    def rule(
+        self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kept, spent = super().rule(p_target, p_draft, drafts, coins)
+        at = drafts[..., None]
+        exact = coins * p_draft.gather(-1, at)[..., 0] < p_target.gather(-1, at)[..., 0]
+        assert (kept | ~exact).all()
+        judged = torch.arange(kept.shape[1])[None] < 1 + count_leading(kept)[:, None]
+        self.extra.append(int((kept & ~exact & judged & ~p_target.isnan().any(-1)).sum()))
+        return kept, spent
+
+
+@pytest.mark.parametrize("coupling", ["maximal", "independent"])
+def test_reported_variation_matches_a_recount(coupling: str) -> None:
+    """Expected extra acceptances are the variation spent, draft by draft."""
+    policy = Recounted(4, group=1, max_gap=0.5, coupling=coupling)
+    reported = run(policy, rows=20_000, length=6).total_variation
+    count = sum(policy.extra)
+    assert count > 2000
+    assert abs(reported - count) < 5 * count**0.5
+
+
+def test_slots_behind_a_stop_cost_nothing() -> None:
+    """Every token stops its row: one slot is charged, that of p after the prompt and q uniform."""
+    policy = GroupedSpeculative(4, group=1, max_gap=0.5, drafts="random")
+    p = torch.tensor(PLAIN.language().logits_of([1, 2])).softmax(-1)
+    _, spent = acceptance_of(policy, p[None, None], torch.full((1, 1, 3), 1 / 3))
+    assert float(spent) > 0.01
+    stats = run(policy, rows=50, stop_tokens=torch.arange(3))
+    assert stats.tokens == 50
+    assert stats.total_variation == pytest.approx(50 * float(spent), rel=1e-5)
+
+
+def run(
+    policy: GroupedSpeculative | SpeculativeJacobi, rows: int, length: int = 5, **others: Tensor
+) -> Stats:
+    return policy.sample(
+        PLAIN.language(),
+        make_prompt([[1, 2]] * rows, **others),
+        length,
+        filters=Filters(),
+        noise=Noise.from_seed(1, rows),
+    ).stats
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"group": -1}, {"group": True}, {"group": 1.5}, {"max_gap": 0.0}, {"max_gap": 1.5}],
+    ids=str,
+)
+def test_bad_options(options: dict) -> None:
+    with pytest.raises(OptionError, match="expected .*, received .*; "):
+        GroupedSpeculative(**options)

@@ -1,0 +1,83 @@
+"""Does the G-test see bugs? Published ones are planted in the real samplers; each must be rejected.
+
+Same number of samples and same level as in `test_distribution`. Every policy and setting
+used here passes without the bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from mmaccel import Jacobi, Speculative, SpeculativeJacobi
+from mmaccel.contracts import Policy
+from tests.exactness import planted_bugs as bugs
+from tests.toy_law import Setting, assert_exact, assert_rejected
+
+PLAIN = Setting()
+COLD = Setting(options={"temperature": 0.6}, vocab_size=4, length=4)
+NUCLEUS = Setting(options={"temperature": 1.5, "top_p": 0.8}, vocab_size=4, length=4)
+GUIDED = Setting(
+    cases=(((1, 2), (0,)), ((0, 1, 1, 2, 0), (2, 1)), ((2,), (1, 0, 1))),
+    length=4,
+    options={"guidance_scale": 1.7, "temperature": 0.8},
+    spread=0.8,
+)
+DRAFTER = PLAIN.language(seed=2)
+
+MAXIMAL = SpeculativeJacobi(4, "maximal")
+INDEPENDENT = SpeculativeJacobi(4, "independent")
+GUMBEL = SpeculativeJacobi(4, "gumbel")
+COPIES = SpeculativeJacobi(4, "maximal", "left")
+
+PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Policy, Setting]] = {
+    "stale law": (bugs.keep_stale_law, MAXIMAL, PLAIN),
+    "target for residual": (bugs.redraw_from_target, MAXIMAL, PLAIN),
+    "target for residual, draft model": (bugs.redraw_from_target, Speculative(4, DRAFTER), PLAIN),
+    "residual cooled again": (partial(bugs.filter_residual_again, temperature=0.6), MAXIMAL, COLD),
+    "residual cut again": (partial(bugs.filter_residual_again, top_p=0.8), MAXIMAL, NUCLEUS),
+    "look ahead": (bugs.look_ahead, MAXIMAL, PLAIN),
+    "longest path": (bugs.choose_longest_path, MAXIMAL, PLAIN),
+    "one noise vector": (bugs.share_noise, Jacobi(4), PLAIN),
+    "one noise vector, coupled": (bugs.share_noise, GUMBEL, PLAIN),
+    "one coin": (bugs.share_coins, MAXIMAL, PLAIN),
+    "coins reused": (bugs.reuse_coins, MAXIMAL, PLAIN),
+    "surplus judged twice": (bugs.judge_surplus_twice, INDEPENDENT, PLAIN),
+    "one branch's last token": (bugs.feed_one_branch, MAXIMAL, GUIDED),
+    "one branch's last token, bitwise": (bugs.feed_one_branch, Jacobi(4), GUIDED),
+    "copy recorded as uniform": (bugs.record_uniform_law, COPIES, PLAIN),
+    "laws one slot askew": (bugs.read_laws_askew, MAXIMAL, PLAIN),
+}
+
+
+@pytest.mark.parametrize("plant, policy, setting", PLANTED.values(), ids=PLANTED)
+def test_planted_bug_is_rejected(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    policy: Policy,
+    setting: Setting,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    assert_rejected(policy, setting)
+
+
+@pytest.mark.parametrize("policy", [MAXIMAL, Jacobi(4)], ids=repr)
+def test_cache_not_rolled_back_is_rejected(policy: Policy) -> None:
+    assert_rejected(policy, PLAIN, model=bugs.AppendingCache(3, seed=1))
+
+
+@pytest.mark.parametrize(
+    "policy, setting",
+    list({(id(p), id(s)): (p, s) for _, p, s in PLANTED.values()}.values()),
+    ids=lambda value: repr(value) if hasattr(value, "exactness") else str(dict(value.options)),
+)
+def test_without_a_bug_nothing_is_rejected(policy: Policy, setting: Setting) -> None:
+    assert_exact(policy, setting)
+
+
+def test_advancing_together_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes `surplus judged twice` wrong is the law recorded, not the common advance."""
+    bugs.advance_together(monkeypatch)
+    assert_exact(INDEPENDENT, PLAIN)

@@ -1,0 +1,162 @@
+"""G-test, total variation, floor and power against scipy, hand-made numbers and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmaccel import OptionError, ShapeError
+from mmaccel.evaluation.exactness import (
+    combine,
+    count_sequences,
+    first_divergence,
+    g_test,
+    pool_cells,
+    sampling_floor,
+    total_variation,
+)
+from mmaccel.evaluation.power import chi_square_tail, critical_value, noncentral_tail, power
+
+
+def draw_counts(law: torch.Tensor, n: int, runs: int, seed: int = 0) -> torch.Tensor:
+    """`[runs, K]` counts of n draws each."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.multinomial(law.expand(runs, -1), n, replacement=True, generator=generator)
+    return torch.nn.functional.one_hot(tokens, law.shape[0]).sum(1)
+
+
+def test_statistic_by_hand() -> None:
+    test = g_test(torch.tensor([30, 50, 20]), torch.tensor([0.25, 0.5, 0.25]))
+    wanted = 2 * (30 * math.log(30 / 25) + 20 * math.log(20 / 25))
+    assert test.statistic == pytest.approx(wanted)
+    assert (test.degrees, test.n_samples) == (2, 100)
+    assert test.p_value == pytest.approx(math.exp(-wanted / 2))  # two degrees: an exponential
+    assert test.total_variation == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 7, 240])
+def test_tails_against_scipy(degrees: int) -> None:
+    from scipy import stats
+
+    for x in (0.3, 5.0, 200.0, 420.0):
+        assert chi_square_tail(x, degrees) == pytest.approx(stats.chi2.sf(x, degrees), rel=1e-5)
+        for shift in (0.01, 3.0, 170.0, 2000.0):
+            wanted = stats.ncx2.sf(x, degrees, shift)
+            assert noncentral_tail(x, degrees, shift) == pytest.approx(wanted, rel=1e-4, abs=1e-9)
+    for level in (0.5, 1e-2, 1e-6):
+        assert critical_value(degrees, level) == pytest.approx(stats.chi2.isf(level, degrees))
+
+
+def test_statistic_against_scipy() -> None:
+    from scipy import stats
+
+    law = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    counts = torch.tensor([130, 190, 280, 400])
+    wanted = stats.power_divergence(counts, 1000 * law, lambda_="log-likelihood")
+    made = g_test(counts, law)
+    assert made.statistic == pytest.approx(wanted.statistic)
+    assert made.p_value == pytest.approx(wanted.pvalue)
+
+
+def test_small_cells_are_pooled_by_the_law_alone() -> None:
+    expected = torch.tensor([100.0, 1.0, 3.0, 2.0, 7.0, 50.0])
+    # From the least likely on: 1 + 2 + 3 = 6, then 7, 50, 100.
+    assert pool_cells(expected).tolist() == [3, 0, 0, 0, 1, 2]
+    assert pool_cells(torch.tensor([1.0, 1.0])).tolist() == [0, 0]
+    law = torch.tensor([0.88, 0.06, 0.03, 0.03])
+    test = g_test(torch.tensor([90, 4, 1, 5]), law)  # expected 88, 6 and 3 + 3
+    assert test.degrees == 2
+    wanted = 2 * (90 * math.log(90 / 88) + 4 * math.log(4 / 6))
+    assert test.statistic == pytest.approx(wanted, rel=1e-5)
+
+
+def test_what_cannot_be_is_rejected() -> None:
+    test = g_test(torch.tensor([999_999, 1]), torch.tensor([1.0, 0.0]))
+    assert test.p_value == 0.0 and math.isinf(test.statistic)
+    assert combine([test, g_test(torch.tensor([5, 5]), torch.tensor([0.5, 0.5]))]).p_value == 0.0
+
+
+def test_certainty_is_accepted() -> None:
+    assert g_test(torch.tensor([10, 0]), torch.tensor([1.0, 0.0])).p_value == 1.0
+
+
+def test_p_values_are_uniform_under_the_law() -> None:
+    law = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    values = torch.tensor([g_test(c, law).p_value for c in draw_counts(law, 2000, 400)])
+    assert float((values < 0.1).float().mean()) == pytest.approx(0.1, abs=0.06)
+    assert float((values < 0.5).float().mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_combining() -> None:
+    law = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    tests = [g_test(c, law) for c in draw_counts(law, 1000, 3)]
+    whole = combine(tests)
+    assert whole.degrees == 9 and whole.n_samples == 3000
+    assert whole.statistic == pytest.approx(sum(t.statistic for t in tests))
+    assert whole.p_value == pytest.approx(chi_square_tail(whole.statistic, 9))
+    assert whole.floor == pytest.approx(tests[0].floor)
+
+
+def test_power_against_simulation() -> None:
+    """The worst law at its total variation: every cell off by the same share."""
+    law = torch.full((10,), 0.1)
+    off = 0.06
+    wrong = law * (1 + 2 * off * torch.tensor([1.0, -1.0] * 5))
+    assert total_variation(law, wrong) == pytest.approx(off)
+    counts = draw_counts(wrong, 1500, 500)
+    rejected = sum(g_test(c, law).p_value < 0.01 for c in counts) / 500
+    predicted = power(off, 1500, 9, 0.01)
+    assert 0.3 < predicted < 0.95
+    assert rejected == pytest.approx(predicted, abs=0.06)
+
+
+def test_power_is_a_bound_and_grows() -> None:
+    law = torch.full((10,), 0.1)
+    one_sided = law.clone()
+    one_sided[0] += 0.06
+    one_sided[1] -= 0.06
+    shift = 1500 * float(((one_sided - law) ** 2 / law).sum())
+    assert noncentral_tail(critical_value(9, 0.01), 9, shift) > power(0.06, 1500, 9, 0.01)
+    sizes = [power(0.03, n, 200, 1e-4) for n in (5000, 20_000, 40_000, 80_000)]
+    assert sizes == sorted(sizes) and sizes[-1] > 0.9999
+    assert power(0.0, 1000, 9, 0.01) == pytest.approx(0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 7, 300])
+def test_floor_against_simulation(n: int) -> None:
+    law = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    counts = draw_counts(law, n, 4000)
+    distances = (counts / n - law).abs().sum(-1) / 2
+    error = 4 * float(distances.std()) / 4000**0.5
+    assert sampling_floor(law, n) == pytest.approx(float(distances.mean()), abs=error + 1e-6)
+    assert sampling_floor(torch.tensor([1.0, 0.0]), n) == 0.0
+
+
+def test_total_variation() -> None:
+    assert total_variation(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) == 1.0
+    assert total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75])) == 0.25
+
+
+def test_counting_sequences() -> None:
+    tokens = torch.tensor([[0, 1, 2], [0, 1, 2], [2, 2, 2], [1, 0, 0]])
+    counts = count_sequences(tokens, 3)
+    assert counts.shape == (27,) and int(counts.sum()) == 4
+    assert [int(counts[i]) for i in (0 * 9 + 1 * 3 + 2, 26, 9)] == [2, 1, 1]
+
+
+def test_first_divergence() -> None:
+    first = torch.tensor([[1, 2, 3], [1, 2, 3], [0, 2, 3], [1, 0, 3]])
+    second = torch.tensor([[1, 2, 3], [1, 2, 4], [1, 2, 3], [1, 2, 3]])
+    assert first_divergence(first, second).tolist() == [3, 2, 0, 1]
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ShapeError, match="law: expected .*, received .*; "):
+        g_test(torch.tensor([1, 2]), torch.tensor([1.0]))
+    for counts, law in (([1, 2], [0.5, 0.6]), ([0, 0], [0.5, 0.5])):
+        with pytest.raises(OptionError, match="law: expected .*, received .*; "):
+            g_test(torch.tensor(counts), torch.tensor(law))
+    with pytest.raises(ShapeError, match="tokens: expected .*, received .*; "):
+        first_divergence(torch.zeros(2, 3), torch.zeros(2, 4))

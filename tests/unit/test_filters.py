@@ -1,0 +1,197 @@
+"""Filters against probabilities worked out by hand, and against transformers' own warpers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import Filters, Grid, OptionError, ShapeError
+
+NEVER = float("-inf")
+
+
+def scores_of(filters: Filters, logits: Tensor, branches: int = 1, layout: Any = None) -> Tensor:
+    """Scores of logits `[R, W, V]`, with a line whose column of slot 0 is 3."""
+    batch, width = logits.shape[0] // branches, logits.shape[1]
+    slots = torch.arange(width).expand(batch, -1)
+    line = torch.arange(20).expand(batch, -1)
+    return filters.apply(logits, branches, line, 3 + slots, slots, layout)
+
+
+def law_of(filters: Filters, *probabilities: float) -> list[float]:
+    """The law that a law given by probabilities becomes."""
+    logits = torch.tensor([[probabilities]]).log()
+    return scores_of(filters, logits).softmax(-1)[0, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "options, law",
+    [
+        ({}, [0.5, 0.3, 0.15, 0.05]),
+        ({"temperature": 0.5}, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
+        ({"temperature": 0.0}, [1, 0, 0, 0]),
+        ({"top_k": 1}, [1, 0, 0, 0]),
+        ({"top_k": 3}, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+        ({"top_k": 4}, [0.5, 0.3, 0.15, 0.05]),
+        ({"top_k": 99}, [0.5, 0.3, 0.15, 0.05]),
+        ({"top_p": 0.49}, [1, 0, 0, 0]),
+        ({"top_p": 0.51}, [0.625, 0.375, 0, 0]),
+        ({"top_p": 0.81}, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+        ({"top_p": 1.0}, [0.5, 0.3, 0.15, 0.05]),
+        ({"top_p": 1e-9}, [1, 0, 0, 0]),
+        ({"min_p": 0.0}, [0.5, 0.3, 0.15, 0.05]),
+        ({"min_p": 0.31}, [0.625, 0.375, 0, 0]),
+        ({"min_p": 0.11}, [0.5, 0.3, 0.15, 0.05][:3] + [0]),
+        ({"min_p": 1.0}, [1, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_one_filter(options: dict[str, Any], law: list[float]) -> None:
+    wanted = [p / sum(law) for p in law]
+    assert law_of(Filters(**options), 0.5, 0.3, 0.15, 0.05) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_order_of_the_filters() -> None:
+    """Each pair here would give another law the other way round."""
+    # Temperature first: squared, the first token has 0.25 / 0.365 = 0.685 and is enough for 0.6.
+    made = law_of(Filters(temperature=0.5, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
+    assert made == pytest.approx([1, 0, 0, 0])
+    # Top-k before top-p: of the two left the first has 0.625 and is enough for 0.6.
+    made = law_of(Filters(top_k=2, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
+    assert made == pytest.approx([1, 0, 0, 0])
+    # Temperature before min-p: 0.05 / 0.5 is under 0.2, its square root is not.
+    made = law_of(Filters(temperature=2.0, min_p=0.2), 0.5, 0.05, 0.45)
+    assert made[1] > 0.1
+
+
+def test_guidance_by_hand() -> None:
+    logits = torch.tensor([[[1.0, 2.0]], [[0.0, 4.0]], [[0.5, 0.5]], [[1.0, 1.0]]])  # two rows
+    made = scores_of(Filters(guidance_scale=3.0), logits, branches=2)
+    assert made.tolist() == [[[2.0, 5.0]], [[-2.0, 10.0]]]
+    made = scores_of(Filters(guidance_scale=1.0), logits, branches=2)
+    torch.testing.assert_close(made, logits[:2])
+
+
+def test_guidance_comes_before_temperature_and_processor() -> None:
+    seen = []
+
+    def processor(scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
+        seen.append((scores.clone(), line, columns))
+        return scores.index_fill(-1, torch.tensor([1]), NEVER)
+
+    filters = Filters(guidance_scale=2.0, temperature=0.5, processor=processor)
+    made = scores_of(filters, torch.tensor([[[1.0, 9.0, 3.0]], [[0.0, 0.0, 1.0]]]), branches=2)
+    assert seen[0][0].tolist() == [[[2.0, 18.0, 5.0]]]
+    assert seen[0][1].shape == (1, 20) and seen[0][2].tolist() == [[3]]
+    assert made.tolist() == [[[4.0, NEVER, 10.0]]]
+
+
+def test_structure() -> None:
+    """The mask comes before top-k, and what is known is certain in the end."""
+    grid = Grid(rows=1, width=2, vocab_size=4, tokens=(1, 3), row_end=0)
+    logits = torch.tensor([[[9.0, 1.0, 2.0, 8.0]] * 3])
+    made = scores_of(Filters(top_k=1, processor=lambda s, *_: s), logits, layout=grid)
+    assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
+    made = scores_of(Filters(temperature=0.0), logits, layout=grid)
+    assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
+    made = scores_of(Filters(), torch.full((1, 3, 4), NEVER), layout=grid)
+    assert made[0, 2].softmax(-1).tolist() == [1, 0, 0, 0]
+
+
+def test_ties() -> None:
+    """Those tied with the k-th stay; greedy takes the lowest id; top-p goes by id."""
+    equal = torch.zeros(1, 1, 4)
+    assert scores_of(Filters(top_k=2), equal).softmax(-1)[0, 0].tolist() == [0.25] * 4
+    assert scores_of(Filters(temperature=0.0), equal).softmax(-1)[0, 0].tolist() == [1, 0, 0, 0]
+    made = scores_of(Filters(top_p=0.6), equal).softmax(-1)[0, 0]
+    torch.testing.assert_close(made, torch.tensor([1 / 3] * 3 + [0.0]))
+    assert scores_of(Filters(min_p=1.0), equal).softmax(-1)[0, 0].tolist() == [0.25] * 4
+
+
+EVERY = [
+    Filters(),
+    Filters(temperature=0.0),
+    Filters(temperature=2.0, top_k=2),
+    Filters(top_p=0.5),
+    Filters(min_p=0.5),
+    Filters(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1),
+]
+
+
+@pytest.mark.parametrize("filters", EVERY, ids=str)
+def test_minus_infinity_stays_impossible(filters: Filters) -> None:
+    made = scores_of(filters, torch.tensor([[[NEVER, 1.0, NEVER, 0.5]]]))[0, 0]
+    assert made[0] == NEVER and made[2] == NEVER and made.amax().isfinite()
+
+
+@pytest.mark.parametrize("filters", EVERY, ids=str)
+@pytest.mark.parametrize("bad", [[1.0, math.nan, 0.0], [NEVER] * 3, [math.nan] * 3], ids=str)
+def test_what_is_no_law_stays_visible(filters: Filters, bad: list[float]) -> None:
+    """NaN, or nothing possible, must not come out as a token: the run's check looks at the peak."""
+    made = scores_of(filters, torch.tensor([[bad, [0.0, 1.0, 2.0]]]))
+    assert made.amax(-1).isfinite().tolist() == [[False, True]]
+
+
+def test_half_precision_comes_out_in_float32() -> None:
+    logits = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    made = scores_of(Filters(temperature=0.7), logits)
+    assert made.dtype == torch.float32
+    torch.testing.assert_close(made, logits.float() / 0.7)
+
+
+def test_agreement_with_transformers() -> None:
+    """Temperature, top-k, top-p and min-p in the order in which `generate` chains them."""
+    from transformers.generation.logits_process import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = 2 * torch.randn(40, 1, 50, generator=torch.Generator().manual_seed(1))
+    for temperature, k, p, m in itertools.product(
+        (1.0, 0.6, 1.7), (None, 1, 20), (None, 0.3, 0.9), (None, 0.05, 0.4)
+    ):
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+        warpers += [] if k is None else [TopKLogitsWarper(k)]
+        warpers += [] if p is None else [TopPLogitsWarper(p)]
+        warpers += [] if m is None else [MinPLogitsWarper(m)]
+        wanted = warpers(torch.zeros(40, 1, dtype=torch.int64), logits[:, 0].clone())
+        made = scores_of(Filters(temperature=temperature, top_k=k, top_p=p, min_p=m), logits)
+        torch.testing.assert_close(made[:, 0], wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"guidance_scale": math.nan},
+        {"guidance_scale": math.inf},
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_k": 0},
+        {"top_k": True},
+        {"top_p": 0.0},
+        {"top_p": 1.01},
+        {"top_p": math.nan},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+    ],
+    ids=str,
+)
+def test_bad_values(options: dict[str, Any]) -> None:
+    name = next(iter(options))
+    with pytest.raises(OptionError, match=f"{name}: expected .*, received .*; "):
+        Filters(**options)
+
+
+@pytest.mark.parametrize("scale, branches", [(2.0, 1), (2.0, 3), (1.0, 3)])
+def test_branches_have_to_suit_the_scale(scale: float, branches: int) -> None:
+    with pytest.raises(ShapeError, match="branches=2"):
+        scores_of(Filters(guidance_scale=scale), torch.zeros(6, 1, 3), branches)

@@ -1,0 +1,58 @@
+"""Grids against rasters written by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmaccel import Grid, OptionError
+
+
+def test_rows_with_ends_and_an_image_end() -> None:
+    """Two rows of three: . . . 7 . . . 7 9, then the next picture."""
+    grid = Grid(rows=2, width=3, vocab_size=10, tokens=(2, 6), row_end=7, image_end=9)
+    assert (grid.columns, grid.frame) == (4, 9)
+    slots = torch.tensor([list(range(12)), list(range(6, 18))])
+    assert grid.forced(slots).tolist() == [
+        [-1, -1, -1, 7, -1, -1, -1, 7, 9, -1, -1, -1],
+        [-1, 7, 9, -1, -1, -1, 7, -1, -1, -1, 7, 9],
+    ]
+    assert grid.allowed(slots).tolist() == [v in (2, 3, 4, 5) for v in range(10)]
+
+
+def test_row_ends_alone() -> None:
+    grid = Grid(rows=2, width=1, vocab_size=4, row_end=0)
+    assert (grid.columns, grid.frame) == (2, 4)
+    assert grid.forced(torch.arange(6)[None]).tolist() == [[-1, 0, -1, 0, -1, 0]]
+    assert grid.allowed(torch.arange(6)[None]) is None
+
+
+def test_image_end_alone() -> None:
+    grid = Grid(rows=2, width=2, vocab_size=4, image_end=3)
+    assert (grid.columns, grid.frame) == (2, 5)
+    assert grid.forced(torch.arange(7)[None]).tolist() == [[-1, -1, -1, -1, 3, -1, -1]]
+
+
+def test_bare_grid_knows_nothing() -> None:
+    grid = Grid(rows=4, width=5, vocab_size=8, tokens=(0, 8))
+    assert (grid.columns, grid.frame) == (5, 20)
+    assert grid.forced(torch.arange(3)[None]) is None
+    assert grid.allowed(torch.arange(3)[None]) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rows": 0},
+        {"width": 0},
+        {"tokens": (3, 3)},
+        {"tokens": (-1, 3)},
+        {"tokens": (0, 9)},
+        {"row_end": 8},
+        {"image_end": -1},
+    ],
+    ids=str,
+)
+def test_bad_grids(options: dict) -> None:
+    with pytest.raises(OptionError, match="grid: expected .*, received .*; "):
+        Grid(**{"rows": 2, "width": 2, "vocab_size": 8, **options})

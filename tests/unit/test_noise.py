@@ -1,0 +1,181 @@
+"""Philox against published vectors and a second implementation; the noise against its promises."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import Noise, OptionError
+from mmaccel.kernels.noise import philox, to_gumbel, to_uniform
+from mmaccel.samplers.noise import Stream
+
+ONES = 0xFFFFFFFF
+# Random123's known-answer file (kat_vectors, philox4x32 with 10 rounds): counter, key, result.
+KNOWN = {
+    "zeros": ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    "ones": ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    "pi": (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+}
+
+
+def philox_by_hand(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
+    """Ten rounds in unbounded integers."""
+    a, b, c, d = counter
+    k, l = key
+    for _ in range(10):
+        high0, low0 = divmod(a * 0xD2511F53, 2**32)
+        high1, low1 = divmod(c * 0xCD9E8D57, 2**32)
+        a, b, c, d = high1 ^ b ^ k, low1, high0 ^ d ^ l, low0
+        k, l = (k + 0x9E3779B9) % 2**32, (l + 0xBB67AE85) % 2**32
+    return a, b, c, d
+
+
+def words(values: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor([value]) for value in values)
+
+
+@pytest.mark.parametrize("counter, key, result", KNOWN.values(), ids=KNOWN)
+def test_known_answers(
+    counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]
+) -> None:
+    assert tuple(int(w) for w in philox(words(counter), words(key))) == result
+    assert philox_by_hand(counter, key) == result
+
+
+def test_random_inputs_against_the_second_implementation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 2**32, (200, 6), generator=generator)
+    made = torch.stack(philox(inputs[:, :4].unbind(1), inputs[:, 4:].unbind(1)), 1)
+    for row, (*counter, k, l) in zip(made.tolist(), inputs.tolist()):
+        assert tuple(row) == philox_by_hand(tuple(counter), (k, l))
+
+
+def test_inputs_broadcast() -> None:
+    a, b = torch.arange(3), torch.arange(4)[:, None]
+    zero = torch.zeros(1, dtype=torch.int64)
+    made = philox((a, b, zero, zero), (zero, zero))
+    assert all(word.shape == (4, 3) for word in made)
+    assert int(made[2][3, 2]) == philox_by_hand((2, 3, 0, 0), (0, 0))[2]
+
+
+def test_uniform_and_gumbel_by_hand() -> None:
+    """Where the counter's words come from, and the two transformations, in Python floats."""
+    noise = Noise.from_seed(2**63 + 5, 3)
+    key = (5, 2**31)
+    coins = noise.uniform(torch.tensor([[7, 9]] * 3), Stream.COIN, 4)
+    frozen = noise.gumbel(torch.tensor([[7]] * 3), 6)
+    for item in range(3):
+        for w, slot in enumerate((7, 9)):
+            word = philox_by_hand((0, slot, item, 1 | 4 << 8), key)[0]
+            assert float(coins[item, w]) == pytest.approx((word + 0.5) / 2**32, rel=1e-6)
+        row = [
+            w for block in range(2) for w in philox_by_hand((block, 7, item, 0), key)
+        ]  # four words a block, in order
+        for v in range(6):
+            wanted = -math.log(-math.log1p(-(row[v] + 0.5) / 2**32))
+            assert float(frozen[item, 0, v]) == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+def test_ends_of_the_uniforms() -> None:
+    ends = to_uniform(torch.tensor([0, 1, ONES]))
+    assert ends.dtype == torch.float32
+    assert ends.tolist() == [2**-33, 1.5 * 2**-32, 1 - 2**-24]
+    extremes = to_gumbel(to_uniform(torch.tensor([0, ONES])))
+    assert extremes.isfinite().all()
+    assert extremes[0] == pytest.approx(-math.log(-math.log1p(-(2.0**-33))), rel=1e-6)  # 22.87
+    assert extremes[1] == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)  # -2.81
+
+
+def test_neither_batch_nor_window_nor_order_matters() -> None:
+    slots = torch.arange(12).reshape(3, 4) * 5
+    noise = Noise(torch.tensor([4, -4, 9]), torch.tensor([0, 1, 7]))
+    whole = noise.gumbel(slots, 10)
+    turned = Noise(noise.seeds.flip(0), noise.items.flip(0)).gumbel(slots.flip(0), 10)
+    assert turned.flip(0).equal(whole)
+    for row in range(3):
+        alone = Noise(noise.seeds[row : row + 1], noise.items[row : row + 1])
+        for w in range(4):
+            single = alone.gumbel(slots[row : row + 1, w : w + 1], 10)
+            assert single[0, 0].equal(whole[row, w])
+            coin = alone.uniform(slots[row : row + 1, w : w + 1], Stream.COIN, 3)
+            assert coin[0, 0] == noise.uniform(slots, Stream.COIN, 3)[row, w]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63])
+def test_a_larger_vocabulary_begins_the_same(size: int) -> None:
+    noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
+    assert noise.gumbel(slots, size).shape == (2, 2, size)
+    assert noise.gumbel(slots, size).equal(noise.gumbel(slots, 64)[..., :size])
+
+
+def test_seed_item_slot_stream_and_step_all_matter() -> None:
+    slots = torch.tensor([[0, 1]])
+
+    def made(seed: int, item: int, stream: Stream, step: int) -> list[float]:
+        noise = Noise(torch.tensor([seed]), torch.tensor([item]))
+        return noise.gumbel(slots, 3, stream, step).flatten().tolist()
+
+    variants = [made(0, 0, Stream.FROZEN, 0), made(1, 0, Stream.FROZEN, 0)]
+    variants += [made(1 << 32, 0, Stream.FROZEN, 0), made(-1, 0, Stream.FROZEN, 0)]
+    variants += [made(0, 1, Stream.FROZEN, 0), made(0, 0, Stream.FROZEN, 1)]
+    variants += [made(0, 0, stream, 0) for stream in Stream if stream != Stream.FROZEN]
+    variants += [made(0, 0, stream, 1) for stream in Stream if stream != Stream.FROZEN]
+    numbers = [number for variant in variants for number in variant]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_one_seed_or_one_per_row() -> None:
+    slots = torch.zeros(3, 1, dtype=torch.int64)
+    batch = Noise.from_seed(5, 3).gumbel(slots, 4)
+    assert not batch[0].equal(batch[1])
+    rows = Noise.from_seed([5, 6, 5], 3).gumbel(slots, 4)
+    assert rows[0].equal(batch[0]) and rows[2].equal(rows[0]) and not rows[1].equal(rows[0])
+    assert (
+        Noise.from_seed(2**64 - 1, 1)
+        .gumbel(slots[:1], 4)
+        .equal(Noise.from_seed(-1, 1).gumbel(slots[:1], 4))
+    )
+
+
+def test_moments_and_distribution() -> None:
+    n = 200_000
+    slots = torch.arange(n // 4).reshape(1, -1)
+    gumbel = Noise.from_seed(1, 1).gumbel(slots, 4).double().flatten()
+    error = math.pi / math.sqrt(6 * n)
+    assert float(gumbel.mean()) == pytest.approx(0.5772156649, abs=4 * error)
+    assert float(gumbel.var()) == pytest.approx(math.pi**2 / 6, rel=0.02)
+    assert kolmogorov(torch.exp(-torch.exp(-gumbel))) < 1.95 / math.sqrt(n)  # level 0.001
+    uniform = Noise.from_seed(1, 4).uniform(slots.reshape(4, -1), Stream.COIN, 0).double().flatten()
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=4 / math.sqrt(12 * n / 4))
+    assert kolmogorov(uniform) < 1.95 / math.sqrt(n / 4)
+
+
+def kolmogorov(values: Tensor) -> float:
+    """Largest distance of the empirical distribution from the uniform one."""
+    ordered, n = values.sort().values, values.numel()
+    rank = torch.arange(n + 1).double() / n
+    return max(float((ordered - rank[:-1]).max()), float((rank[1:] - ordered).max()))
+
+
+def test_argmax_with_gumbel_noise_draws_the_law() -> None:
+    law = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    frozen = Noise.from_seed(9, 1).gumbel(torch.arange(50_000)[None], 5)[0]
+    counts = torch.bincount((law.log() + frozen).argmax(-1), minlength=5)
+    error = (law * (1 - law) / 50_000).sqrt()
+    assert ((counts / 50_000 - law).abs() <= 4 * error).all()
+    assert counts[4] == 0
+
+
+@pytest.mark.parametrize(
+    "seed, batch", [([1, 2], 3), (2**64, 1), (-(2**63) - 1, 1), ([0, 2**64], 2)], ids=str
+)
+def test_bad_seeds(seed: int | list[int], batch: int) -> None:
+    with pytest.raises(OptionError, match="seed: expected .*, received .*; "):
+        Noise.from_seed(seed, batch)

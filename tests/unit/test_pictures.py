@@ -1,0 +1,36 @@
+"""Sums of stats, and pixels to PIL pictures."""
+
+from __future__ import annotations
+
+import torch
+
+from mmaccel.contracts import Stats
+from mmaccel.pipelines.pictures import Pictures, add_stats, join, to_images
+
+
+def test_stats_add_up_and_promise_the_weakest() -> None:
+    first = Stats("P", "bitwise", 6, 4, 5, 1, accepted=[4, 1], seconds=1.0, fallbacks=["a"])
+    second = Stats("P", "relaxed", 3, 2, 2, 1, accepted=[1, 0, 1], seconds=0.5, fallbacks=["a"])
+    total = add_stats([first, second])
+    assert (total.tokens, total.passes, total.row_passes, total.prefill_passes) == (9, 6, 7, 2)
+    assert total.accepted == [5, 1, 1]
+    assert (total.exactness, total.seconds, total.fallbacks) == ("relaxed", 1.5, ["a"])
+
+
+def test_join_keeps_order() -> None:
+    parts = [
+        Pictures(["x"], torch.tensor([[1, 2]]), Stats("P"), ["one"], 0),
+        Pictures(["y"], torch.tensor([[3, 4]]), Stats("P"), ["two"], 1),
+    ]
+    both = join(parts)
+    assert both.images == ["x", "y"] and both.prompts == ["one", "two"]
+    assert both.tokens.tolist() == [[1, 2], [3, 4]]
+
+
+def test_pixels_round_and_keep_their_axes() -> None:
+    pixels = torch.zeros(1, 3, 2, 3)
+    pixels[0, 0, 1, 2] = 1.0  # red, second row, third column
+    pixels[0, 2, 0, 0] = 0.5
+    (image,) = to_images(pixels)
+    assert image.size == (3, 2) and image.mode == "RGB"
+    assert image.getpixel((2, 1)) == (255, 0, 0) and image.getpixel((0, 0)) == (0, 0, 128)
