@@ -1,0 +1,168 @@
+"""Attaching: a policy on a model that already generates, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from mmaccel.catalog import make_policy, policy_names
+from mmaccel.contracts import Policy, Stats
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm import FAMILY, CausalLM, check_generator
+from mmaccel.pipelines.inject import Injection
+from mmaccel.samplers.drafts import check_source
+from mmaccel.samplers.noise import Noise
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether policies can be attached to an object; true in a condition if so.
+
+    Attributes:
+        supported: whether.
+        family: the family of models it belongs to, or None.
+        reason: what is in the way, or an empty text.
+    """
+
+    supported: bool
+    family: str | None
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.supported
+
+
+class Handle:
+    """An attached policy; leaving the `with` block, or `detach()`, gives the model back."""
+
+    def __init__(self, target: Any, service: CausalLM, injection: Injection) -> None:
+        self._target, self._service, self._injection = target, service, injection
+
+    @property
+    def stats(self) -> Stats | None:
+        """Statistics of the last finished call; None before the first."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def history(self) -> list[Stats]:
+        """Statistics of all finished calls, the last one at the end."""
+        return self._service.history
+
+    def detach(self) -> None:
+        """Give the model its own methods back. A second call does nothing.
+
+        Raises:
+            AttachError: somebody else changed the model's class meanwhile.
+        """
+        self._injection.remove()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        name, calls = type(self._target).__name__, len(self.history)
+        return f"Handle({name}, {self._service.policy!r}, {calls} calls)"
+
+
+def attach(
+    target: Any,
+    policy: Policy | str,
+    *,
+    seed: int | Sequence[int] | None = None,
+    strict: bool = False,
+) -> Handle:
+    """Let a policy decode what a model generates.
+
+    `target.generate(...)` keeps its signature. Its sampling arguments, logits processors, stopping
+    criteria, padded batches, guidance and streamer work as before; greedy output is the same, and
+    sampled output has the same law. `past_key_values` of `return_dict_in_generate` is None. Only
+    this object is changed.
+
+    Args:
+        target: a transformers causal LM (one compiled by torch or wrapped by peft is looked into).
+        policy: a policy, or its short name in `mmaccel.catalog`.
+        seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
+            draws one from torch's global generator at every sampled call, so that
+            `torch.manual_seed` makes it reproducible.
+        strict: raise where a call cannot be served. Otherwise it runs as without a policy, with a
+            warning and the reason in `stats.fallbacks`.
+
+    Returns:
+        The handle; use it in a `with` statement, or call `detach()`.
+
+    Raises:
+        OptionError: no policy, or one this model cannot use; no seed.
+        UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
+            that only the original can serve.
+        AttachError: the target has a policy already. With `strict`, raised by `generate`.
+    """
+    chosen = _check_policy(policy)
+    _check_seed(seed)
+    model = _unwrap(target)
+    if not hasattr(type(model), "_sample"):
+        raise UnsupportedModelError(
+            "attach: expected a transformers model that generates, received a "
+            f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
+        )
+    if strict:
+        check_generator(model)
+    service = CausalLM(chosen, seed, strict)
+    injection = Injection()
+    injection.add(model, service.methods())
+    return Handle(model, service, injection)
+
+
+def supports(target: Any) -> Support:
+    """Ask whether `attach` can serve an object. Nothing is run or changed."""
+    try:
+        check_generator(_unwrap(target))
+    except UnsupportedModelError as error:
+        return Support(False, None, str(error))
+    return Support(True, FAMILY, "")
+
+
+def _check_policy(policy: Any) -> Policy:
+    if isinstance(policy, str):
+        policy = make_policy(policy)
+    exactness = getattr(policy, "exactness", None)
+    is_policy = exactness in ("bitwise", "distribution", "relaxed") and callable(
+        getattr(policy, "sample", None)
+    )
+    if isinstance(policy, type) or not is_policy:
+        raise OptionError(
+            "policy: expected a policy such as mmaccel.Jacobi(window=32) or one of "
+            f"{', '.join(policy_names())}, received {policy!r}; make an instance or use a name"
+        )
+    check_source(getattr(policy, "drafts", "left"), final=True)
+    return policy
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, Sequence) and not isinstance(seed, str):
+        Noise.from_seed(seed, len(seed))
+    elif seed is not None and not isinstance(seed, int):
+        raise OptionError(
+            f"seed: expected an integer, one per row, or None, received {seed!r}; "
+            "None follows torch.manual_seed"
+        )
+    elif seed is not None:
+        Noise.from_seed(seed, 1)
+
+
+def _unwrap(target: Any) -> Any:
+    """The model inside torch.compile's and peft's wrappers."""
+    while hasattr(target, "_orig_mod"):
+        target = target._orig_mod
+    if hasattr(target, "peft_config") and hasattr(target, "get_base_model"):
+        target = target.get_base_model()
+    return target

@@ -1,0 +1,101 @@
+"""What makes a model a causal LM that windows can be run on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from mmaccel.errors import UnsupportedModelError
+
+_NEEDED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+_IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
+
+
+def check_causal_lm(model: Any) -> int:
+    """Refuse whatever is no decoder-only language model with full attention in every layer.
+
+    Args:
+        model: a transformers model.
+
+    Returns:
+        Number of attention layers.
+
+    Raises:
+        UnsupportedModelError: with what is in the way.
+    """
+    expected = "a transformers causal LM with full attention in every layer"
+    if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
+        raise UnsupportedModelError(
+            f"model: expected {expected}, received {type(model).__name__}; "
+            "load one with AutoModelForCausalLM.from_pretrained"
+        )
+    obstacle = _find_obstacle(model)
+    if obstacle is not None:
+        received, remedy = obstacle
+        raise UnsupportedModelError(
+            f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
+        )
+    return len(_layers(model))
+
+
+def text_config(model: Any) -> Any:
+    """The part of the configuration that describes the decoder."""
+    return model.config.get_text_config(decoder=True)
+
+
+def is_random(model: nn.Module) -> bool:
+    """Whether the model is in training mode and drops activations at random."""
+    if not model.training:
+        return False
+    options: dict[str, Any] = text_config(model).to_dict()
+    drops = [value for name, value in options.items() if "drop" in name]
+    return any(isinstance(value, float) and value > 0 for value in drops)
+
+
+def _find_obstacle(model: Any) -> tuple[str, str] | None:
+    """(what it is instead, remedy), or None."""
+    other = "use another model"
+    config = text_config(model)
+    if getattr(model.config, "is_encoder_decoder", False) or getattr(
+        config, "add_cross_attention", False
+    ):
+        return "which has an encoder or attends to one", "use a decoder-only model"
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if not isinstance(head, nn.Linear):
+        return "which has no linear language-modelling head", "load it with AutoModelForCausalLM"
+    parameters = inspect.signature(type(model).forward).parameters
+    lacking = [name for name in _NEEDED if name not in parameters]
+    if lacking:
+        return f"whose forward takes no {' nor '.join(lacking)}", other
+    kinds = sorted({type(layer).__name__ for layer in _layers(model)})
+    if kinds != ["DynamicLayer"] or getattr(model, "_is_stateful", False):
+        return f"whose cache has layers of other kinds ({', '.join(kinds)})", (
+            "turn sliding windows off in its configuration, or use a model without recurrent layers"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        return f"whose rotary positions change with the length ({rope['rope_type']})", other
+    if getattr(config, "alibi", False):
+        return "which takes positions from the attention mask (ALiBi)", other
+    if getattr(config, "is_decoder", True) is False and _has_two_sided_attention(model):
+        return "which attends in both directions", "set config.is_decoder=True before loading it"
+    implementation = getattr(config, "_attn_implementation", None)
+    if implementation not in _IMPLEMENTATIONS:
+        return (
+            f"whose attention is {implementation!r}",
+            "call model.set_attn_implementation('sdpa')",
+        )
+    return None
+
+
+def _layers(model: Any) -> list[Any]:
+    """The layers transformers itself would put into a cache for this model."""
+    from transformers.cache_utils import DynamicCache
+
+    return DynamicCache(config=text_config(model)).layers
+
+
+def _has_two_sided_attention(model: nn.Module) -> bool:
+    return any(getattr(module, "is_causal", True) is False for module in model.modules())

@@ -1,0 +1,138 @@
+"""The logits chain: transformers' own logits processors, in their order, over a window.
+
+Processors that read the prefix are asked once per position with what stands before it: the prompt
+    as transformers has
+it, the tokens made and the drafts. A draft may be wrong, and a processor may choke on a wrong
+prefix (a grammar that allows no next token, say). Such an error is kept and raised only if the run
+goes on to keep the token, which it does exactly if the prefix was right.
+
+Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023 (arXiv
+    2306.17806): on
+log-probabilities, as `UnbatchedClassifierFreeGuidanceLogitsProcessor` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+from mmaccel.pipelines.processor_kinds import is_own
+from mmaccel.samplers.filters import Filters
+
+
+class LogitsChain:
+    """A `Processor` (see `mmaccel.samplers.filters`) made of transformers' processors.
+
+    Args:
+        processors: each with its kind, "flat" or "prefix".
+        prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
+        origin: column of slot 0 in the line.
+
+    Cost: flat processors one call; prefix processors one call per position, and one host
+        synchronisation.
+    """
+
+    def __init__(self, processors: Sequence[tuple[Any, str]], prompt: Tensor, origin: int) -> None:
+        self._parts = [
+            (kind, [processor for processor, _ in group])
+            for kind, group in groupby(processors, key=lambda pair: pair[1])
+        ]
+        self._prompt, self._origin = prompt, origin
+        self._choked: dict[tuple[int, int], Exception] = {}
+
+    def __call__(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
+        """Scores `[B, W, V]`, line `[B, N]`, columns `[B, W]` to scores `[B, W, V]`."""
+        scores = scores.clone()  # processors may write into what they are given
+        for kind, processors in self._parts:
+            if kind == "flat":
+                scores = self._all_at_once(processors, scores)
+            else:
+                self._one_by_one(processors, scores, line, columns)
+        return scores
+
+    def check(self, previous: Tensor, made: Tensor) -> None:
+        """Raise what a processor raised about a prefix that turned out to be right.
+
+        Args:
+            previous: `[B]` int64, tokens each row had before the pass.
+            made: `[B]` int64, tokens it has now.
+        """
+        if not self._choked:
+            return
+        before, now = previous.tolist(), made.tolist()
+        for (row, slot), error in self._choked.items():
+            if before[row] <= slot < now[row]:
+                raise error
+        self._choked.clear()
+
+    @staticmethod
+    def _all_at_once(processors: list[Any], scores: Tensor) -> Tensor:
+        flat = scores.flatten(0, 1)  # [B * W, V]
+        no_ids = flat.new_zeros(flat.shape[0], 0, dtype=torch.int64)
+        for processor in processors:
+            flat = processor(no_ids, flat)
+        return flat.view_as(scores)
+
+    def _one_by_one(
+        self, processors: list[Any], scores: Tensor, line: Tensor, columns: Tensor
+    ) -> None:
+        """Write into `scores`. Rows at the same slot share a call, as in transformers."""
+        first: list[int] = (columns[:, 0] - self._origin).tolist()
+        width = columns.shape[1]
+        for slot in sorted({start + w for start in first for w in range(width)}):
+            rows = [row for row, start in enumerate(first) if start <= slot < start + width]
+            made = line[:, self._origin : self._origin + slot].to(self._prompt.device)
+            ids = torch.cat([self._prompt, made], 1)
+            entries = [slot - first[row] for row in rows]
+            at = (torch.tensor(rows, device=line.device), torch.tensor(entries, device=line.device))
+            current = scores[:, 0].clone()  # [B, V]; rows elsewhere are only company
+            current[at[0]] = scores[at]
+            for processor in processors:
+                current = self._ask(processor, ids, current, rows, slot)
+            scores[at] = current[at[0]].to(scores.dtype)
+
+    def _ask(
+        self, processor: Any, ids: Tensor, scores: Tensor, rows: list[int], slot: int
+    ) -> Tensor:
+        """One call for all rows; where it chokes, one for each row that counts."""
+        if is_own(processor, "PrefixConstrainedLogitsProcessor"):  # knows its rows by number
+            allowed = processor._prefix_allowed_tokens_fn
+
+            def answer(row: int) -> Tensor:
+                alone = type(processor)(lambda _, sentence: allowed(row, sentence), 1)
+                return alone(ids[row : row + 1], scores[row : row + 1].clone())[0]
+        else:
+            try:
+                return processor(ids, scores.clone())
+            except Exception:  # kept below, if a row that counts is the reason
+
+                def answer(row: int) -> Tensor:
+                    return processor(ids[row].repeat(len(ids), 1), scores.clone())[row]
+
+        result = scores.clone()
+        for row in rows:
+            try:
+                result[row] = answer(row)
+            except Exception as error:
+                self._choked.setdefault((row, slot), error)
+        return result
+
+
+@dataclass(frozen=True)
+class LogGuidance(Filters):
+    """Filters whose guidance works on log-probabilities: ``s (log c - log u) + log u``."""
+
+    def _guide(self, logits: Tensor, branches: int) -> Tensor:
+        if branches != 2:
+            raise ShapeError(
+                f"guidance: expected 2 branches, received {branches}; "
+                "put the unconditional prompts behind the others"
+            )
+        conditional, unconditional = logits.log_softmax(-1).chunk(2)
+        return self.guidance_scale * (conditional - unconditional) + unconditional

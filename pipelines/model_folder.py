@@ -1,0 +1,70 @@
+"""Text-to-image models on disk: causal LM, picture tokenizer and word list in one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mmaccel
+from mmaccel.contracts import TokenModel, VisualTokenizer
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.tokenizers_vq.load import load_tokenizer
+
+
+def find_folder(name: str | Path) -> Path:
+    """The folder of a model: a path, or the name of a model that ships with the package.
+
+    Raises:
+        OptionError: neither; with the names that ship.
+    """
+    shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
+    for folder in (shelf / str(name), Path(name)):
+        if (folder / "config.json").is_file():
+            return folder
+    shipped = sorted(f.parent.name for f in shelf.glob("*/config.json"))
+    raise OptionError(
+        f"model: expected a folder with config.json, or one of: {', '.join(shipped) or '(none)'}; "
+        f"received {str(name)!r}; check the spelling"
+    )
+
+
+def load_folder(
+    folder: Path, device: torch.device | str, dtype: torch.dtype
+) -> tuple[TokenModel, VisualTokenizer, CaptionWords]:
+    """Load what `TextToImage` is made of. Nothing is downloaded.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
+            `tokenizer.safetensors` (the picture tokenizer), and `words.json`.
+        device: where to run.
+        dtype: of the causal LM; the tokenizer stays in float32.
+
+    Raises:
+        OptionError: a file is missing.
+        UnsupportedModelError: no causal LM, or one of another vocabulary.
+    """
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(folder).to(device)
+    words = CaptionWords.load(folder, tokenizer.vocab_size)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True
+        )
+    except (ValueError, KeyError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UnsupportedModelError(
+            f"model: expected a causal LM in {folder}, received one that transformers refuses "
+            f"({reason}); give the folder that save_pretrained wrote"
+        ) from error
+    if model.config.vocab_size != words.vocab_size:
+        raise UnsupportedModelError(
+            f"model: expected a vocabulary of {words.vocab_size} ids (picture tokens, special ids "
+            f"and words), received {model.config.vocab_size}; the files do not belong together"
+        )
+    window = CausalLMWindow(model.to(device).eval(), vocab_size=tokenizer.vocab_size)
+    return window, tokenizer, words

@@ -1,0 +1,52 @@
+"""A run of transformers' own decoding loop, measured from outside."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Stats
+from mmaccel.pipelines.inject import original
+
+
+def run_original(
+    model: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, Stats]:
+    """Run the method that an injection hides.
+
+    Args:
+        model: the model.
+        name: a decoding loop of `GenerationMixin`.
+        args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
+        options: those given by name.
+
+    Returns:
+        What the loop returned, and tokens, passes and seconds. Every pass counts as one, the
+        prompt's included; a beam's tokens are those of the sequences handed over.
+    """
+    passes: list[None] = []
+    hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
+    began = time.perf_counter()
+    try:
+        out = original(model, name)(*args, **options)
+    finally:
+        hook.remove()
+    seconds = time.perf_counter() - began
+    ids = args[0] if args else options["input_ids"]
+    config = args[3] if len(args) > 3 else options["generation_config"]
+    tokens = getattr(out, "sequences", out)[:, ids.shape[1] :]
+    n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
+    row_passes = len(passes) if tokens.shape[0] == 1 else n_tokens
+    stats = Stats(tokens=n_tokens, passes=len(passes), row_passes=row_passes, seconds=seconds)
+    return out, stats
+
+
+def _count(tokens: Tensor, ends: Tensor | None) -> int:
+    """Tokens `[B, L]` up to and including each row's first end token."""
+    if ends is None:
+        return tokens.numel()
+    is_end = torch.isin(tokens, ends.to(tokens.device)).long()
+    return int((is_end.cumsum(1) - is_end == 0).sum())

@@ -1,0 +1,74 @@
+"""What a picture pipeline hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Exactness, Stats
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_WEAKER: tuple[Exactness, ...] = ("bitwise", "distribution", "relaxed")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Finished pictures and what they cost.
+
+    Attributes:
+        images: B PIL pictures, RGB.
+        tokens: `[B, h*w]` int64, raster order.
+        stats: of the whole batch, or summed over the batches a long list was made in.
+        prompts: B captions.
+        first: index of the first of them in the list asked for.
+    """
+
+    images: list[Image]
+    tokens: Tensor
+    stats: Stats
+    prompts: list[str]
+    first: int = 0
+
+
+def to_images(pixels: Tensor) -> list[Image]:
+    """Pictures `[B, 3, H, W]` float in 0..1 to B PIL pictures, 8 bits a channel, rounded."""
+    from PIL import Image
+
+    values = pixels.mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(picture) for picture in values]
+
+
+def add_stats(parts: Sequence[Stats]) -> Stats:
+    """Sum the stats of runs made one after another; the promise is the weakest of theirs.
+
+    Args:
+        parts: at least one, all of the same policy.
+    """
+    total: dict[str, Any] = {"policy": parts[0].policy}
+    total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
+    total["fallbacks"] = list(dict.fromkeys(reason for p in parts for reason in p.fallbacks))
+    widest = max(len(p.accepted) for p in parts)
+    total["accepted"] = [
+        sum(p.accepted[k] for p in parts if k < len(p.accepted)) for k in range(widest)
+    ]
+    for f in fields(Stats):
+        if f.name not in total:
+            total[f.name] = sum(getattr(p, f.name) for p in parts)
+    return Stats(**total)
+
+
+def join(parts: Sequence[Pictures]) -> Pictures:
+    """Put batches made one after another together, in their order; at least one."""
+    return Pictures(
+        [image for p in parts for image in p.images],
+        torch.cat([p.tokens for p in parts]),
+        add_stats([p.stats for p in parts]),
+        [prompt for p in parts for prompt in p.prompts],
+        parts[0].first,
+    )

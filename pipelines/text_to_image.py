@@ -1,0 +1,175 @@
+"""Text to image: captions to picture tokens under a decoding policy, then tokens to pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import OnStep, Policy, Prompt, Stats, TokenModel, VisualTokenizer
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.pipelines.model_folder import find_folder, load_folder
+from mmaccel.pipelines.pictures import Pictures, join, to_images
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.noise import Noise
+from mmaccel.tokenizers_vq.grid import Grid
+
+
+class TextToImage:
+    """Pictures from captions, by any policy.
+
+    Args:
+        model: predicts picture tokens: logits `[R, W, V]`, V of `tokenizer`.
+        tokenizer: turns tokens into pictures.
+        words: turns captions into prompt ids.
+    """
+
+    def __init__(self, model: TokenModel, tokenizer: VisualTokenizer, words: CaptionWords) -> None:
+        self.model, self.tokenizer, self.words = model, tokenizer, words
+        self.layout = Grid(*tokenizer.grid, tokenizer.vocab_size)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> TextToImage:
+        """Load a model that ships with the package, or one from a folder. Nothing is downloaded.
+
+        Args:
+            name: "scenes", or a folder (see `mmaccel.pipelines.model_folder.load_folder`).
+            device: where to run.
+            dtype: of the causal LM; "bitwise" is promised in float32 and float64.
+
+        Raises:
+            OptionError: there is no such model, or a file of it is missing.
+            UnsupportedModelError: the folder holds no causal LM, or one of another vocabulary.
+        """
+        return cls(*load_folder(find_folder(name), device, dtype))
+
+    @property
+    def length(self) -> int:
+        """Tokens of a picture."""
+        return self.layout.frame
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        policy: Policy | None = None,
+        seed: int | Sequence[int] = 0,
+        guidance_scale: float = 2.0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        on_step: OnStep | None = None,
+    ) -> Pictures:
+        """Make pictures.
+
+        Args:
+            prompt: one caption or several.
+            policy: how to decode; `Jacobi()` where none is given.
+            seed: one for all (picture b is item b of it), or one per picture. With one per
+                picture a picture depends on its own seed and caption alone.
+            guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`.
+            num_images_per_prompt: pictures of each caption, one after another.
+            batch_size: pictures made together; None makes all together.
+            on_step: called after every pass with the state of the running batch.
+
+        Returns:
+            Images, tokens `[B, h*w]` int64 and stats. `policy` (where it is bitwise) and
+            `batch_size` change what the pictures cost, not the pictures.
+
+        Raises:
+            OptionError: a caption or an argument outside its domain, before anything is made.
+            NumericsError: the model returned NaN.
+        """
+        filters = Filters(guidance_scale, temperature, top_k, top_p, min_p)
+        captions = [prompt] if isinstance(prompt, str) else list(prompt)
+        _check_at_least_one("num_images_per_prompt", num_images_per_prompt)
+        captions = [caption for caption in captions for _ in range(num_images_per_prompt)]
+        batches = self.stream(
+            captions, filters, policy=policy, seed=seed, batch_size=batch_size, on_step=on_step
+        )
+        return join(list(batches))
+
+    def stream(
+        self,
+        captions: Sequence[str],
+        filters: Filters,
+        *,
+        policy: Policy | None = None,
+        seed: int | Sequence[int] = 0,
+        batch_size: int | None = None,
+        on_step: OnStep | None = None,
+    ) -> Iterator[Pictures]:
+        """Make pictures batch by batch, handing each batch out as it is finished.
+
+        Args:
+            captions: one per picture, at least one.
+            filters: guidance, temperature and truncation.
+            policy, seed, batch_size, on_step: as in `__call__`.
+
+        Returns:
+            Batches, in order. Everything is checked at once, before the first is asked for.
+
+        Raises:
+            OptionError: as in `__call__`.
+        """
+        _check_at_least_one("prompt", len(captions))
+        _check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
+        ids = [self.words.encode(caption) for caption in captions]
+        noise = Noise.from_seed(seed, len(captions), self.model.device)
+        run = Jacobi() if policy is None else policy
+        step = len(captions) if batch_size is None else batch_size
+
+        def batches() -> Iterator[Pictures]:
+            for first in range(0, len(captions), step):
+                part = slice(first, first + step)
+                own = Noise(noise.seeds[part], noise.items[part])
+                tokens, stats = self._decode(ids[part], run, filters, own, on_step)
+                images = to_images(self.tokenizer.decode(tokens))
+                yield Pictures(images, tokens.cpu(), stats, list(captions[part]), first)
+
+        return batches()
+
+    @torch.no_grad()
+    def _decode(
+        self,
+        ids: list[list[int]],
+        policy: Policy,
+        filters: Filters,
+        noise: Noise,
+        on_step: OnStep | None,
+    ) -> tuple[Tensor, Stats]:
+        """Prompt ids of a batch to tokens `[B, h*w]` and stats."""
+        branches = 1 if filters.guidance_scale == 1 else 2
+        rows = ids + [self.words.unconditional()] * len(ids) * (branches - 1)
+        longest = max(map(len, rows))
+        padded = [row + [self.words.pad] * (longest - len(row)) for row in rows]  # [R, T]
+        device = self.model.device
+        prompt = Prompt(
+            torch.tensor(padded, device=device),
+            torch.tensor([len(row) for row in rows], device=device),
+            branches,
+            layout=self.layout,
+        )
+        made = policy.sample(
+            self.model, prompt, self.length, filters=filters, noise=noise, on_step=on_step
+        )
+        return made.tokens, made.stats
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise OptionError(f"{name}: expected at least 1, received {value}; ask for 1 or more")

@@ -1,0 +1,69 @@
+"""The token feed: shows a run's tokens to stopping criteria and a streamer, one step at a time.
+
+Transformers asks its criteria after every single token of the whole batch. A window run makes
+several tokens a pass and its rows advance at their own pace; the feed waits until all unfinished
+rows have a token and then plays that step: same arguments, same order, once each, so that criteria
+that count or remember do so rightly. Rows that were already ahead are cut back to where they should
+have ended.
+
+Source: the loop of `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Progress
+
+_OPEN = 2**62
+
+
+class TokenFeed:
+    """An `on_step` for one `generate` call.
+
+    Args:
+        prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
+        criteria: transformers' stopping criteria.
+        streamer: transformers' streamer or None.
+        pad: fills a finished row; None lets finished rows go on until all are finished, as
+            transformers does where no criterion knows an end-of-sequence token.
+    """
+
+    def __init__(self, prompt: Tensor, criteria: Any, streamer: Any, pad: Tensor | None) -> None:
+        self._ids, self._criteria, self._streamer, self._pad = prompt, criteria, streamer, pad
+        self._finish = [_OPEN] * prompt.shape[0]
+        self._steps = 0
+
+    def __call__(self, progress: Progress) -> Tensor | None:
+        """Play all complete steps; `[B]` int64, where rows end. One host synchronisation."""
+        made: list[int] = progress.lengths.tolist()
+        while self._steps < self._complete(made):
+            self._play(progress.tokens[:, self._steps])
+        if self._pad is None and _OPEN in self._finish:
+            return None
+        ends = self._finish if self._pad is not None else [self._steps] * len(self._finish)
+        return torch.tensor(ends, device=progress.lengths.device)
+
+    def _complete(self, made: list[int]) -> int:
+        """Steps for which every row that still matters has a token."""
+        unfinished = [n for n, end in zip(made, self._finish) if end == _OPEN]
+        if not unfinished:
+            return self._steps
+        return min(unfinished if self._pad is not None else made)
+
+    def _play(self, tokens: Tensor) -> None:
+        tokens = tokens.to(self._ids.device)
+        if self._pad is not None:
+            done = torch.tensor([end != _OPEN for end in self._finish], device=tokens.device)
+            tokens = torch.where(done, self._pad.to(tokens.device), tokens)
+        self._ids = torch.cat([self._ids, tokens[:, None]], 1)
+        self._steps += 1
+        is_done: list[bool] = self._criteria(self._ids, None).tolist()
+        if self._streamer is not None:
+            self._streamer.put(tokens.cpu())
+        for row, stops in enumerate(is_done):
+            if stops and self._finish[row] == _OPEN:
+                self._finish[row] = self._steps

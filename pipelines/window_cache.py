@@ -1,0 +1,117 @@
+"""A key/value cache whose rows are written at positions of their own.
+
+Room for all positions is taken once; a pass writes its keys where they stand and reads a view.
+Rolling back is writing over, so nothing is cropped, concatenated or moved. Rows are laid out `[R,
+S, H, D]` in memory and shown to the model as `[R, H, S, D]`: a pass then is one indexed copy of
+whole rows, for every number of rows and any raggedness.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+
+
+class Placement:
+    """Where the keys of the current pass go, shared by all layers.
+
+    Attributes:
+        rows: R.
+        room: S, positions per row, the last one being scratch.
+        span: positions that are shown to the model, at most `room`.
+        index: `[R * W]` int64, flat places of the pass's keys.
+    """
+
+    def __init__(self, rows: int, room: int) -> None:
+        self.rows, self.room = rows, room
+        self.span = room
+        self.index: Tensor | None = None
+
+    def aim(self, positions: Tensor, span: int) -> None:
+        """Prepare a pass writing `positions` `[R, W]` int64; the last place takes the surplus."""
+        first = torch.arange(self.rows, device=positions.device)[:, None] * self.room
+        self.index = (positions.clamp(max=self.room - 1) + first).flatten()
+        self.span = min(span, self.room)
+
+
+class WindowLayer:
+    """Keys and values of one attention layer, in the shape transformers asks a cache layer to have.
+
+    Memory: `rows * room * heads * (key width + value width)` numbers, taken at the first pass.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.is_initialized = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write `[R, H, W, D]` keys and values where the pass stands.
+
+        Returns:
+            Views `[R, H, span, D]` of all keys and values.
+
+        Raises:
+            ShapeError: if no pass was prepared for this shape.
+        """
+        place = self.placement
+        rows, _, width, _ = key_states.shape
+        if place.index is None or rows != place.rows or rows * width != place.index.shape[0]:
+            raise ShapeError(
+                f"window cache: expected keys of {place.rows} rows at the places of the pass, "
+                f"received {list(key_states.shape)}; run the model through CausalLMWindow.forward"
+            )
+        if self.keys is None or self.values is None:
+            self.keys = _make_room(place, key_states)
+            self.values = _make_room(place, value_states)
+            self.is_initialized = True
+        return _write(place, self.keys, key_states), _write(place, self.values, value_states)
+
+    def get_seq_length(self) -> int:
+        """Positions shown to the model."""
+        return self.placement.span
+
+    def get_max_length(self) -> int:
+        """Positions there is room for."""
+        return self.placement.room
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys a mask has to cover."""
+        return self.placement.span, 0
+
+
+def make_cache(n_layers: int, placement: Placement) -> Any:
+    """A transformers `Cache` of `n_layers` empty window layers.
+
+    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.23.
+    """
+    from transformers.cache_utils import Cache
+
+    layers: list[Any] = [WindowLayer(placement) for _ in range(n_layers)]
+    return Cache(layers=layers)
+
+
+def _make_room(place: Placement, states: Tensor) -> Tensor:
+    heads, width = states.shape[1], states.shape[3]
+    # zeros: a place that was never written is masked, but NaN would come through a mask
+    return torch.zeros(
+        place.rows * place.room, heads, width, dtype=states.dtype, device=states.device
+    )
+
+
+def _write(place: Placement, store: Tensor, states: Tensor) -> Tensor:
+    assert place.index is not None
+    index = place.index if place.index.device == store.device else place.index.to(store.device)
+    store.index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))  # [R * W, H, D]
+    return store.view(place.rows, place.room, *store.shape[1:])[:, : place.span].transpose(1, 2)

@@ -1,0 +1,152 @@
+"""A Hugging Face causal LM as a `TokenModel`: windows of tokens, each row at its own positions.
+
+Any decoder-only model of transformers whose layers all use ordinary full attention will do. The
+model is called as it is, with explicit positions, a prepared 4-D mask and the cache of
+`mmaccel.pipelines.window_cache`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.pipelines.causal_lm_check import check_causal_lm, is_random, text_config
+from mmaccel.pipelines.window_cache import Placement, make_cache
+
+_CPU_STRIDE = 64
+
+
+class CausalLMWindow:
+    """Wraps a causal LM.
+
+    Args:
+        model: a transformers model with a language-modelling head.
+        vocab_size: V, if only the first V ids count; the rest of the head is not computed.
+        stride: on this many positions the attended length is rounded up; None attends to all
+            reserved positions at every pass, so that shapes are static for a given (R, W). By
+            default 64 on a CPU, where the length is known without waiting, and None elsewhere.
+
+    Raises:
+        UnsupportedModelError: no causal LM, or one whose layers do not all use full attention.
+        OptionError: vocab_size outside 1..the head's, or stride < 1.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        vocab_size: int | None = None,
+        stride: int | Literal["auto"] | None = "auto",
+    ) -> None:
+        self._n_layers = check_causal_lm(model)
+        self.model = model
+        head = model.get_output_embeddings()
+        full = int(head.weight.shape[0])
+        if vocab_size is not None and not 1 <= vocab_size <= full:
+            raise OptionError(
+                f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"
+            )
+        if stride not in ("auto", None) and int(stride) < 1:
+            raise OptionError(
+                f'stride: expected at least 1, None or "auto", received {stride}; try 64'
+            )
+        self.vocab_size = full if vocab_size is None else vocab_size
+        self.max_positions: int | None = getattr(
+            text_config(model), "max_position_embeddings", None
+        )
+        self._stride = stride
+        self._head = next(name for name, m in model.named_modules() if m is head)
+        self._narrow = self.vocab_size < full
+        self._positions = 0
+        self._placement: Placement | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's first parameter is."""
+        return self.model.device
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Forget everything and make room; see `mmaccel.contracts.TokenModel.reserve`.
+
+        Passes may reach beyond `positions`, as rows that have ended do; what they write there is
+        lost, and so are the scores of those entries.
+
+        Raises:
+            OptionError: more positions than the model was made for, or a model in training mode
+                that drops at random.
+        """
+        if rows < 1 or positions < 1:
+            raise OptionError(
+                f"reserve: expected at least 1 row and 1 position, received {rows} and "
+                f"{positions}; ask for more"
+            )
+        if self.max_positions is not None and positions > self.max_positions:
+            raise OptionError(
+                f"positions: expected at most {self.max_positions} (the model's "
+                f"max_position_embeddings), received {positions}; "
+                f"shorten the prompt or ask for fewer tokens"
+            )
+        if is_random(self.model):
+            raise OptionError(
+                "model: expected evaluation mode, received training mode with dropout; "
+                "call model.eval()"
+            )
+        self._positions = positions
+        self._placement = Placement(rows, positions + 1)
+        self._cache = make_cache(self._n_layers, self._placement)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """One pass; see `mmaccel.contracts.TokenModel.forward`.
+
+        Cost: one pass, no host synchronisation on an accelerator; one mask of `[R, 1, W, span]`.
+
+        Raises:
+            ShapeError: before `reserve`, or for another number of rows than reserved.
+        """
+        place = self._placement
+        if place is None or tokens.shape[0] != place.rows:
+            rows = "a call of reserve first" if place is None else f"{place.rows} rows as reserved"
+            raise ShapeError(
+                f"tokens: expected {rows}, received {list(tokens.shape)}; "
+                "call reserve(rows, positions)"
+            )
+        width = tokens.shape[1]
+        positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
+        place.aim(positions, self._span(start, width))
+        keys = torch.arange(place.span, device=start.device)
+        hidden = keys[None, None, None] > positions[:, None, :, None]  # [R, 1, W, span]
+        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=start.device)
+        out = self._run(
+            input_ids=tokens,
+            attention_mask=mask.masked_fill_(hidden, float("-inf")),
+            position_ids=positions.clamp(max=self._positions - 1),
+            past_key_values=self._cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        return out.logits  # [R, W, V]
+
+    def _span(self, start: Tensor, width: int) -> int:
+        """How many positions the model has to look at."""
+        assert self._placement is not None
+        stride = self._stride
+        if stride == "auto":
+            stride = _CPU_STRIDE if start.device.type == "cpu" else None
+        if stride is None:
+            return self._placement.room
+        reach = int(start.max()) + width
+        return -(-reach // stride) * stride
+
+    def _run(self, **inputs: Any) -> Any:
+        if not self._narrow:
+            return self.model(**inputs)
+        head = self.model.get_submodule(self._head)
+        swapped = {f"{self._head}.weight": head.weight[: self.vocab_size]}
+        if head.bias is not None:
+            swapped[f"{self._head}.bias"] = head.bias[: self.vocab_size]
+        return functional_call(self.model, swapped, (), inputs, tie_weights=False)
