@@ -49,7 +49,15 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import Generation, Policy, Progress, Prompt, Stats, TokenModel, VisualTokenizer
+    from mmaccel.contracts import (
+        Generation,
+        Policy,
+        Progress,
+        Prompt,
+        Stats,
+        TokenModel,
+        VisualTokenizer,
+    )
     from mmaccel.errors import (
         AttachError,
         MissingBackendError,

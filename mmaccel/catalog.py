@@ -1,0 +1,148 @@
+"""The catalog: short names of policies and demo models.
+
+Adding a policy is its file and its entry here. Names are strings until they are asked for, so that
+listing them imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import Any
+
+from mmaccel.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A policy under a short name.
+
+    Attributes:
+        target: "module:Class".
+        summary: one line for listings.
+        preset: fields the name stands for; they cannot be given otherwise under this name.
+    """
+
+    target: str
+    summary: str
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """A model that ships with the package, in `mmaccel/demo/weights/<name>/`.
+
+    Attributes:
+        summary: one line for listings.
+        captions: "module:function" of (collection, indices) to captions.
+        fresh: "module:constant", a collection that no training saw.
+        examples: captions for a first look.
+    """
+
+    summary: str
+    captions: str
+    fresh: str
+    examples: tuple[str, ...]
+
+
+_SJD = "mmaccel.samplers.speculative_jacobi:SpeculativeJacobi"
+_LOOKUP = "mmaccel.samplers.speculative:Speculative"
+
+POLICIES: dict[str, Entry] = {
+    "autoregressive": Entry(
+        "mmaccel.samplers.autoregressive:Autoregressive", "token by token; the oracle"
+    ),
+    "jacobi": Entry("mmaccel.samplers.jacobi:Jacobi", "fixed point with frozen noise"),
+    "sjd": Entry(_SJD, "speculative Jacobi decoding, fresh drafts", {"coupling": "independent"}),
+    "mc-sjd": Entry(_SJD, "speculative Jacobi decoding, maximal coupling", {"coupling": "maximal"}),
+    "gumbel-sjd": Entry(
+        _SJD, "speculative Jacobi decoding, Gumbel coupling", {"coupling": "gumbel"}
+    ),
+    "speculative": Entry(_LOOKUP, "a draft model (draft_model=), or prompt lookup without one"),
+    "prompt-lookup": Entry(_LOOKUP, "drafts copied from before", {"draft_model": None}),
+    "gsd": Entry(
+        "mmaccel.samplers.grouped_speculative:GroupedSpeculative",
+        "grouped speculative decoding: other pictures, says what it spends",
+    ),
+}
+
+MODELS: dict[str, DemoModel] = {
+    "scenes": DemoModel(
+        "64x64 captioned scenes, 256 tokens a picture",
+        "mmaccel.demo.scenes_data:make_captions",
+        "mmaccel.demo.scenes_data:EVALUATION_SEED",
+        (
+            "a red circle above a small blue square on grass",
+            "a large yellow star left of a small purple ring at night",
+            "a white triangle right of a green circle on water",
+            "an orange ring below a large red square on sand",
+            "a small blue star inside a large orange circle on snow",
+            "a large purple square left of a white ring on grass",
+            "a green triangle above a small yellow circle on water",
+            "a small white circle below a large green star at night",
+        ),
+    ),
+}
+
+
+def policy_names() -> list[str]:
+    """Short names of all policies, in the catalog's order."""
+    return list(POLICIES)
+
+
+def find_policy(name: str) -> Entry:
+    """The entry of a short name.
+
+    Raises:
+        OptionError: unknown name, with the names there are.
+    """
+    if name not in POLICIES:
+        raise OptionError(
+            f"policy: expected one of {', '.join(POLICIES)}, received {name!r}; choose one of these"
+        )
+    return POLICIES[name]
+
+
+def load(target: str) -> Any:
+    """Import what "module:name" names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def make_policy(name: str, **options: Any) -> Any:
+    """Build a policy from its short name.
+
+    Args:
+        name: one of `policy_names()`. Choosing a relaxed policy by name is the opt-in to it.
+        **options: fields of the policy that the name does not fix already.
+
+    Returns:
+        The policy, validated.
+
+    Raises:
+        OptionError: unknown name, an option the policy does not have, or a bad value.
+    """
+    entry = find_policy(name)
+    policy = load(entry.target)
+    own = [f.name for f in fields(policy) if f.name not in entry.preset]
+    for option in options:
+        if option not in own:
+            raise OptionError(
+                f"policy {name}: expected options out of {', '.join(own) or '(none)'}, "
+                f"received {option!r}; leave it out or choose another policy"
+            )
+    return policy(**entry.preset, **options)
+
+
+def find_demo(name: str) -> DemoModel:
+    """The demo model of a short name.
+
+    Raises:
+        OptionError: unknown name, with the names there are.
+    """
+    if name not in MODELS:
+        raise OptionError(
+            f"model: expected one of {', '.join(MODELS)}, received {name!r}; choose one of these"
+        )
+    return MODELS[name]

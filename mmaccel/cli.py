@@ -1,0 +1,66 @@
+"""The command line: `mmaccel generate | bench | doctor | models`.
+
+Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped with Ctrl-C. What went wrong is said in one
+line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help` answers at
+once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from mmaccel.commands.bench import bench
+from mmaccel.commands.doctor import doctor
+from mmaccel.commands.generate import generate
+from mmaccel.commands.models import models
+from mmaccel.errors import MMAccelError, OptionError
+
+app = typer.Typer(
+    name="mmaccel",
+    help="The same images from several times fewer forward passes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (generate, bench, doctor, models):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name; those of the process where None.
+
+    Returns:
+        The exit code.
+    """
+    argv = None if arguments is None else list(arguments)
+    try:
+        code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("stopped", 130)
+    except OptionError as error:
+        return _say(error, 2)
+    except (MMAccelError, OSError) as error:
+        return _say(error, 1)
+    except Exception as error:
+        # Typer's own complaints about the arguments; their class moved between its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        complaint = error.format_message().rstrip(".")
+        return _say(f"{complaint}; see mmaccel --help", 2) if complaint else 2
+    return code if isinstance(code, int) else 0
+
+
+def _say(what: object, code: int) -> int:
+    line = " ".join(str(what).split())
+    print(f"mmaccel: {line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""`mmaccel bench`: all policies and windows in one run, on one table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmaccel.catalog import policy_names
+
+if TYPE_CHECKING:
+    from mmaccel.commands.measure import Row
+
+_ALL = "all"
+
+
+def bench(
+    prompt: Annotated[
+        str | None, typer.Argument(help="caption of all pictures; without it, fresh captions")
+    ] = None,
+    model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
+    policies: Annotated[str, typer.Option(help="short names with commas")] = _ALL,
+    windows: Annotated[str, typer.Option(help="with commas")] = "1,16,32,64",
+    guidance: Annotated[str, typer.Option(help="scales with commas")] = "1.0,2.0",
+    count: Annotated[int, typer.Option(help="number of fresh captions")] = 16,
+    seed: Annotated[int, typer.Option(help="of the first picture")] = 0,
+    batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write results here")] = None,
+) -> None:
+    """Measure forward passes and seconds against token by token, interleaved picture by picture."""
+    from mmaccel.catalog import MODELS, load, make_policy
+    from mmaccel.commands.machine import describe_machine
+    from mmaccel.commands.measure import Setup, measure
+    from mmaccel.commands.picture_files import write_whole
+    from mmaccel.commands.run_setup import check_count, open_folder, open_pipeline, parse_window
+    from mmaccel.pipelines.model_folder import find_folder
+    from mmaccel.samplers.filters import Filters
+
+    check_count("count", count)
+    check_count("batch-size", batch_size)
+    names = policy_names() if policies == _ALL else _split(policies)
+    names = [name for name in names if name != "autoregressive"]
+    if policies == _ALL:
+        names.remove("speculative")  # without a draft model it is prompt-lookup
+    widths = [parse_window(text) for text in _split(windows)]
+    scales = [_number("guidance", text) for text in _split(guidance)]
+    setups = [Setup("autoregressive", make_policy("autoregressive"), None)]
+    for name in names:
+        for width in widths:
+            if width != "adaptive" or name == "jacobi":
+                setups.append(Setup(name, make_policy(name, window=width), width))
+    filters = [Filters(guidance_scale=scale, temperature=temperature) for scale in scales]
+    pipe = open_pipeline(model, device)
+    source = MODELS.get(model, MODELS["scenes"])
+    captions = (
+        [prompt] * count if prompt else load(source.captions)(load(source.fresh), range(count))
+    )
+    for caption in captions:
+        pipe.words.encode(caption)
+    if json_file is not None:
+        open_folder(json_file.parent)
+    rows = measure(pipe, captions, setups, filters, seed, batch_size)
+    card = _read_card(find_folder(model))
+    _print(rows, card, count, batch_size)
+    if json_file is not None:
+        report = {
+            "command": " ".join(["mmaccel", *sys.argv[1:]]),
+            "machine": describe_machine(device),
+            "model": model,
+            "card": card,
+            "captions": captions,
+            "batch_size": batch_size,
+            "temperature": temperature,
+            "seed": seed,
+            "rows": [row.to_dict() for row in rows],
+        }
+        text = json.dumps(report, indent=1) + "\n"
+        write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(name: str, text: str) -> float:
+    from mmaccel.errors import OptionError
+
+    try:
+        return float(text)
+    except ValueError as error:
+        raise OptionError(
+            f"--{name}: expected numbers with commas, received {text!r}; write 1.0,2.0"
+        ) from error
+
+
+def _read_card(folder: Path) -> dict[str, Any]:
+    file = folder / "card.json"
+    card = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
+
+
+def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -> None:
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    heads = ("guidance", "policy", "window", "passes", "tok/pass", "s/image", "speed-up", "same")
+    table = make_table(*heads, "sampler", "promise", "TV/token")
+    last = None
+    for row in rows:
+        if last not in (None, row.guidance):
+            table.add_section()
+        last = row.guidance
+        table.add_row(
+            f"{row.guidance:g}",
+            row.policy,
+            "-" if row.window is None else str(row.window),
+            f"{row.passes:.1f}",
+            f"{row.tokens_per_pass:.2f}",
+            f"{row.seconds:.3f}",
+            f"{row.speed_up:.2f}",
+            f"{row.identical}/{row.images}",
+            f"{100 * row.sampler_share:.0f} %",
+            row.exactness,
+            f"{row.total_variation:.3f}" if row.exactness == "relaxed" else "0",
+        )
+    console = wide_console()
+    console.print(table)
+    loss = card.get("generator", {}).get("validation_bits_per_token")
+    said = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
+    console.print(f"{count} captions, batch size {batch_size}, {said}.")

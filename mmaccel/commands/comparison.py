@@ -1,0 +1,80 @@
+"""Token by token on the left, a policy on the right: the picture and the table of `--compare`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.commands.picture_sheet import Panel, draw_sheet
+
+if TYPE_CHECKING:
+    from mmaccel.contracts import Stats
+    from mmaccel.pipelines.pictures import Pictures
+
+
+def identical(plain: Pictures, made: Pictures) -> int:
+    """How many pictures have the same tokens in both."""
+    return int((plain.tokens == made.tokens).all(1).sum())
+
+
+def verdict(same: int, count: int, exactness: str) -> str:
+    """Say in words how the two sides compare, and what was promised."""
+    if same == count:
+        return f"The same {'images' if count > 1 else 'image'}, token for token"
+    kept = {
+        "bitwise": "bitwise was promised: please report this",
+        "distribution": "other draws from the same law, as promised",
+        "relaxed": "a relaxed policy: another law",
+    }[exactness]
+    return f"{same} of {count} images identical: {kept}"
+
+
+def promise(stats: Stats) -> str:
+    """What a run promised, in words; a relaxed one says what it spent."""
+    if stats.exactness == "relaxed":
+        spent = stats.total_variation / stats.tokens
+        return f"relaxed: total variation {spent:.3f} spent a token"
+    words = {"bitwise": "same seed, same tokens", "distribution": "another draw from the same law"}
+    return f"{stats.exactness}: {words[stats.exactness]}"
+
+
+def draw_comparison(name: str, plain: Pictures, made: Pictures) -> Any:
+    """Both sides on one sheet; `name` is the short name of the policy on the right."""
+    count = len(made.images)
+    panels = [
+        Panel("Token by token", "the plain loop", plain.images, plain.prompts, _cost(plain)),
+        Panel(name, promise(made.stats), made.images, made.prompts, _cost(made)),
+    ]
+    line = verdict(identical(plain, made), count, made.stats.exactness)
+    return draw_sheet(panels, columns=2, foot=line)
+
+
+def print_comparison(name: str, plain: Pictures, made: Pictures) -> None:
+    """The table: passes, tokens per pass, seconds, identical."""
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    count = len(made.images)
+    same = identical(plain, made)
+    table = make_table("", *("passes", "tok/pass", "seconds", "speed-up", "identical", "promise"))
+    for side_name, side in (("autoregressive", plain), (name, made)):
+        stats = side.stats
+        table.add_row(
+            side_name,
+            f"{stats.row_passes / count:.1f}",
+            f"{stats.tokens_per_pass:.2f}",
+            f"{stats.seconds / count:.2f}",
+            f"{plain.stats.seconds / stats.seconds:.2f}",
+            "-" if side is plain else ("yes" if same == count else f"no, {same} of {count}"),
+            stats.exactness,
+        )
+    console = wide_console()
+    console.print(table)
+    console.print(f"{verdict(same, count, made.stats.exactness)}. Means over {count} images.")
+
+
+def _cost(side: Pictures) -> str:
+    stats, count = side.stats, len(side.images)
+    passes = stats.row_passes / count
+    return (
+        f"{stats.tokens // count} tokens in {passes:.0f} forward passes, "
+        f"{stats.seconds / count:.2f} s an image"
+    )

@@ -1,0 +1,120 @@
+"""`mmaccel doctor`: what this machine can run, and why not the rest."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+
+class Finding(NamedTuple):
+    """One line of the report; `state` is "yes", "no" or "needed" (missing, and nothing works)."""
+
+    what: str
+    state: str
+    detail: str
+
+
+def doctor(
+    model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
+    out: Annotated[Path, typer.Option(help="folder that pictures would go to")] = Path("out"),
+) -> None:
+    """Say what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    findings = [*check_packages(), *check_devices(), check_model(model), check_writing(out)]
+    table = make_table("what", "", "detail", title="mmaccel doctor")
+    marks = {"yes": "[green]yes[/]", "no": "[yellow]no[/]", "needed": "[red]missing[/]"}
+    for finding in findings:
+        table.add_row(finding.what, marks[finding.state], finding.detail)
+    console = wide_console()
+    console.print(table)
+    broken = [finding.what for finding in findings if finding.state == "needed"]
+    if broken:
+        console.print(f"Cannot generate before this is mended: {', '.join(broken)}.")
+        raise typer.Exit(1)
+    console.print('Ready: mmaccel generate "a red circle on grass" --compare')
+
+
+def check_packages() -> list[Finding]:
+    """Python and the packages that are needed or useful, with their versions."""
+    from mmaccel.commands.machine import package_version
+
+    findings = [
+        Finding(
+            "python", "yes" if sys.version_info >= (3, 11) else "needed", sys.version.split()[0]
+        )
+    ]
+    for name in ("torch", "transformers", "einops", "safetensors", "pillow"):
+        found = package_version(name)
+        lacking = "not installed; pip install mmaccel"
+        findings.append(Finding(name, "yes" if found else "needed", found or lacking))
+    triton = package_version("triton")
+    lacking = "not installed; fused kernels need it, nothing else does"
+    findings.append(Finding("triton", "yes" if triton else "no", triton or lacking))
+    return findings
+
+
+def check_devices() -> list[Finding]:
+    """Processor, accelerators, and the number formats each computes in."""
+    try:
+        import torch
+    except ImportError as error:
+        return [Finding("devices", "needed", f"torch does not import: {error}")]
+    from mmaccel.commands.machine import processor
+
+    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    findings = [Finding("cpu", "yes", f"{processor()}, {threads}; {_formats('cpu')}")]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            name = f"cuda:{index}"
+            detail = f"{torch.cuda.get_device_name(index)}; {_formats(name)}"
+            findings.append(Finding(name, "yes", detail))
+    elif torch.version.cuda is None:
+        findings.append(Finding("cuda", "no", "this torch is built without CUDA; use cpu"))
+    else:
+        reason = f"torch has CUDA {torch.version.cuda}, but finds no NVIDIA GPU or driver"
+        findings.append(Finding("cuda", "no", reason))
+    return findings
+
+
+def _formats(device: str) -> str:
+    """Number formats in which a matrix product runs on a device."""
+    import torch
+
+    works = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        try:
+            ones = torch.ones(8, 8, dtype=dtype, device=device)
+            if bool(((ones @ ones) == 8).all()):
+                works.append(str(dtype).removeprefix("torch."))
+        except RuntimeError:  # this device lacks this format, which is what is asked here
+            continue
+    return ", ".join(works)
+
+
+def check_model(name: str) -> Finding:
+    """Are the weights there, and do they load?"""
+    try:
+        from mmaccel.commands.run_setup import open_pipeline
+
+        pipe = open_pipeline(name, "cpu")
+    except (ImportError, OSError, ValueError, TypeError) as error:
+        return Finding(f"model {name}", "needed", " ".join(str(error).split()))
+    return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")
+
+
+def check_writing(folder: Path) -> Finding:
+    """Can the folder for results, or the nearest existing one above it, be written?"""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        return Finding("write access", "needed", f"{nearest}: {error.strerror}; choose --out")
+    return Finding("write access", "yes", f"{nearest.absolute()} on {platform.system()}")

@@ -1,0 +1,51 @@
+"""What a result was made on: versions and device, for metadata and reports."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mmaccel
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, or None; imports nothing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a picture depends on."""
+    found = {name: package_version(name) for name in ("torch", "transformers", "numpy")}
+    own = {"mmaccel": mmaccel.__version__, "python": platform.python_version()}
+    return own | {name: value for name, value in found.items() if value is not None}
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """Device, threads and versions, ready for JSON."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()
+    return {
+        "device": device,
+        "name": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "versions": versions(),
+    }

@@ -1,0 +1,132 @@
+"""Measuring policies against each other: interleaved, so that a noisy machine hits all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.commands.comparison import identical
+from mmaccel.commands.run_setup import warm_up
+
+if TYPE_CHECKING:
+    from mmaccel.contracts import Policy
+    from mmaccel.pipelines.pictures import Pictures
+    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.samplers.filters import Filters
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A policy to measure, under its short name; `window` is None where it has none."""
+
+    name: str
+    policy: Policy
+    window: int | str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one setup at one guidance scale; means over `images` pictures.
+
+    Attributes:
+        policy, window, guidance: what was measured.
+        settings: the policy's repr.
+        exactness: its promise.
+        images: pictures made.
+        passes: forward passes a picture took part in while unfinished.
+        tokens_per_pass: tokens it gained in one.
+        seconds: wall time per picture.
+        speed_up: seconds of the first setup at the same guidance, over these.
+        identical: pictures whose tokens equal the first setup's.
+        sampler_share: share of the time that is not the model's forward pass.
+        total_variation: total variation spent per token.
+    """
+
+    policy: str
+    window: int | str | None
+    guidance: float
+    settings: str
+    exactness: str
+    images: int
+    passes: float
+    tokens_per_pass: float
+    seconds: float
+    speed_up: float
+    identical: int
+    sampler_share: float
+    total_variation: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, ready for JSON."""
+        return asdict(self)
+
+
+def measure(
+    pipe: TextToImage,
+    captions: Sequence[str],
+    setups: Sequence[Setup],
+    filters: Sequence[Filters],
+    seed: int,
+    batch_size: int,
+) -> list[Row]:
+    """Run every setup on every caption.
+
+    Args:
+        pipe: the model.
+        captions: one per picture; picture k has seed `seed + k`.
+        setups: the first is what the others are compared with.
+        filters: one set per guidance scale.
+        seed: of the first picture.
+        batch_size: pictures made together.
+
+    Returns:
+        One row per filter and setup, filter by filter.
+
+    Cost: a few passes per setup to warm up, then batch by batch every setup in a rotating order.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from mmaccel.pipelines.pictures import join
+
+    cells = [(f, s) for f in range(len(filters)) for s in range(len(setups))]
+    seeds = [seed + k for k in range(len(captions))]
+    runs: dict[tuple[int, int], Iterator[Pictures]] = {}
+    made: dict[tuple[int, int], list[Pictures]] = {}
+    for f, s in cells:
+        policy = setups[s].policy
+        warm_up(pipe, policy, filters[f], captions[0], min(batch_size, len(captions)))
+        runs[f, s] = pipe.stream(
+            captions, filters[f], policy=policy, seed=seeds, batch_size=batch_size
+        )
+        made[f, s] = []
+    n_batches = -(-len(captions) // batch_size)
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=n_batches * len(cells))
+        for k in range(n_batches):
+            turn = k % len(cells)
+            for cell in cells[turn:] + cells[:turn]:
+                made[cell].append(next(runs[cell]))
+                bar.advance(task)
+    sides = {cell: join(parts) for cell, parts in made.items()}
+    return [_row(setups[s], filters[f].guidance_scale, sides[f, s], sides[f, 0]) for f, s in cells]
+
+
+def _row(setup: Setup, guidance: float, made: Pictures, plain: Pictures) -> Row:
+    stats, images = made.stats, len(made.images)
+    return Row(
+        policy=setup.name,
+        window=setup.window,
+        guidance=guidance,
+        settings=stats.policy,
+        exactness=stats.exactness,
+        images=images,
+        passes=stats.row_passes / images,
+        tokens_per_pass=stats.tokens_per_pass,
+        seconds=stats.seconds / images,
+        speed_up=plain.stats.seconds / stats.seconds,
+        identical=identical(plain, made),
+        sampler_share=1 - stats.forward_seconds / stats.seconds,
+        total_variation=stats.total_variation / stats.tokens,
+    )

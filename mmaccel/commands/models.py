@@ -1,0 +1,27 @@
+"""`mmaccel models`: what can be named on the command line."""
+
+from __future__ import annotations
+
+
+def models() -> None:
+    """List the demo models and the decoding policies, with what each policy promises."""
+    from dataclasses import fields
+
+    from mmaccel.catalog import MODELS, POLICIES, load
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    console = wide_console()
+    table = make_table("model", "what", title="Demo models")
+    for name, model in MODELS.items():
+        table.add_row(name, model.summary)
+    console.print(table)
+    table = make_table("policy", "promise", "options", "what", title="Policies")
+    for name, entry in POLICIES.items():
+        policy = load(entry.target)
+        own = [f.name for f in fields(policy) if f.name not in entry.preset]
+        table.add_row(name, policy.exactness, ", ".join(own), entry.summary)
+    console.print(table)
+    console.print(
+        "bitwise: same seed, same tokens as token by token. distribution: the same law. "
+        "relaxed: other pictures; what was spent is in the stats."
+    )

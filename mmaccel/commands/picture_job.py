@@ -1,0 +1,142 @@
+"""One run of `mmaccel generate`: make pictures, write them as they are finished, sum up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.catalog import make_policy
+from mmaccel.commands.comparison import draw_comparison, print_comparison, promise
+from mmaccel.commands.picture_files import describe, picture_name, write_png, write_whole
+from mmaccel.commands.picture_sheet import Panel, draw_sheet
+from mmaccel.commands.run_setup import warm_up
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+    from mmaccel.contracts import Policy, Progress
+    from mmaccel.pipelines.pictures import Pictures
+    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.samplers.filters import Filters
+
+
+@dataclass
+class Job:
+    """What to make, and what is finished."""
+
+    pipe: TextToImage
+    captions: list[str]
+    seed: int
+    name: str
+    policy: Policy
+    filters: Filters
+    batch_size: int
+    out: Path
+    model: str
+    made: list[Pictures] = field(default_factory=list)
+    plain: list[Pictures] = field(default_factory=list)
+    kept: int = 0
+
+    @property
+    def title(self) -> str:
+        """The policy's short name and its window."""
+        window = getattr(self.policy, "window", None)
+        if window is None:
+            return self.name
+        return (
+            f"{self.name}, window {window}" if isinstance(window, int) else f"{self.name}, {window}"
+        )
+
+    def batches(self, policy: Policy, on_step: Any) -> Iterator[Pictures]:
+        """All pictures by a policy; picture k has seed `seed + k` and depends on that alone."""
+        seeds = [self.seed + k for k in range(len(self.captions))]
+        return self.pipe.stream(
+            self.captions,
+            self.filters,
+            policy=policy,
+            seed=seeds,
+            batch_size=self.batch_size,
+            on_step=on_step,
+        )
+
+    def write(self, batch: Pictures) -> None:
+        """Write the pictures of a batch."""
+        settings = {"model": self.model, "policy": self.name}
+        for name in ("guidance_scale", "temperature", "top_k", "top_p", "min_p"):
+            settings[name] = getattr(self.filters, name)
+        for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
+            seed = self.seed + batch.first + k
+            facts = describe(prompt, seed, settings, batch.stats)
+            facts["batch"] = len(batch.images)
+            write_png(self.out / picture_name(seed, prompt, self.name), image, facts)
+            self.kept += 1
+
+
+def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
+    """Make all pictures; with `compare`, each batch token by token too, one after the other.
+
+    Returns:
+        Number of pictures written, and False if Ctrl-C came before the last.
+    """
+    from mmaccel.pipelines.pictures import join
+
+    try:
+        with _progress(job, compare) as tick:
+            plain_policy = make_policy("autoregressive")
+            if compare:
+                for policy in (plain_policy, job.policy):
+                    warm_up(job.pipe, policy, job.filters, job.captions[0], job.batch_size)
+            plain = job.batches(plain_policy, tick) if compare else None
+            for batch in job.batches(job.policy, tick):
+                if plain is not None:
+                    job.plain.append(next(plain))
+                job.write(batch)
+                job.made.append(batch)
+        made, file = join(job.made), job.out / ("compare.png" if compare else "contact.png")
+        sheet = (
+            draw_comparison(job.title, join(job.plain), made)
+            if compare
+            else draw_contact_sheet(job.title, made)
+        )
+        write_whole(file, lambda path: sheet.save(path, format="PNG"))
+    except KeyboardInterrupt:
+        return job.kept, False
+    if compare:
+        print_comparison(job.name, join(job.plain), made)
+    print(f"{job.kept} pictures and {file.name} in {job.out}")
+    return job.kept, True
+
+
+def draw_contact_sheet(name: str, made: Pictures) -> Any:
+    """All pictures of a run on one sheet, under the policy's name."""
+    stats, count = made.stats, len(made.images)
+    foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
+    panel = Panel(name, promise(stats), made.images, made.prompts, foot)
+    return draw_sheet([panel], columns=4)
+
+
+@contextmanager
+def _progress(job: Job, compare: bool) -> Iterator[Any]:
+    """A progress bar on stderr that counts tokens; yields what `on_step` is to be."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    total = len(job.captions) * job.pipe.length * (2 if compare else 1)
+    bar: Bar
+    with RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} tokens"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task("pictures", total=total)
+
+        def tick(progress: Progress) -> None:
+            bar.update(task, advance=int((progress.lengths - progress.previous).sum()))
+
+        yield tick

@@ -1,0 +1,86 @@
+"""What `generate` and `bench` do before anything is generated: checks, loading, warming up."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.errors import OptionError
+
+if TYPE_CHECKING:
+    from mmaccel.contracts import Policy, Progress
+    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.samplers.filters import Filters
+
+
+def parse_window(text: str | None) -> int | str | None:
+    """The value of `--window`: an integer, or the text itself for the policy to judge."""
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return text
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number below 1.
+
+    Raises:
+        OptionError: with the option's name.
+    """
+    if value < 1:
+        raise OptionError(f"--{name}: expected at least 1, received {value}; ask for 1 or more")
+
+
+def open_folder(folder: Path) -> None:
+    """Make a folder for results and make sure that it can be written.
+
+    Raises:
+        OSError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"--out: expected a folder that can be written, received {str(folder)!r} "
+            f"({error.strerror}); choose another"
+        ) from error
+
+
+def open_pipeline(model: str, device: str) -> TextToImage:
+    """Load a text-to-image model on a device.
+
+    Raises:
+        OptionError: no such model or device.
+    """
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(
+            f"--device: expected a device of this machine, received {device!r} ({reason}); use cpu"
+        ) from error
+    from transformers.utils import logging
+
+    from mmaccel.pipelines.text_to_image import TextToImage
+
+    logging.disable_progress_bar()
+    return TextToImage.from_pretrained(model, device=device)
+
+
+def warm_up(pipe: TextToImage, policy: Policy, filters: Filters, caption: str, rows: int) -> None:
+    """Run a few passes, so that the first measured picture does not pay for allocations."""
+
+    def stop(progress: Progress) -> Any:
+        return progress.lengths if progress.passes >= 3 else None
+
+    list(pipe.stream([caption] * rows, filters, policy=policy, on_step=stop))

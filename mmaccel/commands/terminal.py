@@ -1,0 +1,28 @@
+"""How tables look, on a terminal and in a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_WIDTH_OF_A_FILE = 120
+
+
+def wide_console() -> Console:
+    """A console on stdout; where that is no terminal, lines are long enough for every table."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_OF_A_FILE)
+
+
+def make_table(*heads: str, title: str | None = None) -> Table:
+    """A table with light rules, narrow enough for 80 columns."""
+    from rich import box
+    from rich.table import Table
+
+    looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "pad_edge": False}
+    return Table(*heads, title=title, padding=(0, 1, 0, 0), **looks)

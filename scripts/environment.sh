@@ -1,0 +1,40 @@
+# Sourced by quickstart.sh and test.sh. Reads PYTHON (default: the first Python >= 3.11 found).
+_CPU_BUILDS=https://download.pytorch.org/whl/cpu
+
+make_environment() {
+    local python="${PYTHON:-}" candidate
+    [ -x .venv/bin/python ] && return
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11 python; do
+        [ -n "$python" ] && break
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            python="$candidate"
+        fi
+    done
+    if [ -z "$python" ]; then
+        echo "python: expected 3.11 or later, received none; install one or set PYTHON=/its/path" >&2
+        return 1
+    fi
+    "$python" -m venv .venv
+}
+
+# install TARGET: one pip call, editable. Without an NVIDIA GPU it must not bring CUDA packages: the
+# bound on torch lets pip take a CPU build ("+cpu") from whatever index or folder offers one, and
+# PyTorch's own index of CPU builds is asked too, where it answers.
+install() {
+    local options=(--quiet --disable-pip-version-check -e "$1")
+    if ! nvidia-smi >/dev/null 2>&1; then
+        options+=("torch>=2.6,<2.14")
+        if _answers "$_CPU_BUILDS/torch/"; then
+            options+=(--extra-index-url "$_CPU_BUILDS")
+        elif [ "$(uname -s)" = Linux ]; then
+            echo "note: $_CPU_BUILDS does not answer. Should pip fetch nvidia-* packages, stop it," \
+                "and set PIP_EXTRA_INDEX_URL to an index that offers CPU builds of torch." >&2
+        fi
+    fi
+    .venv/bin/python -m pip install "${options[@]}"
+}
+
+_answers() {
+    .venv/bin/python -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)' "$1" \
+        2>/dev/null
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# From a fresh clone to a picture: makes .venv, installs, generates token by token and accelerated.
+#   PYTHON=python3.12 bash scripts/quickstart.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+make_environment
+install .
+echo "Generating 8 pictures twice: token by token, and with Jacobi decoding."
+.venv/bin/mmaccel generate --compare --out out
+echo "Look at out/compare.png"

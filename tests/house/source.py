@@ -1,0 +1,50 @@
+"""Reading the sources: which module is where, and what it imports."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FLOORS = ("kernels", "tokenizers_vq", "samplers", "pipelines")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: what it names, its line, and whether it runs when its module does."""
+
+    target: str
+    line: int
+    at_import: bool
+
+
+def modules() -> dict[str, Path]:
+    """Import name -> file, of all modules of the library."""
+    found = {}
+    for top in ("mmaccel", *FLOORS):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            parts = parts[:-1] if parts[-1] == "__init__" else parts
+            found[".".join(parts if top == "mmaccel" else ("mmaccel", *parts))] = file
+    return found
+
+
+def imports(source: str) -> list[Import]:
+    """All imports of a module, those in functions and for type checkers included."""
+    found: list[Import] = []
+
+    def walk(node: ast.AST, at_import: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend(Import(a.name, child.lineno, at_import) for a in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                name = "." * child.level + (child.module or "")
+                found.append(Import(name, child.lineno, at_import))
+            runs = not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                runs = False
+            walk(child, at_import and runs)
+
+    walk(ast.parse(source), True)
+    return found

@@ -1,0 +1,60 @@
+"""The README: its Python runs, and the files it points to are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.house.source import ROOT
+from tests.tiny_model import N_CODES, build_tiny
+
+README = ROOT / "README.md"
+
+
+def text() -> str:
+    if not README.is_file():
+        pytest.skip("README.md is not written yet")
+    return README.read_text(encoding="utf-8")
+
+
+def provide(name: str, folder: Path) -> Any:
+    """What a block whose first line is `# requires: …` takes from its reader."""
+    from transformers import AutoModelForCausalLM
+
+    if name == "inputs":
+        return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
+    assert name == "model", f"README: expected '# requires: model, inputs', received {name!r}"
+    folder.mkdir()
+    return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
+
+
+def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "readme"}
+    for number, block in enumerate(blocks, 1):
+        required = re.match(r"# requires: (.*)\n", block)
+        for name in required[1].split(", ") if required else []:
+            names[name] = provide(name, tmp_path / f"{number}-{name}")
+        exec(compile(block, f"README.md, Python block {number}", "exec"), names)
+
+
+def test_local_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", text()) + re.findall(r'src="([^"]+)"', text())
+    local = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (ROOT / link).exists()] == []
+
+
+def test_commands_exist() -> None:
+    from mmaccel.cli import app
+
+    known = {command.callback.__name__ for command in app.registered_commands}
+    used = set(re.findall(r"^\s*(?:\$ )?mmaccel ([a-z]+)", text(), re.MULTILINE))
+    assert used <= known
+    scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", text()))
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []
