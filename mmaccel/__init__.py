@@ -1,6 +1,7 @@
 """mmaccel: the same images, clips, speech or text from several times fewer forward passes.
 
-Attach a decoding policy to a generator that already runs; the policy says in writing how exact it is.
+Attach a decoding policy to a generator that already runs; the policy says in writing how exact it
+is.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _here = os.path.dirname(__file__)
-if not os.path.isdir(os.path.join(_here, "kernels")):  # a checkout: the floors stand beside this folder, not in it
+# In a checkout the floors stand beside this folder, not in it.
+if not os.path.isdir(os.path.join(_here, "kernels")):
     __path__.append(os.path.dirname(_here))
 
-# Public name -> module that defines it. Nothing is imported before it is asked for, so `import mmaccel` needs no torch.
+# Public name -> module that defines it. Nothing is imported before it is asked for, so that
+# `import mmaccel` needs no torch.
 _PUBLIC = {
     "Autoregressive": "mmaccel.samplers.autoregressive",
     "Jacobi": "mmaccel.samplers.jacobi",
@@ -34,9 +37,9 @@ _PUBLIC = {
     "VisualTokenizer": "mmaccel.contracts",
     "Policy": "mmaccel.contracts",
     "Prompt": "mmaccel.contracts",
-    "Generation": "mmaccel.contracts",
-    "Progress": "mmaccel.contracts",
-    "Stats": "mmaccel.contracts",
+    "Generation": "mmaccel.results",
+    "Progress": "mmaccel.results",
+    "Stats": "mmaccel.results",
     "MMAccelError": "mmaccel.errors",
     "ShapeError": "mmaccel.errors",
     "OptionError": "mmaccel.errors",
@@ -49,15 +52,7 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import (
-        Generation,
-        Policy,
-        Progress,
-        Prompt,
-        Stats,
-        TokenModel,
-        VisualTokenizer,
-    )
+    from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer
     from mmaccel.errors import (
         AttachError,
         MissingBackendError,
@@ -70,6 +65,7 @@ if TYPE_CHECKING:
     from mmaccel.handle import Handle, attach, supports
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.pipelines.window_model import CausalLMWindow
+    from mmaccel.results import Generation, Progress, Stats
     from mmaccel.samplers.autoregressive import Autoregressive
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.grouped_speculative import GroupedSpeculative

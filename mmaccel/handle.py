@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import Any
 
 from mmaccel.catalog import make_policy, policy_names
-from mmaccel.contracts import Policy, Stats
+from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import FAMILY, CausalLM, check_generator
 from mmaccel.pipelines.inject import Injection
+from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.noise import Noise
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Generation, Policy, Progress, Stats
+from mmaccel.contracts import Policy
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.call_obstacles import find_obstacles
 from mmaccel.pipelines.causal_lm_check import check_causal_lm
@@ -24,6 +24,7 @@ from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.original_run import run_original
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.results import Generation, Progress, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 

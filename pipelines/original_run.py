@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Stats
 from mmaccel.pipelines.inject import original
+from mmaccel.results import Stats
 
 
 def run_original(

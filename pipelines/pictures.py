@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Exactness, Stats
+from mmaccel.results import Exactness, Stats
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import OnStep, Policy, Prompt, Stats, TokenModel, VisualTokenizer
+from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.caption_words import CaptionWords
 from mmaccel.pipelines.model_folder import find_folder, load_folder
 from mmaccel.pipelines.pictures import Pictures, join, to_images
+from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Progress
+from mmaccel.results import Progress
 
 _OPEN = 2**62
 

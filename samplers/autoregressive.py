@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from mmaccel.contracts import Exactness, Generation, OnStep, Prompt, TokenModel
+from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window import WindowRun

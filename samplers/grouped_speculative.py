@@ -23,8 +23,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Exactness, Generation, OnStep, Prompt, TokenModel, check_window
+from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
+from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import at_tokens, exact_acceptance
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.filters import Filters

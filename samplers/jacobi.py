@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmaccel.contracts import Exactness, Generation, OnStep, Prompt, TokenModel, check_window
+from mmaccel.contracts import Prompt, TokenModel, check_window
+from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import count_leading
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.filters import Filters

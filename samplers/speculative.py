@@ -18,8 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Exactness, Generation, OnStep, Prompt, TokenModel, check_window
+from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
+from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import count_leading, draw, is_kept, one_hot, residual
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise, Stream

@@ -12,8 +12,9 @@ import time
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Generation, OnStep, Policy, Progress, Prompt, Stats, TokenModel
+from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import NumericsError, OptionError, ShapeError
+from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import cut_at_stop

@@ -18,8 +18,10 @@ import torch
 import mmaccel
 from tests.tiny_model import build_tiny
 
-_OURS = tuple(str(Path(entry).resolve()) + os.sep for entry in mmaccel.__path__)
-_NOT_OURS = str(Path(__file__).parent.resolve()) + os.sep
+_FLOORS = ("kernels", "samplers", "pipelines", "tokenizers_vq")
+_HOMES = [Path(mmaccel.__file__).parent]
+_HOMES += [Path(entry) / floor for entry in mmaccel.__path__ for floor in _FLOORS]
+_OURS = tuple(str(home.resolve()) + os.sep for home in _HOMES)
 
 
 def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -28,7 +30,7 @@ def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def made(*args: Any, **options: Any) -> torch.Tensor:
         tensor = make(*args, **options)
         caller = sys._getframe(1).f_code.co_filename
-        if not caller.startswith(_OURS) or caller.startswith(_NOT_OURS):
+        if not caller.startswith(_OURS):
             return tensor
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             return tensor.fill_(float("nan"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.commands.picture_sheet import Panel, draw_sheet
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import Stats
     from mmaccel.pipelines.pictures import Pictures
+    from mmaccel.results import Stats
 
 
 def identical(plain: Pictures, made: Pictures) -> int:

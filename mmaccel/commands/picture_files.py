@@ -13,7 +13,7 @@ from mmaccel.commands.machine import versions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.contracts import Stats
+    from mmaccel.results import Stats
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:

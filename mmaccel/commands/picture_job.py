@@ -17,9 +17,10 @@ from mmaccel.commands.run_setup import warm_up
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from mmaccel.contracts import Policy, Progress
+    from mmaccel.contracts import Policy
     from mmaccel.pipelines.pictures import Pictures
     from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
 
 

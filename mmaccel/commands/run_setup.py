@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.errors import OptionError
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import Policy, Progress
+    from mmaccel.contracts import Policy
     from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
 
 

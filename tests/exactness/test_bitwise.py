@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mmaccel import Autoregressive, Filters, Grid, Jacobi, Noise, OptionError
-from mmaccel.contracts import Generation, Policy, Progress
+from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness import first_divergence
+from mmaccel.results import Generation, Progress
 from mmaccel.samplers.drafts import SOURCES
 from tests.toy import ToyLanguage, law_by_hand, make_prompt
 from tests.toy_law import forced_by_hand

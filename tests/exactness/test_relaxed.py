@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import Filters, GroupedSpeculative, Noise, OptionError, SpeculativeJacobi
-from mmaccel.contracts import Stats
+from mmaccel.results import Stats
 from mmaccel.samplers.accept import count_leading
 from tests.toy import make_prompt
 from tests.toy_law import Setting, assert_exact, assert_rejected, measure

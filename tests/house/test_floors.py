@@ -11,6 +11,7 @@ from tests.house.source import imports, modules
 # place -> (floor, apart): places that are `apart` on one floor never import each other
 PLACES = {
     "mmaccel.errors": (0, False),
+    "mmaccel.results": (0, False),
     "mmaccel.contracts": (0, False),
     "mmaccel.kernels": (1, False),
     "mmaccel.tokenizers_vq": (2, False),

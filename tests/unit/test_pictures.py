@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.contracts import Stats
 from mmaccel.pipelines.pictures import Pictures, add_stats, join, to_images
+from mmaccel.results import Stats
 
 
 def test_stats_add_up_and_promise_the_weakest() -> None:

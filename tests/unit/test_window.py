@@ -22,7 +22,8 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy, Progress
+from mmaccel.contracts import Policy
+from mmaccel.results import Progress
 from mmaccel.samplers.window import WindowRun
 from tests.toy import ToyLanguage, make_prompt
 

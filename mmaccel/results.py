@@ -1,0 +1,99 @@
+"""What runs report: progress while they last, tokens and statistics at the end.
+
+Shapes: **B** rows, **L** tokens asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+Exactness = Literal["bitwise", "distribution", "relaxed"]
+
+
+@dataclass
+class Stats:
+    """What a run cost and what it promises.
+
+    Attributes:
+        policy: the policy's repr.
+        exactness: promise of the run, after fallbacks.
+        tokens: tokens made, summed over rows.
+        passes: forward passes of the model after the prompt's (the whole batch is one pass).
+        row_passes: passes summed over the rows that were still unfinished; equals `passes` at batch
+            1.
+        prefill_passes: passes over the prompt.
+        draft_passes: passes of a draft model.
+        accepted: `accepted[k]` counts row-passes that made exactly k + 1 tokens.
+        total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
+            for exact ones.
+        seconds: wall time of the run.
+        forward_seconds: the model's share of it, where it was measured.
+        fallbacks: reasons for everything that ran in another way than asked.
+    """
+
+    policy: str = ""
+    exactness: Exactness = "bitwise"
+    tokens: int = 0
+    passes: int = 0
+    row_passes: int = 0
+    prefill_passes: int = 0
+    draft_passes: int = 0
+    accepted: list[int] = field(default_factory=list)
+    total_variation: float = 0.0
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
+    fallbacks: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens a row gains in one forward pass, on average."""
+        return self.tokens / self.row_passes if self.row_passes else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and `tokens_per_pass`, ready for JSON."""
+        return {**asdict(self), "tokens_per_pass": self.tokens_per_pass}
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.tokens} tokens in {self.passes} forward passes "
+            f"({self.tokens_per_pass:.2f} a pass), {self.exactness}, {self.seconds:.2f} s"
+        )
+        return text + "".join(f"; fell back: {reason}" for reason in self.fallbacks)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a sampler returns: `tokens` `[B, L]` int64 (0 behind a row's end), `lengths` `[B]`
+    int64, `stats`.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State handed to `on_step` after every pass.
+
+    Attributes:
+        tokens: `[B, L]` int64, valid up to `lengths`; a view, to be copied if kept.
+        lengths: `[B]` int64, tokens made so far.
+        previous: `[B]` int64, `lengths` before this pass.
+        passes: passes so far.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    previous: Tensor
+    passes: int
+
+
+OnStep = Callable[[Progress], "Tensor | None"]
+"""Called after every pass. May return `[B]` int64: the number of tokens after which each row ends
+(a number above the row's length lets it go on); None changes nothing. An exception from it stops
+the run and reaches the caller."""
