@@ -65,6 +65,7 @@ def test_small_cells_are_pooled_by_the_law_alone() -> None:
     # From the least likely on: 1 + 2 + 3 = 6, then 7, 50, 100.
     assert pool_cells(expected).tolist() == [3, 0, 0, 0, 1, 2]
     assert pool_cells(torch.tensor([1.0, 1.0])).tolist() == [0, 0]
+    assert pool_cells(torch.tensor([3.0, 3.0, 3.0])).tolist() == [0, 0, 0]
     law = torch.tensor([0.88, 0.06, 0.03, 0.03])
     test = g_test(torch.tensor([90, 4, 1, 5]), law)  # expected 88, 6 and 3 + 3
     assert test.degrees == 2

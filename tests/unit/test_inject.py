@@ -56,6 +56,15 @@ def test_names_and_signature_stay() -> None:
     assert one.scale.__doc__ == "Multiply."
 
 
+def test_a_nested_class_keeps_its_full_name() -> None:
+    class Inner(_Child):
+        pass
+
+    one = Inner(2, 2)
+    Injection().add(one, {"scale": _negate})
+    assert type(one).__qualname__ == Inner.__qualname__ != "Inner"
+
+
 def test_nothing_is_left_behind() -> None:
     one = _Child(2, 2)
     before, address = dict(vars(one)), id(one)

@@ -1,0 +1,78 @@
+"""Runs for the equality tests: six ragged rows with seeds, and the loop written by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from mmaccel import Filters, Grid, Noise
+from mmaccel.contracts import Policy
+from mmaccel.evaluation.exactness import first_divergence
+from mmaccel.results import Generation
+from tests.toy import ToyLanguage, law_by_hand, make_prompt
+from tests.toy_law import forced_by_hand
+
+LENGTH = 27
+WINDOWS = (1, 2, 3, 5, 16, 64, "adaptive")
+GRID = Grid(rows=3, width=4, vocab_size=5, tokens=(0, 4), row_end=4, image_end=3)
+PROMPTS = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
+OTHERS = [[0], [1, 1], [1], [1, 4, 0], [2], [2]]
+SEEDS = [11, -5, 2**63 + 9, 0, 11, 7]  # two rows share a seed
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "filtered": {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.05},
+    "guided": {"guidance_scale": 2.0, "temperature": 1.2, "top_k": 4},
+    "guided greedy": {"guidance_scale": 1.5, "temperature": 0.0},
+}
+
+
+def run(
+    policy: Policy,
+    options: dict[str, Any],
+    rows: list[int] | None = None,
+    *,
+    model: ToyLanguage | None = None,
+    grid: Grid | None = GRID,
+    stop: list[int] | None = None,
+    on_step: Any = None,
+    length: int = LENGTH,
+) -> Generation:
+    rows = list(range(len(PROMPTS))) if rows is None else rows
+    branches = 2 if "guidance_scale" in options else 1
+    tokens = [PROMPTS[b] for b in rows] + ([OTHERS[b] for b in rows] if branches == 2 else [])
+    stops = None if stop is None else torch.tensor(stop)
+    return policy.sample(
+        model or ToyLanguage(5, depth=6),
+        make_prompt(tokens, branches, layout=grid, stop_tokens=stops),
+        length,
+        filters=Filters(**options),
+        noise=Noise.from_seed([SEEDS[b] for b in rows], len(rows)),
+        on_step=on_step,
+    )
+
+
+def loop_by_hand(row: int, options: dict[str, Any], grid: Grid | None) -> list[int]:
+    """One row, token by token: argmax of the log-law plus the slot's noise."""
+    model, by_hand = ToyLanguage(5, depth=6), dict(options)
+    by_hand["scale"] = by_hand.pop("guidance_scale", 1.0)
+    if grid is not None:
+        by_hand["forced"] = lambda slot: forced_by_hand(grid, slot)
+        by_hand["allowed"] = range(*(grid.tokens or (0, 5)))
+    law_of, noise = law_by_hand(**by_hand), Noise.from_seed([SEEDS[row]], 1)
+    prompts = [PROMPTS[row]] + ([OTHERS[row]] if "guidance_scale" in options else [])
+    made: list[int] = []
+    for slot in range(LENGTH):
+        law = law_of([model.logits_of([*prompt, *made]) for prompt in prompts], slot)
+        frozen = noise.gumbel(torch.tensor([[slot]]), 5)[0, 0].tolist()
+        possible = [v for v in range(5) if law[v] > 0]
+        made.append(max(possible, key=lambda v: math.log(law[v]) + frozen[v]))
+    return made
+
+
+def assert_same(first: Generation, second: Generation) -> None:
+    parted = first_divergence(first.tokens, second.tokens)
+    assert parted.eq(first.tokens.shape[1]).all(), f"rows part at {parted.tolist()}"
+    assert first.lengths.equal(second.lengths)
