@@ -27,6 +27,17 @@ class FixedWidth:
         """Nothing to learn."""
 
 
+class ConstantWidth(FixedWidth):
+    """Always the same width, beyond a row's end too.
+
+    For samplers whose tokens depend on the width: how far a batch reaches must not enter a row.
+    """
+
+    def choose(self, remaining: int) -> int:
+        """Width of the next pass, whatever remains."""
+        return self.widest
+
+
 class AdaptiveWidth:
     """Takes the width with the most tokens per second.
 
@@ -90,3 +101,16 @@ class AdaptiveWidth:
             self._since = 0
             return min(neighbours, key=lambda i: self._seen[self.candidates[i]])
         return best
+
+
+def make_chooser(window: int | str, exactness: str) -> FixedWidth | AdaptiveWidth:
+    """What chooses the widths of a run.
+
+    Args:
+        window: the policy's window, "adaptive" or an integer.
+        exactness: the policy's promise; only tokens that are bitwise the plain loop's allow the
+            width to follow the rows' ends.
+    """
+    if window == "adaptive":
+        return AdaptiveWidth()
+    return FixedWidth(int(window)) if exactness == "bitwise" else ConstantWidth(int(window))

@@ -19,7 +19,7 @@ from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import cut_at_stop
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.width import AdaptiveWidth, FixedWidth
+from mmaccel.samplers.width import make_chooser
 
 
 class WindowRun(DraftWindow):
@@ -61,7 +61,7 @@ class WindowRun(DraftWindow):
                 f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
                 "make it for this batch"
             )
-        self.chooser = AdaptiveWidth() if window == "adaptive" else FixedWidth(int(window))
+        self.chooser = make_chooser(window, policy.exactness)
         super().__init__(prompt, model.vocab_size, length, self.chooser.widest, drafts)
         self.model, self.filters, self.on_step = model, filters, on_step
         self.stats = Stats(policy=repr(policy), exactness=policy.exactness)
@@ -157,7 +157,7 @@ class WindowRun(DraftWindow):
             self.stats.prefill_passes += 1
 
     def _aim(self, remaining: int) -> None:
-        """Place the next window; it never reaches beyond the longest unfinished row's end."""
+        """Place the next window."""
         self._pass_began = time.perf_counter()
         self.place(self.chooser.choose(remaining) if remaining else 0)
 

@@ -23,7 +23,7 @@ def bench(
     ] = None,
     model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
     policies: Annotated[str, typer.Option(help="short names with commas")] = _ALL,
-    windows: Annotated[str, typer.Option(help="with commas")] = "1,16,32,64",
+    windows: Annotated[str, typer.Option(help="with commas")] = "1,16,32,64,adaptive",
     guidance: Annotated[str, typer.Option(help="scales with commas")] = "1.0,2.0",
     count: Annotated[int, typer.Option(help="number of fresh captions")] = 16,
     seed: Annotated[int, typer.Option(help="of the first picture")] = 0,

@@ -87,7 +87,7 @@ def first_screen_table(report: Report) -> str:
 def policy_table(report: Report, page: str) -> str:
     """All rows of a policy's page."""
     rows = [row for row in report["rows"] if row["policy"] in _PAGES[page]]
-    heads = (
+    heads: tuple[str, ...] = (
         "guidance",
         "policy",
         "passes",

@@ -8,9 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Autoregressive, Jacobi
+from mmaccel import (
+    Autoregressive,
+    GroupedSpeculative,
+    Jacobi,
+    Speculative,
+    SpeculativeJacobi,
+)
+from mmaccel.contracts import Policy
 from mmaccel.results import Progress
 from tests.exactness.bitwise_runs import LENGTH, OPTIONS, WINDOWS, assert_same, run
+from tests.toy import ToyLanguage
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -59,3 +67,25 @@ def test_an_error_from_on_step_reaches_the_caller() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(Jacobi(4), {}, on_step=stop)
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [4, 0]], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["guided"]], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SpeculativeJacobi(7, "independent"),
+        SpeculativeJacobi(7, "maximal"),
+        SpeculativeJacobi(7, "gumbel", "random"),
+        Speculative(5),
+        Speculative(4, ToyLanguage(5, seed=3, depth=6)),
+        GroupedSpeculative(6, 1),
+    ],
+    ids=repr,
+)
+def test_a_row_does_not_depend_on_its_batch(
+    policy: Policy, options: dict[str, Any], rows: list[int]
+) -> None:
+    """Rows end at different passes; how far the others reach must not enter a row."""
+    whole = run(policy, options)
+    assert run(policy, options, rows).tokens.equal(whole.tokens[rows])

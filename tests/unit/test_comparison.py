@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmaccel.commands.comparison import identical, promise, verdict
-from mmaccel.contracts import Stats
 from mmaccel.pipelines.pictures import Pictures
+from mmaccel.results import Stats
 
 
 def side(tokens: list[list[int]]) -> Pictures:
