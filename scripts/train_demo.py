@@ -70,7 +70,8 @@ def main() -> None:
         parts = (
             "tokenizer",
             "data",
-            f"generator --steps {args.steps} --fall {args.fall} --batch {args.batch}",
+            f"generator --steps {args.steps} --fall {args.fall} --batch {args.batch}"
+            + " --compile" * args.compile,
             "export",
         )
         command = "\n".join(f"python scripts/train_demo.py {part}" for part in (*parts, "card"))

@@ -81,18 +81,24 @@ def write_card(card: dict[str, Any]) -> str:
         "the same through the tokenizer", count, tokenizer["checker_on_reconstructions"]
     )
     for s in card["samples"]:
-        name = f"generated, guidance {s['guidance_scale']:g}, temperature {s['temperature']:g}"
-        text += _scores(name, s["captions"], s["scores"])
+        name = f"`{s['policy']}`, guidance {s['guidance_scale']:g}"
+        text += _scores(name, s["captions"], s["scores"], s["half_widths"])
+    text += "\nGenerated at temperature 1; ± is half of the 95 % interval.\n"
     text += "\n## Validation loss while training\n\n| step | nats per token |\n| --- | --- |\n"
     text += "".join(f"| {k} | {v} |\n" for k, v in cost["validation_nats_by_step"].items())
-    if "acceptance" in card:
-        text += "\n## Acceptance against training step\n\n" + _acceptance(card["acceptance"])
+    text += "\n## Acceptance against training step\n\nTokens a pass, 16 fresh captions.\n\n"
+    text += _acceptance(card["acceptance"])
     return text + f"\n## Made by\n\n```\n{card['command']}\n```\n"
 
 
-def _scores(name: str, count: int, scores: dict[str, float]) -> str:
+def _scores(
+    name: str, count: int, scores: dict[str, float], half_widths: dict[str, float] | None = None
+) -> str:
     order = ("background", "colours", "shapes", "sizes", "relations", "whole")
-    return f"| {name} | {count} | " + " | ".join(f"{100 * scores[k]:.1f}" for k in order) + " |\n"
+    cells = [f"{100 * scores[k]:.1f}" for k in order]
+    if half_widths is not None:
+        cells = [f"{cell} ± {100 * half_widths[k]:.1f}" for cell, k in zip(cells, order)]
+    return f"| {name} | {count} | " + " | ".join(cells) + " |\n"
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from mmaccel.contracts import Policy
+from mmaccel.demo.scenes_acceptance import measure_acceptance
 from mmaccel.demo.scenes_card import write_card
 from mmaccel.demo.scenes_measure import (
     load_generator,
@@ -20,8 +22,17 @@ from mmaccel.demo.scenes_measure import (
 )
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.errors import OptionError
+from mmaccel.samplers.autoregressive import Autoregressive
+from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
+MEASURED: tuple[tuple[Policy, float], ...] = (
+    (Autoregressive(), 1.0),
+    (Autoregressive(), 2.0),
+    (Jacobi(window=16), 2.0),
+    (SpeculativeJacobi(window=16), 2.0),
+)
 _GENERATOR_FILES = ("config.json", "generation_config.json", "model.safetensors")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.safetensors")
 
@@ -70,11 +81,8 @@ def export_card(
 ) -> dict[str, Any]:
     """Measures the exported folder and writes `card.json` and `README.md` there.
 
-    Figures already in `card.json` under `acceptance` are kept: they are measured elsewhere,
-    with the library's samplers.
-
     Args:
-        work: holds logs and the pool `validation`.
+        work: holds logs, snapshots and the pool `validation`.
         target: of `export_weights`.
         command: how the model was trained, for the card.
         count: fresh captions for the checker.
@@ -86,12 +94,10 @@ def export_card(
     work, target = Path(work), Path(target)
     tokenizer, model = load_tokenizer(target), load_generator(target, device)
     card_file = target / "card.json"
-    kept = json.loads(card_file.read_text(encoding="utf-8")) if card_file.is_file() else {}
+    cost = training_cost(work)
     samples = [
-        measure_samples(
-            model, tokenizer, count=count, guidance_scale=g, temperature=1.0, device=device
-        )[0]
-        for g in (2.0, 1.0)
+        measure_samples(model, tokenizer, policy, count=count, guidance_scale=scale)
+        for policy, scale in MEASURED
     ]
     card: dict[str, Any] = {
         "name": "scenes",
@@ -101,7 +107,8 @@ def export_card(
         "tokenizer": measure_tokenizer(tokenizer, work),
         "generator": measure_loss(model, work, device=device),
         "samples": samples,
-        "training": training_cost(work),
+        "training": cost,
+        "acceptance": measure_acceptance(work, cost["generator_steps"], tokenizer),
         "measured_with": {
             "device": device,
             "machine": platform.machine(),
@@ -109,8 +116,6 @@ def export_card(
             "torch": torch.__version__,
         },
     }
-    if "acceptance" in kept:
-        card["acceptance"] = kept["acceptance"]
     card_file.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (target / "README.md").write_text(write_card(card), encoding="utf-8")
     return card

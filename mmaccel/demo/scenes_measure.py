@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from mmaccel.contracts import Policy
 from mmaccel.demo.picture_pool import open_pool
 from mmaccel.demo.scenes_check import score_pictures
 from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions, make_scenes
 from mmaccel.demo.scenes_generator import validation_loss
-from mmaccel.demo.scenes_sample import sample_plain
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import TokenPool
 from mmaccel.demo.train_tokenizer import as_float, psnr
+from mmaccel.pipelines.pictures import join
+from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
@@ -75,50 +77,50 @@ def measure_loss(
 def measure_samples(
     model: Any,
     tokenizer: PictureTokenizer,
+    policy: Policy,
     *,
     count: int = 500,
     guidance_scale: float = 2.0,
     temperature: float = 1.0,
-    device: str = "cpu",
-) -> tuple[dict[str, Any], Tensor, list[str]]:
+) -> dict[str, Any]:
     """Draws pictures for fresh captions and has the checker read them.
 
     Args:
         model: the generator.
         tokenizer: decodes its tokens.
-        count: number of captions, `EVALUATION_SEED` 0..count-1.
-        guidance_scale, temperature: of `sample_plain`.
-        device: where the model is.
+        policy: how to decode.
+        count: number of captions, `EVALUATION_SEED` 0..count-1; caption k has seed k.
+        guidance_scale, temperature: see `mmaccel.Filters`.
 
     Returns:
-        Figures, pictures [count, 3, 64, 64] float in 0..1, captions.
+        The scores, each with the half-width of its 95 % interval (normal approximation), and what
+        the pictures cost.
     """
-    words = CaptionWords(tokenizer.vocab_size)
+    window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
+    pipe = TextToImage(window, tokenizer, CaptionWords(tokenizer.vocab_size))
     captions = make_captions(EVALUATION_SEED, range(count))
-    began = time.time()
-    tokens = torch.cat(
-        [
-            sample_plain(
-                model,
-                words,
-                captions[s : s + _SAMPLE_BATCH],
-                guidance_scale=guidance_scale,
-                temperature=temperature,
-                seed=s,
-            )
-            for s in range(0, count, _SAMPLE_BATCH)
-        ]
+    filters = Filters(guidance_scale, temperature)
+    batches = pipe.stream(
+        captions, filters, policy=policy, seed=range(count), batch_size=_SAMPLE_BATCH
     )
-    seconds = time.time() - began
-    pictures = torch.cat([tokenizer.decode(t) for t in tokens.split(100)])
-    figures = {
+    made = join(list(batches))
+    pictures = torch.cat(
+        [tokenizer.decode(t) for t in made.tokens.to(pipe.model.device).split(100)]
+    )
+    scores = score_pictures(pictures.cpu(), captions)
+    return {
+        "policy": repr(policy),
+        "exactness": made.stats.exactness,
         "captions": count,
         "guidance_scale": guidance_scale,
         "temperature": temperature,
-        "scores": _round(score_pictures(pictures, captions)),
-        "seconds": round(seconds, 1),
+        "scores": _round(scores),
+        "half_widths": _round(
+            {name: 1.96 * math.sqrt(p * (1 - p) / count) for name, p in scores.items()}
+        ),
+        "tokens_per_pass": round(made.stats.tokens_per_pass, 3),
+        "seconds": round(made.stats.seconds, 1),
     }
-    return figures, pictures, captions
 
 
 def _round(scores: dict[str, float]) -> dict[str, float]:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmaccel import CausalLMWindow, Jacobi, TextToImage
 from mmaccel.demo import scenes_generator
-from mmaccel.demo.scenes_sample import sample_plain
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import IGNORE, TokenPool
 from mmaccel.demo.train_generator import GeneratorTraining, train_generator
@@ -90,7 +90,16 @@ def test_a_stopped_run_goes_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert kept["step"] == 3
 
 
-def test_the_plain_sampler_draws_picture_tokens_and_greedy_follows_the_model(
+class Tokens:
+    """A picture tokenizer of 15 codes whose pictures nobody looks at."""
+
+    vocab_size, grid = 15, (16, 16)
+
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(tokens), 3, 4, 4)
+
+
+def test_greedy_pictures_follow_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Greedy tokens equal those of full passes without a cache, row by row, without padding."""
@@ -103,7 +112,8 @@ def test_the_plain_sampler_draws_picture_tokens_and_greedy_follows_the_model(
     for p in model.parameters():
         p.data.mul_(4)
     captions = ["a red circle", "a small blue star at night"]
-    drawn = sample_plain(model, words, captions, guidance_scale=2.0, temperature=0)
+    pipe = TextToImage(CausalLMWindow(model, vocab_size=15), Tokens(), words)
+    drawn = pipe(captions, policy=Jacobi(16), guidance_scale=2.0, temperature=0).tokens
     assert drawn.shape == (2, 256) and int(drawn.max()) < 15
     for caption, row in zip(captions, drawn, strict=True):
         wanted = torch.tensor([words.encode(caption) + row.tolist()])
