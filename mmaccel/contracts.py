@@ -28,7 +28,10 @@ class TokenModel(Protocol):
     """
 
     vocab_size: int
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are taken and logits given."""
 
     def reserve(self, rows: int, positions: int) -> None:
         """Forget everything and make room for `rows` rows of `positions` positions that count.

@@ -43,7 +43,8 @@ def check_generator(model: Any) -> None:
 
     check_causal_lm(model)
     for name in _OWN:
-        if original(model, name).__func__ is not getattr(GenerationMixin, name):
+        own: Any = original(model, name)
+        if own.__func__ is not getattr(GenerationMixin, name):
             raise UnsupportedModelError(
                 f"model: expected transformers' own {name}, received a {type(model).__name__} "
                 "with another; its generate cannot be served"

@@ -47,6 +47,7 @@ def main() -> None:
         "--fall", type=int, default=GeneratorTraining.fall, help="last steps, of falling step size"
     )
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    parser.add_argument("--start", help="folder of a trained generator to begin from")
     parser.add_argument("--batch", type=int, default=GeneratorTraining.batch)
     parser.add_argument("--captions", type=int, default=500, help="fresh captions for the card")
     args = parser.parse_args()
@@ -61,7 +62,11 @@ def main() -> None:
             encode_pool(args.work, name, device)
     elif args.part == "generator":
         plan = GeneratorTraining(
-            steps=args.steps, fall=args.fall, batch=args.batch, compiled=args.compile
+            steps=args.steps,
+            fall=args.fall,
+            batch=args.batch,
+            compiled=args.compile,
+            start=args.start,
         )
         train_generator(args.work, plan, device)
     elif args.part == "export":
@@ -71,7 +76,8 @@ def main() -> None:
             "tokenizer",
             "data",
             f"generator --steps {args.steps} --fall {args.fall} --batch {args.batch}"
-            + " --compile" * args.compile,
+            + " --compile" * args.compile
+            + (f" --start {args.start}" if args.start else ""),
             "export",
         )
         command = "\n".join(f"python scripts/train_demo.py {part}" for part in (*parts, "card"))

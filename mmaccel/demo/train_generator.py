@@ -37,6 +37,8 @@ class GeneratorTraining:
         average: decay of the averaged weights.
         snapshots: steps at which the averaged weights are kept.
         compiled: `torch.compile` the model (needs a C compiler; a quarter faster on a CPU).
+        start: folder of a trained generator to begin from, where the work folder has no state of
+            its own; steps and pictures are counted anew.
     """
 
     steps: int = 6000
@@ -48,6 +50,7 @@ class GeneratorTraining:
     average: float = 0.998
     snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000)
     compiled: bool = False
+    start: str | None = None
 
     def share(self, step: int) -> float:
         """Step size at `step` as a share of its peak."""
@@ -70,7 +73,10 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
     width = data.width if plan.compiled else None  # one shape, compiled once
     checks = [held_out.batch(k, 50) for k in range(10)]
     torch.manual_seed(0)
-    model = build_generator(words).to(device).train()
+    model = build_generator(words)
+    if plan.start is not None:
+        model.load_state_dict(_read_weights(plan.start))
+    model = model.to(device).train()
     average = copy.deepcopy(model).eval().requires_grad_(False)
     optimisers = _optimisers(model, plan)
     state_file = work / "generator.pt"
@@ -144,6 +150,13 @@ def save_half(model: Any, folder: Path) -> None:
     for file in partial.iterdir():
         file.replace(folder / file.name)
     partial.rmdir()
+
+
+def _read_weights(folder: str) -> dict[str, torch.Tensor]:
+    """Weights of a generator that `save_half` wrote, float32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
 def _optimisers(model: Any, plan: GeneratorTraining) -> list[torch.optim.Optimizer]:

@@ -11,7 +11,7 @@ from mmaccel import CausalLMWindow, Jacobi, TextToImage
 from mmaccel.demo import scenes_generator
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import IGNORE, TokenPool
-from mmaccel.demo.train_generator import GeneratorTraining, train_generator
+from mmaccel.demo.train_generator import GeneratorTraining, save_half, train_generator
 from mmaccel.demo.train_tokenizer import as_float, object_weight, psnr
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
 from mmaccel.tokenizers_vq.load import save_tokenizer
@@ -88,6 +88,22 @@ def test_a_stopped_run_goes_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert model.config.vocab_size == CaptionWords(15).vocab_size
     kept = torch.load(work / "generator.pt", weights_only=True)
     assert kept["step"] == 3
+
+
+def test_training_begins_from_trained_weights(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes_generator, "WIDTH", 16)
+    monkeypatch.setattr(scenes_generator, "INNER", 16)
+    monkeypatch.setattr(scenes_generator, "DEPTH", 1)
+    torch.manual_seed(7)
+    trained = scenes_generator.build_generator(CaptionWords(15))
+    save_half(trained, work / "trained")
+    still = GeneratorTraining(
+        steps=1, fall=1, batch=4, snapshots=(), rate=0.0, rate_rest=0.0, start=str(work / "trained")
+    )
+    train_generator(work, still)
+    kept = torch.load(work / "generator.pt", weights_only=True)["model"]
+    for name, value in trained.state_dict().items():
+        assert torch.equal(kept[name], value.half().float())
 
 
 class Tokens:

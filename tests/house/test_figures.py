@@ -1,0 +1,42 @@
+"""Figures in the docs are measured: tables come from results, the model card from its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmaccel.demo.scenes_card import write_card
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.report import fill_tables, read_reports
+from tests.house.source import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert fill_tables(text, read_reports(ROOT / "benchmarks" / "results")) == text
+
+
+def test_a_changed_figure_changes_the_table() -> None:
+    reports = read_reports(ROOT / "benchmarks" / "results")
+    report = next(iter(reports.values()))
+    row = next(row for row in report["rows"] if row["policy"] == "gsd")
+    row["passes"] = 123.4
+    marked = "<!-- table: grouped-speculative -->\nold\n<!-- end -->"
+    filled = fill_tables(marked, reports)
+    assert "| 123.4 |" in filled and "old" not in filled
+
+
+def test_a_mark_that_nobody_fills_is_an_error() -> None:
+    with pytest.raises(OptionError, match="nonsense"):
+        fill_tables("<!-- table: nonsense -->\n<!-- end -->", {})
+
+
+def test_model_card_is_written_from_its_figures() -> None:
+    folder = ROOT / "mmaccel" / "demo" / "weights" / "scenes"
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert (folder / "README.md").read_text(encoding="utf-8") == write_card(card)
