@@ -31,7 +31,8 @@ class Stats:
         total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
             for exact ones.
         seconds: wall time of the run.
-        forward_seconds: the model's share of it, where it was measured.
+        forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
+            time to launch passes, not to finish them.
         fallbacks: reasons for everything that ran in another way than asked.
     """
 

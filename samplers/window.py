@@ -81,9 +81,7 @@ class WindowRun(DraftWindow):
         """
         branches = self.prompt.branches
         start = self.prompt.lengths - 1 + self.made.repeat(branches)  # [R]
-        began = time.perf_counter()
-        logits = self.model.forward(self.feed(self.columns - 1), start)  # [R, W, V]
-        self.stats.forward_seconds += time.perf_counter() - began
+        logits = self._pass(self.feed(self.columns - 1), start)  # [R, W, V]
         scores = self.filters.apply(
             logits, branches, self.line, self.columns, self.slots, self.prompt.layout
         )
@@ -153,8 +151,14 @@ class WindowRun(DraftWindow):
         tokens = self.prompt.tokens
         self.model.reserve(tokens.shape[0], self.origin + self.length - 1)  # the last is not fed
         if self.origin > 1:
-            self.model.forward(tokens[:, :-1].clamp(min=0), torch.zeros_like(self.prompt.lengths))
+            self._pass(tokens[:, :-1].clamp(min=0), torch.zeros_like(self.prompt.lengths))
             self.stats.prefill_passes += 1
+
+    def _pass(self, tokens: Tensor, start: Tensor) -> Tensor:
+        began = time.perf_counter()
+        logits = self.model.forward(tokens, start)
+        self.stats.forward_seconds += time.perf_counter() - began
+        return logits
 
     def _aim(self, remaining: int) -> None:
         """Place the next window."""
