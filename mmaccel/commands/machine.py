@@ -46,6 +46,6 @@ def describe_machine(device: str) -> dict[str, Any]:
         "name": name,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "versions": versions(),
     }

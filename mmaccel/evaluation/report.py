@@ -102,9 +102,8 @@ def policy_table(report: Report, page: str) -> str:
 
 
 def _join(reports: dict[str, Report], make: Callable[[Report], str]) -> str:
-    parts = [
-        f"{_caption(report)}\n\n{make(report)}" for report in reports.values() if "rows" in report
-    ]
+    tables = [(report, make(report)) for report in reports.values() if "rows" in report]
+    parts = [f"{_caption(report)}\n\n{table}" for report, table in tables if table]
     return "\n" + "\n".join(parts) + "\n" if parts else "\nNot yet measured.\n\n"
 
 
@@ -137,6 +136,8 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
         "sampler's share": lambda r: f"{100 * r['sampler_share']:.0f} %",
         "total variation a token": lambda r: f"{r['total_variation']:.3f}",
     }
+    if not rows:
+        return ""
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     lines += ["| " + " | ".join(cells[head](row) for head in heads) + " |" for row in rows]
     return "\n".join(lines) + "\n"
