@@ -189,11 +189,13 @@ def test_nan_logits_fail_with_one_line(tmp_path: Path, capsys) -> None:
 
 
 def _start(arguments: list[str]) -> subprocess.Popen:
+    """Start the command as a terminal would: a job in the background inherits a deaf SIGINT."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "mmaccel.cli", *arguments],
         cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
