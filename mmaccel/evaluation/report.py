@@ -22,7 +22,7 @@ _PAGES = {
     "autoregressive": ("autoregressive",),
     "jacobi": ("autoregressive", "jacobi"),
     "speculative-jacobi": ("sjd", "mc-sjd", "gumbel-sjd"),
-    "speculative": ("prompt-lookup",),
+    "speculative": ("autoregressive", "prompt-lookup"),
     "grouped-speculative": ("gsd",),
 }
 _FIRST_SCREEN = (
@@ -70,7 +70,9 @@ def read_reports(folder: Path) -> dict[str, Report]:
 
 
 def first_screen_table(report: Report) -> str:
-    """The README's rows: guidance on, the policies most people want."""
+    """The README's rows: batch 1, guidance on, the policies most people want."""
+    if report["batch_size"] != 1 or not any(row["policy"] == "jacobi" for row in report["rows"]):
+        return ""
     scale = max(row["guidance"] for row in report["rows"])
     rows = [
         row
@@ -87,6 +89,8 @@ def first_screen_table(report: Report) -> str:
 def policy_table(report: Report, page: str) -> str:
     """All rows of a policy's page."""
     rows = [row for row in report["rows"] if row["policy"] in _PAGES[page]]
+    if {row["policy"] for row in rows} <= {"autoregressive"} != set(_PAGES[page]):
+        return ""
     heads: tuple[str, ...] = (
         "guidance",
         "policy",
