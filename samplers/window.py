@@ -19,7 +19,7 @@ from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import cut_at_stop
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.width import make_chooser
+from mmaccel.samplers.width import make_chooser, recall
 
 
 class WindowRun(DraftWindow):
@@ -61,13 +61,19 @@ class WindowRun(DraftWindow):
                 f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
                 "make it for this batch"
             )
-        self.chooser = make_chooser(window, policy.exactness)
+        records = None
+        if window == "adaptive":
+            law = (filters.guidance_scale, filters.temperature, filters.top_k, filters.top_p)
+            records = recall(model, (prompt.batch, prompt.branches, *law))
+        self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
         super().__init__(prompt, model.vocab_size, length, self.chooser.widest, drafts)
         self.model, self.filters, self.on_step = model, filters, on_step
+        self._index = torch.arange(self.chooser.widest, device=self.made.device)
         self.stats = Stats(policy=repr(policy), exactness=policy.exactness)
         self._began = time.perf_counter()
         self._ended = torch.zeros_like(self.made, dtype=torch.bool)
-        self._histogram = self.made.new_zeros(self.chooser.widest)
+        self._gains: list[Tensor] = []  # [B] each, tokens gained by every row in a pass
+        self._n_open = prompt.batch  # rows that have not ended
         self._variation: Tensor | None = None
         self._spent = torch.zeros((), dtype=torch.float64, device=self.made.device)
         self._prefill()
@@ -112,8 +118,8 @@ class WindowRun(DraftWindow):
         if self.prompt.stop_tokens is not None:
             n_new, stopped = cut_at_stop(tokens, n_new, self.prompt.stop_tokens)
             self._ended |= stopped
-        index = torch.arange(self.width, device=tokens.device)[None]
-        bad = (~self._peak.isfinite() & (index < n_new[:, None])).any()
+        is_kept = self._index[: self.width] < n_new[:, None]  # [B, W]
+        bad = ((self._peak - self._peak != 0) & is_kept).any()  # NaN and infinity leave NaN
         self._filled = self.columns[:, -1] + 1
         previous = self.made
         self.made = previous + n_new
@@ -121,15 +127,16 @@ class WindowRun(DraftWindow):
         if self.on_step is not None:
             n_new = self._tell(previous)
         self._count(n_new)
-        wanted = (self.length - self.made).masked_fill(self._ended, 0).amax()
-        facts = torch.stack([wanted, bad.long(), n_new.sum()])
-        remaining, is_bad, n_tokens = facts.tolist()  # the one synchronisation
+        wanted = (self.length - self.made).masked_fill(self._ended, 0)  # [B]
+        facts = torch.stack([wanted.amax(), (wanted > 0).sum(), n_new.sum(), bad.long()])
+        remaining, n_open, n_tokens, is_bad = facts.tolist()  # the one synchronisation
         if is_bad:
             raise NumericsError(
                 "scores: expected finite logits with at least one possible token, received NaN, "
                 "infinity or none; check the model's dtype and weights, or loosen the filters"
             )
-        self.chooser.observe(self.width, n_tokens, time.perf_counter() - self._pass_began)
+        self.chooser.observe(n_tokens, self._n_open, time.perf_counter() - self._pass_began)
+        self._n_open = n_open
         self._aim(remaining)
 
     def generation(self) -> Generation:
@@ -137,11 +144,10 @@ class WindowRun(DraftWindow):
         tokens = self.line[:, self.origin : self.origin + self.length]
         index = torch.arange(self.length, device=tokens.device)[None]
         tokens = torch.where(index < self.made[:, None], tokens, 0)
-        accepted = self._histogram.tolist()
-        while accepted and not accepted[-1]:
-            accepted.pop()
-        self.stats.accepted = accepted
-        self.stats.row_passes = sum(accepted)
+        gains = torch.cat(self._gains)
+        gains = gains[gains > 0]
+        self.stats.accepted = torch.bincount(gains - 1).tolist()
+        self.stats.row_passes = gains.shape[0]
         self.stats.tokens = int(self.made.sum())
         self.stats.total_variation = float(self._spent)
         self.stats.seconds = time.perf_counter() - self._began
@@ -166,7 +172,7 @@ class WindowRun(DraftWindow):
         self.place(self.chooser.choose(remaining) if remaining else 0)
 
     def _count(self, n_new: Tensor) -> None:
-        self._histogram.scatter_add_(0, (n_new - 1).clamp(min=0), (n_new > 0).long())
+        self._gains.append(n_new)
         if self._variation is not None:
             index = torch.arange(self._variation.shape[1], device=n_new.device)[None]
             charged = self._variation.masked_fill(index >= n_new[:, None], 0)
