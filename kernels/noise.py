@@ -25,7 +25,8 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
     """Encrypt counters.
 
     The six inputs only have to broadcast against each other: words that are constant along an axis
-    are kept small until the rounds mix them, which saves a quarter of the work.
+    are kept small until the rounds have mixed them. From then on the two halves of a round are one
+    tensor, worked on in place.
 
     Args:
         counter: four int64 tensors holding 32-bit words.
@@ -34,18 +35,44 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
     Returns:
         Four int64 tensors of the broadcast shape holding 32-bit words.
     """
+    shape = torch.broadcast_shapes(*(word.shape for word in (*counter, *key)))
+    key = tuple(word.view([1] * (len(shape) - word.ndim) + list(word.shape)) for word in key)
+    keys = [_key_schedule(word, weyl) for word, weyl in zip(key, WEYL, strict=True)]
     c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for i in range(ROUNDS):
-        if i:
-            k0, k1 = (k0 + WEYL[0]) & _LOW, (k1 + WEYL[1]) & _LOW
+    done = 0
+    while done < ROUNDS and not c0.shape == c2.shape == shape:
         product0 = c0 * MULTIPLIERS[0]  # wraps like uint64, so that both halves are right
         product1 = c2 * MULTIPLIERS[1]
-        c0 = ((product1 >> 32) & _LOW) ^ (c1 ^ k0)
-        c1 = product1 & _LOW
-        c2 = ((product0 >> 32) & _LOW) ^ (c3 ^ k1)
-        c3 = product0 & _LOW
-    return c0, c1, c2, c3
+        c0 = ((product1 >> 32) ^ (c1 ^ keys[0][done])) & _LOW
+        c2 = ((product0 >> 32) ^ (c3 ^ keys[1][done])) & _LOW
+        c1, c3 = product1 & _LOW, product0 & _LOW
+        done += 1
+    if done < ROUNDS:
+        even = torch.stack([c2.expand(shape), c0.expand(shape)])
+        odd = torch.stack([c3.expand(shape), c1.expand(shape)])
+        product = torch.empty_like(odd)
+        halves, others, swapped = product.unbind(), odd.unbind(), _swap(*keys)[done:].unbind()
+        c2, c0 = even.unbind()
+        for key_pair in swapped:
+            torch.mul(c0, MULTIPLIERS[0], out=halves[0])
+            torch.mul(c2, MULTIPLIERS[1], out=halves[1])
+            torch.bitwise_right_shift(product, 32, out=even)
+            even.bitwise_xor_(odd).bitwise_xor_(key_pair).bitwise_and_(_LOW)
+            odd, product = product, odd  # upper halves stand: the mask above cuts them off
+            others, halves = halves, others
+        c3, c1 = odd.bitwise_and_(_LOW).unbind()
+    return tuple(word.expand(shape) for word in (c0, c1, c2, c3))
+
+
+def _swap(k0: Tensor, k1: Tensor) -> Tensor:
+    """Both key schedules `[ROUNDS, 2, ...]`, in the order in which a round's results stand."""
+    return torch.stack(torch.broadcast_tensors(k1, k0), 1)
+
+
+def _key_schedule(word: Tensor, weyl: int) -> Tensor:
+    """A key word as every round uses it, `[ROUNDS, ...]` int64."""
+    rounds = torch.arange(ROUNDS, device=word.device).view(-1, *[1] * word.ndim)
+    return (word + rounds * weyl) & _LOW
 
 
 def to_uniform(word: Tensor) -> Tensor:
