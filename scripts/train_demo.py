@@ -48,6 +48,9 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
     parser.add_argument("--start", help="folder of a trained generator to begin from")
+    parser.add_argument(
+        "--emphasis", type=int, default=1, help="draws of a left/right caption for one other"
+    )
     parser.add_argument("--batch", type=int, default=GeneratorTraining.batch)
     parser.add_argument("--captions", type=int, default=500, help="fresh captions for the card")
     args = parser.parse_args()
@@ -67,6 +70,7 @@ def main() -> None:
             batch=args.batch,
             compiled=args.compile,
             start=args.start,
+            emphasis=args.emphasis,
         )
         train_generator(args.work, plan, device)
     elif args.part == "export":

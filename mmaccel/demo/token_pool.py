@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.demo.picture_pool import open_pool
-from mmaccel.demo.scenes_words import CaptionWords
+from mmaccel.demo.scenes_words import CaptionWords, split_words
 from mmaccel.demo.train_tokenizer import as_float
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
@@ -41,16 +41,27 @@ class TokenPool:
         name: the pool.
         words: turns captions into ids.
         drop: share of captions replaced by the empty caption.
+        emphasis: how often per epoch a picture comes whose caption says `left` or `right`, the
+            hardest ones; every other comes once. It changes which captions are seen, not the law
+            of pictures given a caption.
         seed: fixes order and dropping.
     """
 
     def __init__(
-        self, work: str | Path, name: str, words: CaptionWords, drop: float = 0.1, seed: int = 0
+        self,
+        work: str | Path,
+        name: str,
+        words: CaptionWords,
+        drop: float = 0.1,
+        emphasis: int = 1,
+        seed: int = 0,
     ) -> None:
         _, captions = open_pool(work, name)
         self.tokens = np.load(Path(work) / f"{name}.tokens.npy")
         self.prompts = [words.encode(c) for c in captions]
         self.words, self.drop, self.seed = words, drop, seed
+        hard = [bool({"left", "right"} & set(split_words(c))) for c in captions]
+        self._entries = np.repeat(np.arange(len(captions)), np.where(hard, emphasis, 1))
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
     def batch(self, step: int, size: int, width: int | None = None) -> tuple[Tensor, Tensor]:
@@ -65,20 +76,25 @@ class TokenPool:
             ids [B, T] and labels [B, T], int64; labels are `IGNORE` everywhere but on picture
             tokens. Rows are padded on the right.
         """
-        per_epoch = len(self.prompts) // size
-        epoch, k = divmod(step, per_epoch)
-        if self._order[0] != epoch:
-            self._order = (
-                epoch,
-                np.random.default_rng((self.seed, epoch)).permutation(len(self.prompts)),
-            )
-        rows = self._order[1][k * size : (k + 1) * size]
+        epoch, k = divmod(step, len(self._entries) // size)
+        rows = self._epoch(epoch)[k * size : (k + 1) * size]
         dropped = np.random.default_rng((self.seed, 1, step)).random(size) < self.drop
         prompts = [
             self.words.unconditional() if gone else self.prompts[row]
             for row, gone in zip(rows, dropped, strict=True)
         ]
         return self.pack(prompts, self.tokens[rows], width)
+
+    def distinct(self, steps: int, size: int) -> int:
+        """How many different pictures the first `steps` batches of `size` hold."""
+        epochs, k = divmod(steps, len(self._entries) // size)
+        return len(self.prompts) if epochs else len(np.unique(self._epoch(0)[: k * size]))
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        if self._order[0] != epoch:
+            rng = np.random.default_rng((self.seed, epoch))
+            self._order = (epoch, rng.permutation(self._entries))
+        return self._order[1]
 
     @property
     def width(self) -> int:

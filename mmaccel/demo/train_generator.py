@@ -39,6 +39,7 @@ class GeneratorTraining:
         compiled: `torch.compile` the model (needs a C compiler; a quarter faster on a CPU).
         start: folder of a trained generator to begin from, where the work folder has no state of
             its own; steps and pictures are counted anew.
+        emphasis: how often a picture with `left` or `right` in its caption comes for one other.
     """
 
     steps: int = 6000
@@ -51,6 +52,7 @@ class GeneratorTraining:
     snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000)
     compiled: bool = False
     start: str | None = None
+    emphasis: int = 1
 
     def share(self, step: int) -> float:
         """Step size at `step` as a share of its peak."""
@@ -68,7 +70,7 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
     """
     work = Path(work)
     words = CaptionWords(load_tokenizer(work / "tokenizer").vocab_size)
-    data = TokenPool(work, "train", words)
+    data = TokenPool(work, "train", words, emphasis=plan.emphasis)
     held_out = TokenPool(work, "validation", words, drop=0.0)
     width = data.width if plan.compiled else None  # one shape, compiled once
     checks = [held_out.batch(k, 50) for k in range(10)]
@@ -118,7 +120,7 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
             }
             line |= {
                 "pictures": step * plan.batch,
-                "distinct": min(step * plan.batch, len(data.prompts)),
+                "distinct": data.distinct(step, plan.batch),
             }
             line["seconds"] = round(seconds + time.time() - began, 1)
             recent.clear()
