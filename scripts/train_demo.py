@@ -76,16 +76,7 @@ def main() -> None:
     elif args.part == "export":
         export_weights(args.work, args.target)
     else:
-        parts = (
-            "tokenizer",
-            "data",
-            f"generator --steps {args.steps} --fall {args.fall} --batch {args.batch}"
-            + " --compile" * args.compile
-            + (f" --start {args.start}" if args.start else ""),
-            "export",
-        )
-        command = "\n".join(f"python scripts/train_demo.py {part}" for part in (*parts, "card"))
-        card = export_card(args.work, args.target, command, args.captions, device)
+        card = export_card(args.work, args.target, args.captions, device)
         print(json.dumps(card, indent=2))
 
 

@@ -77,14 +77,13 @@ def export_weights(work: str | Path, target: str | Path) -> None:
 
 
 def export_card(
-    work: str | Path, target: str | Path, command: str, count: int = 500, device: str = "cpu"
+    work: str | Path, target: str | Path, count: int = 500, device: str = "cpu"
 ) -> dict[str, Any]:
     """Measures the exported folder and writes `card.json` and `README.md` there.
 
     Args:
         work: holds logs, snapshots and the pool `validation`.
         target: of `export_weights`.
-        command: how the model was trained, for the card.
         count: fresh captions for the checker.
         device: where to sample.
 
@@ -101,7 +100,7 @@ def export_card(
     ]
     card: dict[str, Any] = {
         "name": "scenes",
-        "command": command,
+        "command": training_commands(work),
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokenizer_parameters": sum(p.numel() for p in tokenizer.parameters()),
         "tokenizer": measure_tokenizer(tokenizer, work),
@@ -124,7 +123,8 @@ def export_card(
 def training_cost(work: str | Path) -> dict[str, Any]:
     """Steps, pictures, minutes and validation losses along the way, from a work folder's logs."""
     work = Path(work)
-    tokenizer, generator = _lines(work / "tokenizer.jsonl"), _lines(work / "generator.jsonl")
+    tokenizer = _lines(work / "tokenizer.jsonl")
+    generator = [line for line in _lines(work / "generator.jsonl") if "loss" in line]
     last = generator[-1]
     return {
         "tokenizer_steps": tokenizer[-1]["step"],
@@ -137,6 +137,21 @@ def training_cost(work: str | Path) -> dict[str, Any]:
             str(r["step"]): r["validation"] for r in generator if "validation" in r
         },
     }
+
+
+def training_commands(work: str | Path) -> str:
+    """The commands that made a work folder, one a line; from its logs."""
+    parts = ["tokenizer", "data"]
+    for line in _lines(Path(work) / "generator.jsonl"):
+        if "plan" in line:
+            plan = line["plan"]
+            options = [f"--{name} {plan[name]}" for name in ("steps", "fall", "batch")]
+            options += ["--compile"] * plan["compiled"]
+            options += [f"--start {plan['start']}"] * bool(plan["start"])
+            options += [f"--emphasis {plan['emphasis']}"] * (plan["emphasis"] != 1)
+            options += [f" # from step {line['step']}"] * bool(line["step"])
+            parts.append(" ".join(["generator", *options]))
+    return "\n".join(f"python scripts/train_demo.py {part}" for part in (*parts, "export", "card"))
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

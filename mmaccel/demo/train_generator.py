@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
 
     Args:
         work: holds `tokenizer/`, the pools `train` and `validation` with their tokens; receives
-            `generator.pt`, `generator.jsonl`, `snapshots/step-N/` and `generator/`.
+            `generator.pt`, `generator.jsonl` (losses, and the plan each time a run begins),
+            `snapshots/step-N/` and `generator/`.
         plan: how.
         device: "cpu" or "cuda".
     """
@@ -93,6 +94,7 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
     if plan.compiled:  # in place, so that the names of the weights stay
         model.model.compile(dynamic=False)
     parameters, averages = list(model.parameters()), list(average.parameters())
+    _note(work, {"step": step, "plan": asdict(plan)})
     recent: list[float] = []
     saved = began = time.time()
     while step < plan.steps:
@@ -126,8 +128,7 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
             recent.clear()
             if step % 250 == 0 or last or step in plan.snapshots:
                 line["validation"] = round(validation_loss(average, checks, device), 4)
-            with (work / "generator.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line) + "\n")
+            _note(work, line)
         if step in plan.snapshots:
             save_half(average, work / "snapshots" / f"step-{step}")
         if last or time.time() - saved > 180:
@@ -142,6 +143,11 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
             torch.save(state, state_file.with_suffix(".partial"))
             state_file.with_suffix(".partial").replace(state_file)
             save_half(average, work / "generator")
+
+
+def _note(work: Path, line: dict[str, Any]) -> None:
+    with (work / "generator.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps(line) + "\n")
 
 
 def save_half(model: Any, folder: Path) -> None:

@@ -33,6 +33,7 @@ _FIRST_SCREEN = (
     ("jacobi", "adaptive"),
     ("mc-sjd", 32),
 )
+_DISTANCES = (0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 47, 48, 56, 62)
 
 
 def fill_tables(text: str, reports: dict[str, Report]) -> str:
@@ -53,10 +54,12 @@ def fill_tables(text: str, reports: dict[str, Report]) -> str:
         name = match.group(2)
         if name == "first-screen":
             return match.group(1) + _join(reports, first_screen_table) + match.group(3)
+        if name == "draft-study":
+            return match.group(1) + draft_study_tables(reports) + match.group(3)
         if name not in _PAGES:
             raise OptionError(
-                f"table: expected first-screen or one of {', '.join(_PAGES)}, received {name!r}; "
-                "correct the mark"
+                f"table: expected first-screen, draft-study or one of {', '.join(_PAGES)}, "
+                f"received {name!r}; correct the mark"
             )
         return match.group(1) + _join(reports, lambda r: policy_table(r, name)) + match.group(3)
 
@@ -105,6 +108,43 @@ def policy_table(report: Report, page: str) -> str:
     return _table(rows, heads)
 
 
+def draft_study_tables(reports: dict[str, Report]) -> str:
+    """Draft sources by window, and how often a draft is right by its distance."""
+    parts = []
+    for report in (r for r in reports.values() if "agreement" in r):
+        rows = report["tokens_per_pass"]
+        windows = list(dict.fromkeys(row["window"] for row in rows))
+        gains = {(row["drafts"], row["window"]): row["tokens_per_pass"] for row in rows}
+        parts += [
+            f"Tokens a pass, {len(report['captions'])} captions. Made by `{report['command']}`."
+        ]
+        parts += [
+            _grid(
+                ("drafts", *(f"window {w}" for w in windows)),
+                [
+                    (source, *(f"{gains[source, w]:.2f}" for w in windows))
+                    for source in dict.fromkeys(row["drafts"] for row in rows)
+                ],
+            )
+        ]
+        shares = report["agreement"][str(windows[-1])]
+        columns = report["grid"][1]
+        steps = [d for d in _DISTANCES if d < len(shares)]
+        parts += [f"Share of right drafts in a window of {windows[-1]}, grid rows of {columns}."]
+        parts += [
+            _grid(
+                ("slots ahead", *map(str, steps)),
+                [("right", *(f"{100 * shares[d]:.0f} %" for d in steps))],
+            )
+        ]
+    return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
+
+
+def _grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _join(reports: dict[str, Report], make: Callable[[Report], str]) -> str:
     tables = [(report, make(report)) for report in reports.values() if "rows" in report]
     parts = [f"{_caption(report)}\n\n{table}" for report, table in tables if table]
@@ -142,6 +182,4 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
     }
     if not rows:
         return ""
-    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    lines += ["| " + " | ".join(cells[head](row) for head in heads) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return _grid(heads, [tuple(cells[head](row) for head in heads) for row in rows]) + "\n"

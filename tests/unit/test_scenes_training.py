@@ -9,6 +9,7 @@ import torch
 
 from mmaccel import CausalLMWindow, Jacobi, TextToImage
 from mmaccel.demo import scenes_generator
+from mmaccel.demo.scenes_export import training_commands
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import IGNORE, TokenPool
 from mmaccel.demo.train_generator import GeneratorTraining, save_half, train_generator
@@ -57,6 +58,28 @@ def test_an_epoch_shows_every_picture_once_and_batches_can_be_asked_for_again(wo
     assert torch.equal(again[0], pool.batch(2, 4)[0])
 
 
+def test_emphasis_repeats_left_and_right_and_nothing_else(work: Path) -> None:
+    left, right = "a red circle left of a blue ring", "a red ring right of a blue star"
+    (work / "train.captions.json").write_text(json.dumps([left, *["a red circle"] * 10, right]))
+    pool = TokenPool(work, "train", CaptionWords(15), drop=0.0, emphasis=4)
+    rows = {tuple(row.tolist()): k for k, row in enumerate(pool.tokens)}
+    counts = [0] * 12
+    for step in range(6):  # 10 + 2 * 4 = 18 draws an epoch
+        for row in pool.batch(step, 3)[1]:
+            counts[rows[tuple(row[row != IGNORE].tolist())]] += 1
+    assert counts == [4, *[1] * 10, 4]
+
+
+def test_distinct_counts_what_was_shown(work: Path) -> None:
+    plain = TokenPool(work, "train", CaptionWords(15))
+    assert [plain.distinct(steps, 4) for steps in (0, 1, 2, 3, 9)] == [0, 4, 8, 12, 12]
+    captions = ["a red circle left of a blue ring"] * 11 + ["a red circle"]
+    (work / "train.captions.json").write_text(json.dumps(captions))
+    often = TokenPool(work, "train", CaptionWords(15), emphasis=4)
+    shown = {tuple(r[r != IGNORE].tolist()) for k in range(4) for r in often.batch(k, 4)[1]}
+    assert often.distinct(4, 4) == len(shown) < 12
+
+
 def test_dropping_replaces_captions_by_the_empty_one(work: Path) -> None:
     words = CaptionWords(15)
     dropped = TokenPool(work, "train", words, drop=1.0).batch(0, 4)[0]
@@ -78,9 +101,18 @@ def test_a_stopped_run_goes_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(scenes_generator, "INNER", 16)
     monkeypatch.setattr(scenes_generator, "DEPTH", 1)
     train_generator(work, GeneratorTraining(steps=2, fall=1, batch=4, snapshots=(1,)))
-    train_generator(work, GeneratorTraining(steps=3, fall=1, batch=4, snapshots=(3,)))
+    train_generator(work, GeneratorTraining(steps=3, fall=1, batch=4, snapshots=(3,), emphasis=2))
     lines = [json.loads(line) for line in (work / "generator.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2, 3]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 3]
+    assert training_commands(work).splitlines() == [
+        "python scripts/train_demo.py tokenizer",
+        "python scripts/train_demo.py data",
+        "python scripts/train_demo.py generator --steps 2 --fall 1 --batch 4",
+        "python scripts/train_demo.py generator --steps 3 --fall 1 --batch 4 --emphasis 2"
+        "  # from step 2",
+        "python scripts/train_demo.py export",
+        "python scripts/train_demo.py card",
+    ]
     from transformers import AutoModelForCausalLM
 
     for folder in ("snapshots/step-1", "snapshots/step-3", "generator"):
