@@ -15,11 +15,12 @@ from torch import Tensor
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.results import Generation, OnStep, Progress, Stats
+from mmaccel.samplers.adaptive_width import recall
 from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import cut_at_stop
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.width import make_chooser, recall
+from mmaccel.samplers.width import make_chooser
 
 
 class WindowRun(DraftWindow):

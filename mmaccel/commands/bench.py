@@ -30,6 +30,9 @@ def bench(
     batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    dtypes: Annotated[
+        str, typer.Option(help="with commas; the first is compared with")
+    ] = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="write results here")] = None,
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved picture by picture."""
@@ -38,6 +41,7 @@ def bench(
     from mmaccel.commands.measure import Setup, measure
     from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import check_count, open_folder, open_pipeline, parse_window
+    from mmaccel.errors import OptionError
     from mmaccel.pipelines.model_folder import find_folder
     from mmaccel.samplers.filters import Filters
 
@@ -49,22 +53,26 @@ def bench(
         names.remove("speculative")  # without a draft model it is prompt-lookup
     widths = [parse_window(text) for text in _split(windows)]
     scales = [_number("guidance", text) for text in _split(guidance)]
-    setups = [Setup("autoregressive", make_policy("autoregressive"), None)]
-    for name in names:
-        for width in widths:
-            if width != "adaptive" or name == "jacobi":
-                setups.append(Setup(name, make_policy(name, window=width), width))
+    setups = []
+    for dtype in _split(dtypes):
+        setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
+        for name in names:
+            for width in widths:
+                if width != "adaptive" or name == "jacobi":
+                    setups.append(Setup(name, make_policy(name, window=width), width, dtype))
+    if not setups:
+        raise OptionError("--dtypes: expected at least one, received none; leave the option out")
     filters = [Filters(guidance_scale=scale, temperature=temperature) for scale in scales]
-    pipe = open_pipeline(model, device)
+    pipes = {dtype: open_pipeline(model, device, dtype) for dtype in _split(dtypes)}
     source = MODELS.get(model, MODELS["scenes"])
     captions = (
         [prompt] * count if prompt else load(source.captions)(load(source.fresh), range(count))
     )
     for caption in captions:
-        pipe.words.encode(caption)
+        next(iter(pipes.values())).words.encode(caption)
     if json_file is not None:
         open_folder(json_file.parent)
-    rows = measure(pipe, captions, setups, filters, seed, batch_size)
+    rows = measure(pipes, captions, setups, filters, seed, batch_size)
     card = _read_card(find_folder(model))
     _print(rows, card, count, batch_size)
     if json_file is not None:
@@ -107,15 +115,26 @@ def _read_card(folder: Path) -> dict[str, Any]:
 def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
 
-    heads = ("guidance", "policy", "window", "passes", "tok/pass", "s/image", "speed-up", "same")
+    heads = (
+        "guidance",
+        "dtype",
+        "policy",
+        "window",
+        "passes",
+        "tok/pass",
+        "s/image",
+        "speed-up",
+        "same",
+    )
     table = make_table(*heads, "sampler", "promise", "TV/token")
     last = None
     for row in rows:
-        if last not in (None, row.guidance):
+        if last not in (None, (row.guidance, row.dtype)):
             table.add_section()
-        last = row.guidance
+        last = (row.guidance, row.dtype)
         table.add_row(
             f"{row.guidance:g}",
+            row.dtype,
             row.policy,
             "-" if row.window is None else str(row.window),
             f"{row.passes:.1f}",

@@ -34,6 +34,7 @@ def generate(
     min_p: Annotated[float | None, typer.Option(help="least share of the likeliest")] = None,
     batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
 ) -> None:
     """Make pictures. Each carries its caption, seed, policy, versions and stats."""
     from mmaccel.catalog import make_policy
@@ -59,7 +60,7 @@ def generate(
     )
     chosen = make_policy(policy, **options)
     filters = Filters(guidance, temperature, top_k, top_p, min_p)
-    pipe = open_pipeline(model, device)
+    pipe = open_pipeline(model, device, dtype)
     examples = MODELS.get(model, MODELS["scenes"]).examples
     captions = [prompt] if prompt is not None else list(examples)
     captions = [captions[k % len(captions)] for k in range(count)]
@@ -67,7 +68,7 @@ def generate(
         pipe.words.encode(caption)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)
-    job = Job(pipe, captions, seed, policy, chosen, filters, batch_size, out, model)
+    job = Job(pipe, captions, seed, policy, chosen, filters, batch_size, out, model, dtype)
     kept, finished = run_job(job, compare=compare)
     if not finished:
         typer.echo(f"mmaccel: stopped; kept {kept} of {count} pictures in {out}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """A policy to measure, under its short name; `window` is None where it has none."""
+    """A policy to measure, under its short name; `window` is None where it has none; `dtype` is the
+    generator's.
+    """
 
     name: str
     policy: Policy
     window: int | str | None
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Row:
     """What was measured of one setup at one guidance scale; means over `images` pictures.
 
     Attributes:
-        policy, window, guidance: what was measured.
+        policy, window, dtype, guidance: what was measured.
         settings: the policy's repr.
         exactness: its promise.
         images: pictures made.
@@ -45,6 +48,7 @@ class Row:
 
     policy: str
     window: int | str | None
+    dtype: str
     guidance: float
     settings: str
     exactness: str
@@ -63,7 +67,7 @@ class Row:
 
 
 def measure(
-    pipe: TextToImage,
+    pipes: Mapping[str, TextToImage],
     captions: Sequence[str],
     setups: Sequence[Setup],
     filters: Sequence[Filters],
@@ -73,7 +77,7 @@ def measure(
     """Run every setup on every caption.
 
     Args:
-        pipe: the model.
+        pipes: the model, by dtype.
         captions: one per picture; picture k has seed `seed + k`.
         setups: the first is what the others are compared with.
         filters: one set per guidance scale.
@@ -95,7 +99,7 @@ def measure(
     runs: dict[tuple[int, int], Iterator[Pictures]] = {}
     made: dict[tuple[int, int], list[Pictures]] = {}
     for f, s in cells:
-        policy = setups[s].policy
+        policy, pipe = setups[s].policy, pipes[setups[s].dtype]
         warm_up(pipe, policy, filters[f], captions[0], min(batch_size, len(captions)))
         runs[f, s] = pipe.stream(
             captions, filters[f], policy=policy, seed=seeds, batch_size=batch_size
@@ -118,6 +122,7 @@ def _row(setup: Setup, guidance: float, made: Pictures, plain: Pictures) -> Row:
     return Row(
         policy=setup.name,
         window=setup.window,
+        dtype=setup.dtype,
         guidance=guidance,
         settings=stats.policy,
         exactness=stats.exactness,

@@ -58,9 +58,9 @@ def describe(prompt: str, seed: int, settings: dict[str, Any], stats: Stats) -> 
 def human_line(facts: dict[str, Any]) -> str:
     """`facts` from `describe` as text: the caption, then one line of settings."""
     stats = facts["stats"]
-    filters = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+    settings = ("dtype", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
     parts = [f"Seed: {facts['seed']}", f"Model: {facts['model']}", f"Policy: {stats['policy']}"]
-    parts += [f"{name}: {facts[name]}" for name in filters if facts.get(name) is not None]
+    parts += [f"{name}: {facts[name]}" for name in settings if facts.get(name) is not None]
     parts += [
         f"Exactness: {stats['exactness']}",
         f"{stats['tokens']} tokens in {stats['passes']} forward passes",

@@ -37,6 +37,7 @@ class Job:
     batch_size: int
     out: Path
     model: str
+    dtype: str
     made: list[Pictures] = field(default_factory=list)
     plain: list[Pictures] = field(default_factory=list)
     kept: int = 0
@@ -65,7 +66,7 @@ class Job:
 
     def write(self, batch: Pictures) -> None:
         """Write the pictures of a batch."""
-        settings = {"model": self.model, "policy": self.name}
+        settings = {"model": self.model, "dtype": self.dtype, "policy": self.name}
         for name in ("guidance_scale", "temperature", "top_k", "top_p", "min_p"):
             settings[name] = getattr(self.filters, name)
         for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
@@ -98,7 +99,7 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
                 job.made.append(batch)
         made, file = join(job.made), job.out / ("compare.png" if compare else "contact.png")
         sheet = (
-            draw_comparison(job.title, join(job.plain), made)
+            draw_comparison(job.title, join(job.plain), made, job.dtype)
             if compare
             else draw_contact_sheet(job.title, made)
         )
@@ -106,7 +107,7 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
     except KeyboardInterrupt:
         return job.kept, False
     if compare:
-        print_comparison(job.name, join(job.plain), made)
+        print_comparison(job.name, join(job.plain), made, job.dtype)
     print(f"{job.kept} pictures and {file.name} in {job.out}")
     return job.kept, True
 

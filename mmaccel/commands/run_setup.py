@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
 
+EXACT_DTYPE = "float32"
+DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
+
 
 def parse_window(text: str | None) -> int | str | None:
     """The value of `--window`: an integer, or the text itself for the policy to judge."""
@@ -55,12 +58,22 @@ def open_folder(folder: Path) -> None:
         ) from error
 
 
-def open_pipeline(model: str, device: str) -> TextToImage:
+def open_pipeline(model: str, device: str, dtype: str = EXACT_DTYPE) -> TextToImage:
     """Load a text-to-image model on a device.
 
+    Args:
+        model: name or folder.
+        device: as torch names it.
+        dtype: of the generator, one of `DTYPES`.
+
     Raises:
-        OptionError: no such model or device.
+        OptionError: no such model, device or dtype.
     """
+    if dtype not in DTYPES:
+        raise OptionError(
+            f"--dtype: expected one of {', '.join(DTYPES)}, received {dtype!r}; "
+            f"{EXACT_DTYPE} keeps every promise"
+        )
     import torch
 
     try:
@@ -75,7 +88,7 @@ def open_pipeline(model: str, device: str) -> TextToImage:
     from mmaccel.pipelines.text_to_image import TextToImage
 
     logging.disable_progress_bar()
-    return TextToImage.from_pretrained(model, device=device)
+    return TextToImage.from_pretrained(model, device=device, dtype=getattr(torch, dtype))
 
 
 def warm_up(pipe: TextToImage, policy: Policy, filters: Filters, caption: str, rows: int) -> None:

@@ -160,7 +160,7 @@ def _caption(report: Report) -> str:
     return (
         f"`{report['model']}`{loss}, {count} captions, batch {size}, "
         f"temperature {report['temperature']:g}; {machine['name']}, "
-        f"{machine['threads']} threads, torch {torch_version}, float32. "
+        f"{machine['threads']} threads, torch {torch_version}, float32 where nothing else is said. "
         f"Made by `{report['command']}`."
     )
 
@@ -169,7 +169,9 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
     cells: dict[str, Callable[[dict[str, Any]], str]] = {
         "guidance": lambda r: f"{r['guidance']:g}",
         "policy": lambda r: (
-            r["policy"] + ("" if r["window"] is None else f", window {r['window']}")
+            r["policy"]
+            + ("" if r["window"] is None else f", window {r['window']}")
+            + ("" if r.get("dtype", "float32") == "float32" else f", {r['dtype']}")
         ),
         "promise": lambda r: r["exactness"],
         "passes": lambda r: f"{r['passes']:.1f}",

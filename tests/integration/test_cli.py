@@ -108,6 +108,31 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
     assert "gumbel-sjd" in capsys.readouterr().out
 
 
+def test_bench_compares_dtypes_with_the_first(tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--windows", "4", "--guidance", "1.0", "--count", "2", "--json", str(file)]
+    options += ["--policies", "jacobi", "--dtypes", "float32,bfloat16"]
+    assert main(["bench", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [(r["dtype"], r["policy"]) for r in rows] == [
+        ("float32", "autoregressive"),
+        ("float32", "jacobi"),
+        ("bfloat16", "autoregressive"),
+        ("bfloat16", "jacobi"),
+    ]
+    assert [r["identical"] for r in rows[:2]] == [2, 2]
+    assert rows[0]["speed_up"] == 1.0 != rows[2]["speed_up"]
+
+
+def test_dtype_reaches_the_generator_and_the_picture(tiny_folder: Path, tmp_path: Path) -> None:
+    options = ["--count", "1", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
+    assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    (file,) = tmp_path.glob("0000-*.png")
+    with Image.open(file) as image:
+        assert json.loads(image.text["mmaccel"])["dtype"] == "bfloat16"
+        assert "dtype: bfloat16" in image.text["parameters"]
+
+
 def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -125,6 +150,7 @@ BAD = [
     (["--window", "0"], 2, "window: expected an integer >= 1"),
     (["--window", "wide"], 2, "window: expected an integer >= 1"),
     (["--policy", "autoregressive", "--window", "3"], 2, "received 'window'"),
+    (["--dtype", "int8"], 2, "--dtype: expected one of float32, bfloat16, float16"),
     (["--drafts", "tarot"], 2, "drafts: expected one of"),
     (["--count", "0"], 2, "--count: expected at least 1, received 0"),
     (["--batch-size", "-1"], 2, "--batch-size: expected at least 1"),

@@ -7,7 +7,7 @@ import torch
 
 from mmaccel.commands.comparison import identical, promise, verdict
 from mmaccel.pipelines.pictures import Pictures
-from mmaccel.results import Stats
+from mmaccel.results import Exactness, Stats
 
 
 def side(tokens: list[list[int]]) -> Pictures:
@@ -31,8 +31,20 @@ def test_a_picture_is_identical_only_if_every_token_is() -> None:
         (2, 8, "relaxed", "2 of 8 images identical: a relaxed policy: another law"),
     ],
 )
-def test_verdict(same: int, count: int, exactness: str, said: str) -> None:
-    assert verdict(same, count, exactness).startswith(said)
+def test_verdict(same: int, count: int, exactness: Exactness, said: str) -> None:
+    plain, made = side([[1, 2]] * count), side([[1, 2]] * same + [[1, 0]] * (count - same))
+    made.stats.exactness = exactness
+    assert verdict(plain, made, "float32").startswith(said)
+
+
+def test_a_dtype_that_rounds_is_not_reported_as_a_broken_promise() -> None:
+    plain = side([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
+    made = side([[1, 2, 3, 4], [1, 0, 3, 0], [1, 2, 3, 0]])
+    assert verdict(plain, made, "bfloat16") == (
+        "1 of 3 images identical, the others on average up to token 2: bfloat16 rounds "
+        "differently in wider passes, float32 keeps the promise"
+    )
+    assert verdict(plain, plain, "bfloat16") == "The same images, token for token"
 
 
 def test_a_relaxed_run_says_what_it_spent() -> None:

@@ -8,15 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from mmaccel import Jacobi, OptionError, SpeculativeJacobi
-from mmaccel.samplers.width import (
-    CANDIDATES,
-    AdaptiveWidth,
-    ConstantWidth,
-    FixedWidth,
-    Records,
-    make_chooser,
-    recall,
-)
+from mmaccel.samplers.adaptive_width import CANDIDATES, AdaptiveWidth, Records, recall
+from mmaccel.samplers.width import ConstantWidth, FixedWidth, make_chooser
 
 Law = Callable[[int], float]
 
