@@ -21,39 +21,53 @@ _LOW = 0xFFFFFFFF
 _ALMOST_ONE = 1.0 - 2.0**-24
 
 
-def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
+    """A key as every round uses it.
+
+    Args:
+        key: two int64 tensors of one shape holding 32-bit words.
+
+    Returns:
+        `[ROUNDS, 2, ...]` int64; the second word stands first, where a round wants it.
+    """
+    rounds = torch.arange(ROUNDS, device=key[0].device).view(-1, *[1] * key[0].ndim)
+    words = [(word + rounds * weyl) & _LOW for word, weyl in zip(key, WEYL, strict=True)]
+    return torch.stack(words[::-1], 1)
+
+
+def philox(counter: tuple[Tensor, ...], schedule: Tensor) -> tuple[Tensor, ...]:
     """Encrypt counters.
 
-    The six inputs only have to broadcast against each other: words that are constant along an axis
-    are kept small until the rounds have mixed them. From then on the two halves of a round are one
+    The inputs only have to broadcast against each other: words that are constant along an axis are
+    kept small until the rounds have mixed them. From then on the two halves of a round are one
     tensor, worked on in place.
 
     Args:
         counter: four int64 tensors holding 32-bit words.
-        key: two int64 tensors holding 32-bit words.
+        schedule: of `key_schedule`; the key's shape has as many axes as the result or is a scalar.
 
     Returns:
         Four int64 tensors of the broadcast shape holding 32-bit words.
     """
-    shape = torch.broadcast_shapes(*(word.shape for word in (*counter, *key)))
-    key = tuple(word.view([1] * (len(shape) - word.ndim) + list(word.shape)) for word in key)
-    keys = [_key_schedule(word, weyl) for word, weyl in zip(key, WEYL, strict=True)]
+    shape = torch.broadcast_shapes(schedule.shape[2:], *(word.shape for word in counter))
+    keys = schedule.unbind()
     c0, c1, c2, c3 = counter
     done = 0
     while done < ROUNDS and not c0.shape == c2.shape == shape:
+        k1, k0 = keys[done].unbind()
         product0 = c0 * MULTIPLIERS[0]  # wraps like uint64, so that both halves are right
         product1 = c2 * MULTIPLIERS[1]
-        c0 = ((product1 >> 32) ^ (c1 ^ keys[0][done])) & _LOW
-        c2 = ((product0 >> 32) ^ (c3 ^ keys[1][done])) & _LOW
+        c0 = ((product1 >> 32) ^ (c1 ^ k0)) & _LOW
+        c2 = ((product0 >> 32) ^ (c3 ^ k1)) & _LOW
         c1, c3 = product1 & _LOW, product0 & _LOW
         done += 1
     if done < ROUNDS:
         even = torch.stack([c2.expand(shape), c0.expand(shape)])
         odd = torch.stack([c3.expand(shape), c1.expand(shape)])
         product = torch.empty_like(odd)
-        halves, others, swapped = product.unbind(), odd.unbind(), _swap(*keys)[done:].unbind()
+        halves, others = product.unbind(), odd.unbind()
         c2, c0 = even.unbind()
-        for key_pair in swapped:
+        for key_pair in keys[done:]:
             torch.mul(c0, MULTIPLIERS[0], out=halves[0])
             torch.mul(c2, MULTIPLIERS[1], out=halves[1])
             torch.bitwise_right_shift(product, 32, out=even)
@@ -62,17 +76,6 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
             others, halves = halves, others
         c3, c1 = odd.bitwise_and_(_LOW).unbind()
     return tuple(word.expand(shape) for word in (c0, c1, c2, c3))
-
-
-def _swap(k0: Tensor, k1: Tensor) -> Tensor:
-    """Both key schedules `[ROUNDS, 2, ...]`, in the order in which a round's results stand."""
-    return torch.stack(torch.broadcast_tensors(k1, k0), 1)
-
-
-def _key_schedule(word: Tensor, weyl: int) -> Tensor:
-    """A key word as every round uses it, `[ROUNDS, ...]` int64."""
-    rounds = torch.arange(ROUNDS, device=word.device).view(-1, *[1] * word.ndim)
-    return (word + rounds * weyl) & _LOW
 
 
 def to_uniform(word: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Draw by inverse cumulative law.
 
     Args:
-        weights: `[B, K, V]` >= 0, not necessarily normalised, summing to more than 0.
+        weights: `[B, K, V]` >= 0, not necessarily normalised, summing to more than 0; or
+            `[B, 1, V]`, the same for all.
         uniform: `[B, K]` in (0, 1).
 
     Returns:
@@ -74,6 +75,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
         stays below 1 by more than their rounding.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    target = uniform.double()[..., None] * cumulative[..., -1:]
-    found = torch.searchsorted(cumulative, target, right=True)[..., 0]
-    return found.clamp(max=weights.shape[-1] - 1)
+    target = uniform.double()[..., None] * cumulative[..., -1:]  # [B, K, 1]
+    if weights.shape[1] == 1:
+        target = target.transpose(1, 2)  # all values looked up in one row
+    found = torch.searchsorted(cumulative, target.contiguous(), right=True)
+    return found.view(uniform.shape).clamp(max=weights.shape[-1] - 1)

@@ -21,6 +21,7 @@ from statistics import NormalDist, median
 from typing import Any
 from weakref import WeakKeyDictionary
 
+_KEYS = 64  # conditions remembered per model; the oldest goes first
 CANDIDATES = (1, 8, 16, 32, 64)
 _TRIAL = 8  # passes of a row at a width before another is considered
 _FORGET = 0.998  # weight of a pass after the next one
@@ -104,7 +105,7 @@ class AdaptiveWidth:
     def choose(self, remaining: int) -> int:
         """Width of the next pass; `remaining` >= 1 is the longest unfinished row's rest."""
         if self._stayed >= self._stay or self._is_hopeless(self._current):
-            chosen = self._select()
+            chosen = self._select(remaining)
             if chosen != self._current:
                 self._current, self._stayed = chosen, 0
         self._cut = remaining < self._current
@@ -147,19 +148,24 @@ class AdaptiveWidth:
         doubt = self.records.of[width].doubt
         return plain is not None and here is not None and here * (1 + 2 * doubt) < plain
 
-    def _select(self) -> int:
-        """The most promising of the best width and its neighbours."""
+    def _select(self, remaining: int) -> int:
+        """The most promising of the best width and its neighbours; none is tried that the end of
+        the row would cut.
+        """
         known = {w: rate for w in CANDIDATES if (rate := self.rate(w)) is not None}
         if len(self.records.of[1].latest) < _PLAIN:
             return 1
         place = CANDIDATES.index(max(known, key=lambda w: known[w]))
         around = CANDIDATES[max(place - 1, 0) : place + 2]
         for width in around:
-            if width not in known or self._age(width) > _AGAIN:
+            is_due = width not in known or self._age(width) > _AGAIN
+            if is_due and width <= remaining:
                 return width
+        around = tuple(width for width in around if width in known)
         if place == 0:  # no hope is put into more than 1: it must not lose to the plain loop
-            again = self._age(around[1]) > _SOON and not self._is_hopeless(around[1])
-            return around[again]
+            next_width = around[-1]
+            again = self._age(next_width) > _SOON and not self._is_hopeless(next_width)
+            return next_width if again and next_width <= remaining else 1
         return max(around, key=lambda w: known[w] * (1 + self.records.of[w].doubt * (w > 1)))
 
 
@@ -175,6 +181,9 @@ def recall(model: Any, key: Hashable) -> Records:
         key: what else rates depend on, such as the number of rows.
     """
     try:
-        return _LEARNT.setdefault(getattr(model, "model", model), {}).setdefault(key, Records())
+        known = _LEARNT.setdefault(getattr(model, "model", model), {})
     except TypeError:
         return Records()
+    if key not in known and len(known) >= _KEYS:
+        del known[next(iter(known))]
+    return known.setdefault(key, Records())

@@ -38,7 +38,7 @@ class Autoregressive:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
         run = WindowRun(self, model, prompt, length, filters=filters, noise=noise, on_step=on_step)
         while run.width:
-            frozen = noise.gumbel(run.slots, run.vocab_size)  # [B, 1, V]
+            frozen = noise.frozen(run.slots, run.vocab_size, filters.temperature)  # [B, 1, V]
             tokens = (run.forward() + frozen).argmax(-1)  # [B, 1]
             run.commit(tokens, torch.ones_like(run.made))
         return run.generation()

@@ -131,7 +131,8 @@ class Filters:
     def _truncate(self, scores: Tensor) -> Tensor:
         if self.temperature == 0:
             peak = scores.max(-1)
-            return make_certain(scores, peak.indices) + (peak.values - peak.values)[..., None]
+            no_law = (peak.values - peak.values)[..., None]  # 0, or NaN where there is no law
+            return make_certain(scores, peak.indices) + no_law
         if self.temperature != 1.0:
             scores = scores / self.temperature
         if self.top_k is not None and self.top_k < scores.shape[-1]:

@@ -69,7 +69,7 @@ class Jacobi:
             drafts=self.drafts,
         )
         while run.width:
-            frozen = noise.gumbel(run.slots, run.vocab_size)  # [B, W, V]
+            frozen = noise.frozen(run.slots, run.vocab_size, filters.temperature)  # [B, W, V]
             guess, law = run.propose()
             if (
                 guess is None

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
-from mmaccel.kernels.noise import philox, to_gumbel, to_uniform
+from mmaccel.kernels.noise import key_schedule, philox, to_gumbel, to_uniform
 
 _LOW = 0xFFFFFFFF
 
@@ -24,9 +26,15 @@ class Stream(IntEnum):
     """Independent sources of randomness. Two uses that must not be correlated take two streams."""
 
     FROZEN = 0  # Gumbel noise per slot, the same at every pass
-    COIN = 1  # acceptance coins, fresh at every pass
-    REDRAW = 2  # residuals and bonus tokens, fresh at every pass
-    DRAFT = 3  # first drafts of new slots
+    FRESH = 1  # uniforms per slot, new at every pass
+
+
+class Fresh(NamedTuple):
+    """Independent uniforms in (0, 1), one of each kind per slot: `[B, W]` float32."""
+
+    coins: Tensor  # decide about drafts
+    redraws: Tensor  # draw residuals and bonus tokens
+    drafts: Tensor  # draw first drafts of new slots
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,14 @@ class Noise:
         )
         return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
 
+    def frozen(self, slots: Tensor, vocab_size: int, temperature: float) -> Tensor:
+        """Frozen Gumbel noise `[B, W, V]`; at temperature 0, where it could change nothing, zeros
+        `[B, W, 1]`.
+        """
+        if temperature == 0:
+            return torch.zeros(*slots.shape, 1, device=slots.device)
+        return self.gumbel(slots, vocab_size)
+
     def gumbel(
         self, slots: Tensor, vocab_size: int, stream: Stream = Stream.FROZEN, step: int = 0
     ) -> Tensor:
@@ -89,15 +105,25 @@ class Noise:
             to_uniform(torch.stack(words, -1).flatten(-2))[..., :vocab_size]
         )  # [B, W, V]
 
-    def uniform(self, slots: Tensor, stream: Stream, step: int) -> Tensor:
-        """One uniform in (0, 1) per slot: slots `[B, W]` int64 to `[B, W]` float32."""
+    def fresh(self, slots: Tensor, step: int) -> Fresh:
+        """Uniforms for one pass: the words of one block.
+
+        Args:
+            slots: `[B, W]` int64.
+            step: pass number.
+        """
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
-        return to_uniform(self._words(block, slots, stream, step)[0][..., 0])
+        words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
+        return Fresh(*to_uniform(words[..., 0]).unbind())
+
+    @cached_property
+    def _schedule(self) -> Tensor:
+        seed = self.seeds[:, None, None]
+        return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
     def _words(
         self, blocks: Tensor, slots: Tensor, stream: Stream, step: int
     ) -> tuple[Tensor, ...]:
-        item, seed = self.items[:, None, None], self.seeds[:, None, None]
-        purpose = torch.tensor(int(stream) | (step << 8), device=slots.device) & _LOW
-        counter = (blocks, slots[..., None], item, purpose)
-        return philox(counter, (seed & _LOW, (seed >> 32) & _LOW))
+        purpose = torch.full((), (int(stream) | step << 8) & _LOW, device=slots.device)
+        counter = (blocks, slots[..., None], self.items[:, None, None], purpose)
+        return philox(counter, self._schedule)

@@ -23,7 +23,7 @@ from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import count_leading, draw, is_kept, one_hot, residual
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise, Stream
+from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window import WindowRun
 
 
@@ -95,10 +95,10 @@ class Speculative:
             else:
                 drafts, p_draft = _draft(drafter, run, noise)
             p_target = run.forward().softmax(-1)  # [B, W, V]
-            coins = noise.uniform(run.slots[:, :-1], Stream.COIN, step)
-            kept = is_kept(p_target[:, :-1], p_draft, drafts, coins)
+            fresh = noise.fresh(run.slots, step)
+            kept = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
             rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
-            redrawn = draw(rest, noise.uniform(run.slots, Stream.REDRAW, step))  # [B, W]
+            redrawn = draw(rest, fresh.redraws)  # [B, W]
             tokens = torch.cat([torch.where(kept, drafts, redrawn[:, :-1]), redrawn[:, -1:]], 1)
             run.commit(tokens, 1 + count_leading(kept))
         return run.generation()
@@ -129,7 +129,7 @@ def _draft(drafter: TokenModel, run: WindowRun, noise: Noise) -> tuple[Tensor, T
             logits, branches, run.line, run.columns[:, k : k + 1], slots, run.prompt.layout
         )
         laws.append(scores.softmax(-1))
-        drafted = draw(laws[-1], noise.uniform(slots, Stream.DRAFT, run.stats.passes))
+        drafted = draw(laws[-1], noise.fresh(slots, run.stats.passes).drafts)
         run.line.scatter_(1, run.columns[:, k : k + 1], drafted)
         run.stats.draft_passes += 1
     drafts = run.line.gather(1, run.columns[:, :-1])

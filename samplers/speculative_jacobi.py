@@ -40,7 +40,7 @@ from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import count_leading, draw, is_kept, one_hot, residual
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise, Stream
+from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window import WindowRun
 
 Coupling = Literal["independent", "maximal", "gumbel"]
@@ -136,25 +136,27 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
     p_last, first = None, run.slots[:, :1]
     while run.width:
         step = run.stats.passes
-        drafts, p_draft = _drafts(run, noise, p_last, first, step)
+        fresh = noise.fresh(run.slots, step)
+        drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         scores = run.forward()  # [B, W, V]
         p_target = scores.softmax(-1)
-        coins = noise.uniform(run.slots[:, :-1], Stream.COIN, step)  # [B, W-1]
+        coins = fresh.coins[:, :-1]
         kept, spent = rule(p_target[:, :-1], p_draft, drafts, coins)
         n_kept = 1 + count_leading(kept)  # [B]; the last of them is redrawn, or is the bonus slot
 
         rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
-        uniforms = noise.uniform(run.slots, Stream.REDRAW, step)
-        verified = _or_drafts(kept, drafts, draw(rest, uniforms))  # [B, W]
+        verified = _or_drafts(kept, drafts, draw(rest, fresh.redraws))  # [B, W]
         if coupling == "maximal":
             stays = is_kept(p_target[:, :-1], p_draft, drafts, coins)
             redrawn = (
-                _or_drafts(stays, drafts, draw(rest, uniforms)) if spent is not None else verified
+                _or_drafts(stays, drafts, draw(rest, fresh.redraws))
+                if spent is not None
+                else verified
             )
         elif coupling == "gumbel":
             redrawn = (scores + noise.gumbel(run.slots, run.vocab_size)).argmax(-1)
         else:
-            redrawn = draw(p_target, uniforms)
+            redrawn = draw(p_target, fresh.redraws)
 
         index = torch.arange(run.width, device=drafts.device)[None]
         if spent is not None:
@@ -165,20 +167,24 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
 
 
 def _drafts(
-    run: WindowRun, noise: Noise, p_last: Tensor | None, first: Tensor, step: int
+    run: WindowRun, uniforms: Tensor, p_last: Tensor | None, first: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Drafts `[B, W-1]` of the window and the laws `[B, W-1, V]` they were drawn from."""
+    """Drafts `[B, W-1]` of the window and the laws `[B, W-1, V]` they were drawn from, new ones by
+    `uniforms` `[B, W-1]`.
+    """
     slots = run.slots[:, :-1]
     guess, scores = run.propose()
     if guess is None:
         assert scores is not None
-        p_draft = scores.softmax(-1).expand(-1, slots.shape[1], -1)
-        guess = draw(p_draft, noise.uniform(slots, Stream.DRAFT, step))
+        law = scores.softmax(-1)  # [B, 1 or W-1, V]
+        guess = draw(law, uniforms)
+        p_draft = law.expand(-1, slots.shape[1], -1)
     else:
         p_draft = one_hot(guess, run.vocab_size)
     if p_last is not None:  # standing drafts were drawn from the last pass's laws
-        index = (slots - first).clamp(0, p_last.shape[1] - 1)[..., None]
-        standing = p_last.gather(1, index.expand(-1, -1, run.vocab_size))
+        index = (slots - first).clamp(0, p_last.shape[1] - 1)
+        rows = torch.arange(index.shape[0], device=index.device)[:, None]
+        standing = p_last[rows, index]
         p_draft = torch.where(run.standing()[..., None], standing, p_draft)
     drafts = run.settle(guess)
     forced = run.forced()

@@ -64,8 +64,9 @@ class WindowRun(DraftWindow):
             )
         records = None
         if window == "adaptive":
-            law = (filters.guidance_scale, filters.temperature, filters.top_k, filters.top_p)
-            records = recall(model, (prompt.batch, prompt.branches, *law))
+            f = filters
+            law = (f.guidance_scale, f.temperature, f.top_k, f.top_p, f.min_p)
+            records = recall(model, (prompt.batch, prompt.branches, drafts, *law))
         self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
         super().__init__(prompt, model.vocab_size, length, self.chooser.widest, drafts)
         self.model, self.filters, self.on_step = model, filters, on_step

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmaccel.samplers import speculative, speculative_jacobi
 from mmaccel.samplers.accept import count_leading, residual
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise, Stream
+from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.window import WindowRun
 from tests.toy import ToyLanguage
 
@@ -57,9 +57,9 @@ def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor])
         last["accepted"] = index < count_leading(kept)[:, None]
         return kept, spent
 
-    def wrong(run: WindowRun, noise: Noise, p_last: Any, first: Tensor, step: int) -> Any:
-        drafts, p_draft = drafts_of(run, noise, p_last, first, step)
-        if step and last["drafts"].shape[1]:
+    def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
+        drafts, p_draft = drafts_of(run, uniforms, p_last, first)
+        if p_last is not None and last["drafts"].shape[1]:
             index = run.slots[:, :-1] - last["first"]
             inside = (index < last["drafts"].shape[1]) & run.standing()
             index = index.clamp(max=last["drafts"].shape[1] - 1)
@@ -137,14 +137,12 @@ def reuse_coins(patch: Patch) -> None:
 
 
 def _alter_coins(patch: Patch, change: Callable[[Tensor, int], tuple[Tensor, int]]) -> None:
-    uniform = Noise.uniform
+    fresh = Noise.fresh
 
-    def wrong(noise: Noise, slots: Tensor, stream: Stream, step: int) -> Tensor:
-        if stream == Stream.COIN:
-            slots, step = change(slots, step)
-        return uniform(noise, slots, stream, step)
+    def wrong(noise: Noise, slots: Tensor, step: int) -> Fresh:
+        return fresh(noise, slots, step)._replace(coins=fresh(noise, *change(slots, step)).coins)
 
-    patch.setattr(Noise, "uniform", wrong)
+    patch.setattr(Noise, "fresh", wrong)
 
 
 def feed_one_branch(patch: Patch) -> None:
@@ -170,8 +168,8 @@ def read_laws_askew(patch: Patch) -> None:
     """The law of the slot on the left is recorded for a standing draft."""
     drafts_of = speculative_jacobi._drafts
 
-    def wrong(run: WindowRun, noise: Noise, p_last: Any, first: Tensor, step: int) -> Any:
-        return drafts_of(run, noise, p_last, first + 1, step)
+    def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
+        return drafts_of(run, uniforms, p_last, first + 1)
 
     patch.setattr(speculative_jacobi, "_drafts", wrong)
 

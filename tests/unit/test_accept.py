@@ -96,6 +96,14 @@ def test_draw_never_takes_weight_0(uniform: float) -> None:
     assert float(weights[0, 0, int(draw(weights, u))]) > 0
 
 
+def test_one_law_for_all_slots_is_drawn_from_as_if_repeated() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.rand(4, 1, 9, generator=generator)
+    uniform = torch.rand(4, 50, generator=generator)
+    assert draw(weights, uniform).equal(draw(weights.expand(-1, 50, -1), uniform))
+    assert draw(weights, uniform[:, :0]).shape == (4, 0)
+
+
 def test_draw_follows_its_weights() -> None:
     weights = torch.tensor([0.1, 0.0, 0.6, 0.3])
     uniforms = (torch.arange(10_000) + 0.5)[None] / 10_000

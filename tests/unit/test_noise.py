@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import Noise, OptionError
-from mmaccel.kernels.noise import philox, to_gumbel, to_uniform
+from mmaccel.kernels.noise import key_schedule, philox, to_gumbel, to_uniform
 from mmaccel.samplers.noise import Stream
 
 ONES = 0xFFFFFFFF
@@ -45,14 +45,14 @@ def words(values: tuple[int, ...]) -> tuple[Tensor, ...]:
 def test_known_answers(
     counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]
 ) -> None:
-    assert tuple(int(w) for w in philox(words(counter), words(key))) == result
+    assert tuple(int(w) for w in philox(words(counter), key_schedule(words(key)))) == result
     assert philox_by_hand(counter, key) == result
 
 
 def test_random_inputs_against_the_second_implementation() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 2**32, (200, 6), generator=generator)
-    made = torch.stack(philox(inputs[:, :4].unbind(1), inputs[:, 4:].unbind(1)), 1)
+    made = torch.stack(philox(inputs[:, :4].unbind(1), key_schedule(inputs[:, 4:].unbind(1))), 1)
     for row, (*counter, k, l) in zip(made.tolist(), inputs.tolist()):
         assert tuple(row) == philox_by_hand(tuple(counter), (k, l))
 
@@ -60,7 +60,7 @@ def test_random_inputs_against_the_second_implementation() -> None:
 def test_inputs_broadcast() -> None:
     a, b = torch.arange(3), torch.arange(4)[:, None]
     zero = torch.zeros(1, dtype=torch.int64)
-    made = philox((a, b, zero, zero), (zero, zero))
+    made = philox((a, b, zero, zero), key_schedule((zero[None], zero[None])))
     assert all(word.shape == (4, 3) for word in made)
     assert int(made[2][3, 2]) == philox_by_hand((2, 3, 0, 0), (0, 0))[2]
 
@@ -69,12 +69,13 @@ def test_uniform_and_gumbel_by_hand() -> None:
     """Where the counter's words come from, and the two transformations, in Python floats."""
     noise = Noise.from_seed(2**63 + 5, 3)
     key = (5, 2**31)
-    coins = noise.uniform(torch.tensor([[7, 9]] * 3), Stream.COIN, 4)
+    fresh = noise.fresh(torch.tensor([[7, 9]] * 3), 4)
     frozen = noise.gumbel(torch.tensor([[7]] * 3), 6)
     for item in range(3):
         for w, slot in enumerate((7, 9)):
-            word = philox_by_hand((0, slot, item, 1 | 4 << 8), key)[0]
-            assert float(coins[item, w]) == pytest.approx((word + 0.5) / 2**32, rel=1e-6)
+            block = philox_by_hand((0, slot, item, 1 | 4 << 8), key)
+            for word, kind in zip(block, (fresh.coins, fresh.redraws, fresh.drafts)):
+                assert float(kind[item, w]) == pytest.approx((word + 0.5) / 2**32, rel=1e-6)
         row = [
             w for block in range(2) for w in philox_by_hand((block, 7, item, 0), key)
         ]  # four words a block, in order
@@ -104,8 +105,8 @@ def test_neither_batch_nor_window_nor_order_matters() -> None:
         for w in range(4):
             single = alone.gumbel(slots[row : row + 1, w : w + 1], 10)
             assert single[0, 0].equal(whole[row, w])
-            coin = alone.uniform(slots[row : row + 1, w : w + 1], Stream.COIN, 3)
-            assert coin[0, 0] == noise.uniform(slots, Stream.COIN, 3)[row, w]
+            coin = alone.fresh(slots[row : row + 1, w : w + 1], 3).coins
+            assert coin[0, 0] == noise.fresh(slots, 3).coins[row, w]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63])
@@ -131,6 +132,12 @@ def test_seed_item_slot_stream_and_step_all_matter() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
+def test_greedy_needs_no_noise() -> None:
+    noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
+    assert noise.frozen(slots, 7, 0.5).equal(noise.gumbel(slots, 7))
+    assert noise.frozen(slots, 7, 0.0).equal(torch.zeros(2, 2, 1))
+
+
 def test_one_seed_or_one_per_row() -> None:
     slots = torch.zeros(3, 1, dtype=torch.int64)
     batch = Noise.from_seed(5, 3).gumbel(slots, 4)
@@ -152,9 +159,10 @@ def test_moments_and_distribution() -> None:
     assert float(gumbel.mean()) == pytest.approx(0.5772156649, abs=4 * error)
     assert float(gumbel.var()) == pytest.approx(math.pi**2 / 6, rel=0.02)
     assert kolmogorov(torch.exp(-torch.exp(-gumbel))) < 1.95 / math.sqrt(n)  # level 0.001
-    uniform = Noise.from_seed(1, 4).uniform(slots.reshape(4, -1), Stream.COIN, 0).double().flatten()
-    assert float(uniform.mean()) == pytest.approx(0.5, abs=4 / math.sqrt(12 * n / 4))
-    assert kolmogorov(uniform) < 1.95 / math.sqrt(n / 4)
+    for uniforms in Noise.from_seed(1, 4).fresh(slots.reshape(4, -1), 0):
+        uniform = uniforms.double().flatten()
+        assert float(uniform.mean()) == pytest.approx(0.5, abs=4 / math.sqrt(12 * n / 4))
+        assert kolmogorov(uniform) < 1.95 / math.sqrt(n / 4)
 
 
 def kolmogorov(values: Tensor) -> float:

@@ -140,6 +140,34 @@ def test_what_does_not_pay_is_given_up_at_once() -> None:
     assert drive(AdaptiveWidth(), lambda w: float(w), lambda w: 1 + 0.01 * w, 1100).count(8) > 2
 
 
+@pytest.mark.parametrize("length", [1, 2, 7, 12])
+def test_short_rows_are_not_tried_wider_than_they_are(length: int) -> None:
+    """Wide passes never pay here, and rows are too short to find it out: width 1 it is."""
+    records, taken = Records(), []
+    for _ in range(60):
+        chooser, left = AdaptiveWidth(4, length, records), length
+        while left > 0:
+            width = chooser.choose(left)
+            chooser.observe(4, 4, 1.0 + width)
+            left -= 1
+            taken.append(width)
+    assert max(taken[10:]) <= (1 if length < 8 else 8)
+    assert taken[10:].count(1) > 0.95 * len(taken[10:])
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    class Model:
+        pass
+
+    model = Model()
+    first = recall(model, 0)
+    assert recall(model, 0) is first
+    for key in range(1, 200):
+        recall(model, key)
+    assert recall(model, 199) is recall(model, 199)
+    assert recall(model, 0) is not first
+
+
 def test_the_end_of_a_row_is_not_learnt() -> None:
     """A width cut short by the end says nothing about that width."""
     chooser, twin = AdaptiveWidth(), AdaptiveWidth()
