@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 import mmaccel
+from mmaccel import TextToImage
 from mmaccel.cli import main
 from tests.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
 
@@ -108,7 +110,23 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
     assert "gumbel-sjd" in capsys.readouterr().out
 
 
-def test_bench_compares_dtypes_with_the_first(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """The generator's dtype at every call of `TextToImage.stream`."""
+    dtypes: list[torch.dtype] = []
+    stream = TextToImage.stream
+
+    def spy(pipe: TextToImage, *args: Any, **options: Any) -> Any:
+        dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
+        return stream(pipe, *args, **options)
+
+    monkeypatch.setattr(TextToImage, "stream", spy)
+    return dtypes
+
+
+def test_bench_compares_dtypes_with_the_first(
+    tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
+) -> None:
     file = tmp_path / "bench.json"
     options = ["--windows", "4", "--guidance", "1.0", "--count", "2", "--json", str(file)]
     options += ["--policies", "jacobi", "--dtypes", "float32,bfloat16"]
@@ -122,11 +140,16 @@ def test_bench_compares_dtypes_with_the_first(tiny_folder: Path, tmp_path: Path)
     ]
     assert [r["identical"] for r in rows[:2]] == [2, 2]
     assert rows[0]["speed_up"] == 1.0 != rows[2]["speed_up"]
+    wanted = [torch.float32] * 4 + [torch.bfloat16] * 4  # warming up and measuring, two setups
+    assert used == wanted
 
 
-def test_dtype_reaches_the_generator_and_the_picture(tiny_folder: Path, tmp_path: Path) -> None:
+def test_dtype_reaches_the_generator_and_the_picture(
+    tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
+) -> None:
     options = ["--count", "1", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
     assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    assert set(used) == {torch.bfloat16}
     (file,) = tmp_path.glob("0000-*.png")
     with Image.open(file) as image:
         assert json.loads(image.text["mmaccel"])["dtype"] == "bfloat16"
