@@ -40,3 +40,25 @@ def test_model_card_is_written_from_its_figures() -> None:
     folder = ROOT / "mmaccel" / "demo" / "weights" / "scenes"
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
     assert (folder / "README.md").read_text(encoding="utf-8") == write_card(card)
+
+
+def test_the_draft_study_is_drawn_from_its_report() -> None:
+    study = {
+        "command": "python benchmarks/draft_study.py",
+        "captions": ["a red circle"],
+        "grid": [16, 16],
+        "tokens_per_pass": [
+            {"drafts": name, "window": window, "tokens_per_pass": window / divisor}
+            for name, divisor in (("left", 4), ("random", 8))
+            for window in (8, 16)
+        ],
+        "agreement": {"8": [0.0] * 7, "16": [k / 20 for k in range(15)]},
+    }
+    filled = fill_tables("<!-- table: draft-study -->\nold\n<!-- end -->", {"study": study})
+    assert "old" not in filled
+    assert "| drafts | window 8 | window 16 |" in filled
+    assert "| left | 2.00 | 4.00 |\n| random | 1.00 | 2.00 |" in filled
+    assert "| slots ahead | 0 | 1 | 2 | 4 | 8 | 12 |" in filled
+    assert "| right | 0 % | 5 % | 10 % | 20 % | 40 % | 60 % |" in filled
+    nothing = fill_tables("<!-- table: draft-study -->\nold\n<!-- end -->", {})
+    assert "Not yet measured." in nothing
