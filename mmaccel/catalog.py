@@ -36,7 +36,7 @@ class DemoModel:
     Attributes:
         summary: one line for listings.
         captions: "module:function" of (collection, indices) to captions.
-        fresh: "module:constant", a collection that no training saw.
+        fresh: "module:constant", a collection whose pictures no training saw.
         examples: captions for a first look.
     """
 

@@ -84,6 +84,7 @@ def write_card(card: dict[str, Any]) -> str:
         name = f"`{s['policy']}`, guidance {s['guidance_scale']:g}"
         text += _scores(name, s["captions"], s["scores"], s["half_widths"])
     text += "\nGenerated at temperature 1; ± is half of the 95 % interval.\n"
+    text += _seen(card["samples"])
     text += "\n## Validation loss while training\n\n| step | nats per token |\n| --- | --- |\n"
     text += "".join(f"| {k} | {v} |\n" for k, v in cost["validation_nats_by_step"].items())
     text += "\n## Acceptance against training step\n\nTokens a pass, 16 fresh captions.\n\n"
@@ -99,6 +100,20 @@ def _scores(
     if half_widths is not None:
         cells = [f"{cell} ± {100 * half_widths[k]:.1f}" for cell, k in zip(cells, order)]
     return f"| {name} | {count} | " + " | ".join(cells) + " |\n"
+
+
+def _seen(samples: list[dict[str, Any]]) -> str:
+    """How the captions that training never had, as text, come out."""
+    new = samples[1].get("unseen", {"captions": 0})
+    if not new["captions"]:
+        return ""
+    return (
+        f"\nShort captions repeat: {samples[1]['captions'] - new['captions']} of the "
+        f"{samples[1]['captions']} occur, word by word, among the training captions too (with "
+        f"other pictures). Of the {new['captions']} that do not, colours are right in "
+        f"{100 * new['colours']:.1f} % and whole captions in {100 * new['whole']:.1f} % "
+        f"(`{samples[1]['policy']}`, guidance {samples[1]['guidance_scale']:g}).\n"
+    )
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> str:

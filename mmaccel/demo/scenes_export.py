@@ -94,8 +94,9 @@ def export_card(
     tokenizer, model = load_tokenizer(target), load_generator(target, device)
     card_file = target / "card.json"
     cost = training_cost(work)
+    seen = set(json.loads((work / "train.captions.json").read_text(encoding="utf-8")))
     samples = [
-        measure_samples(model, tokenizer, policy, count=count, guidance_scale=scale)
+        measure_samples(model, tokenizer, policy, count=count, guidance_scale=scale, seen=seen)
         for policy, scale in MEASURED
     ]
     card: dict[str, Any] = {

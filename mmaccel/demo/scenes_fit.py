@@ -31,13 +31,18 @@ LARGE_FROM = 11.0  # pixels; small objects end at 9.2, large ones begin at 12.9
 
 @dataclass(frozen=True)
 class Fit:
-    """A shape laid over a piece; `explained` is the share of the variance it explains, 0..1."""
+    """A shape laid over a piece; `explained` is the share of the variance it explains,
+    `overlap` its intersection with the piece over their union, both 0..1; `extent` is the longer
+    side of the piece in diameters of the shape.
+    """
 
     shape: str
     x: float
     y: float
     radius: float
     explained: float
+    overlap: float
+    extent: float
 
     @property
     def size(self) -> str:
@@ -101,7 +106,9 @@ def fit_shape(picture: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
     share, place, top = best
     shape, radius = labels[top]
     oy, ox = places[place]
-    return Fit(shape, cx + ox - _SHIFT + 0.5, cy + oy - _SHIFT + 0.5, radius, share)
+    x, y = cx + ox - _SHIFT + 0.5, cy + oy - _SHIFT + 0.5
+    extent = max(float(np.ptp(rows)), float(np.ptp(columns))) / (2 * radius)
+    return Fit(shape, x, y, radius, share, float(overlap[place, top]), extent)
 
 
 def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:

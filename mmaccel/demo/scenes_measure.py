@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def measure_samples(
     count: int = 500,
     guidance_scale: float = 2.0,
     temperature: float = 1.0,
+    seen: Collection[str] = (),
 ) -> dict[str, Any]:
     """Draws pictures for fresh captions and has the checker read them.
 
@@ -91,10 +93,11 @@ def measure_samples(
         policy: how to decode.
         count: number of captions, `EVALUATION_SEED` 0..count-1; caption k has seed k.
         guidance_scale, temperature: see `mmaccel.Filters`.
+        seen: captions that training had, as text; their pictures were others.
 
     Returns:
-        The scores, each with the half-width of its 95 % interval (normal approximation), and what
-        the pictures cost.
+        The scores, each with the half-width of its 95 % interval (normal approximation), the scores
+        of the captions that are not in `seen`, and what the pictures cost.
     """
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
     pipe = TextToImage(window, tokenizer, CaptionWords(tokenizer.vocab_size))
@@ -108,6 +111,8 @@ def measure_samples(
         [tokenizer.decode(t) for t in made.tokens.to(pipe.model.device).split(100)]
     )
     scores = score_pictures(pictures.cpu(), captions)
+    new = [k for k, caption in enumerate(captions) if caption not in seen]
+    unseen = score_pictures(pictures.cpu()[new], [captions[k] for k in new]) if new else {}
     return {
         "policy": repr(policy),
         "exactness": made.stats.exactness,
@@ -118,6 +123,7 @@ def measure_samples(
         "half_widths": _round(
             {name: 1.96 * math.sqrt(p * (1 - p) / count) for name, p in scores.items()}
         ),
+        "unseen": {"captions": len(new), **_round(unseen)},
         "tokens_per_pass": round(made.stats.tokens_per_pass, 3),
         "seconds": round(made.stats.seconds, 1),
     }

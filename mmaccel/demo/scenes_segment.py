@@ -46,18 +46,18 @@ def classify_pixels(pictures: Tensor) -> np.ndarray:
     return torch.stack(distances).argmin(0).numpy()
 
 
-def largest_piece(mask: np.ndarray) -> np.ndarray:
-    """The largest piece of a mask, pixels touching by edges or corners.
+def find_pieces(mask: np.ndarray) -> list[np.ndarray]:
+    """The pieces of a mask, pixels touching by edges or corners, the largest first.
 
     Args:
         mask: [h, w] bool.
 
     Returns:
-        [h, w] bool, all False where the mask is empty.
+        Masks [h, w] bool; none where the mask is empty.
     """
-    best = np.zeros_like(mask)
+    pieces = []
     rest = mask.copy()
-    while rest.sum() > best.sum():
+    while rest.any():
         piece = np.zeros_like(mask)
         piece[tuple(np.argwhere(rest)[0])] = True
         size = 0
@@ -65,9 +65,13 @@ def largest_piece(mask: np.ndarray) -> np.ndarray:
             size = int(piece.sum())
             piece = grow(piece) & rest
         rest &= ~piece
-        if size > best.sum():
-            best = piece
-    return best
+        pieces.append(piece)
+    return sorted(pieces, key=lambda piece: -int(piece.sum()))
+
+
+def largest_piece(mask: np.ndarray) -> np.ndarray:
+    """The largest piece of a mask, [h, w] bool; all False where the mask is empty."""
+    return next(iter(find_pieces(mask)), np.zeros_like(mask))
 
 
 def grow(mask: np.ndarray) -> np.ndarray:

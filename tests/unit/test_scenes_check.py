@@ -1,11 +1,16 @@
 """The checker: real pictures pass, every kind of wrong picture fails the verdict it belongs to."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mmaccel.demo.scenes_check import check_pictures, score_pictures
 from mmaccel.demo.scenes_data import make_scenes
-from mmaccel.demo.scenes_segment import core_size, largest_piece
+from mmaccel.demo.scenes_layout import SHAPES, SceneObject, draw_scene, generator
+from mmaccel.demo.scenes_render import COLOUR_RGB, draw_noise, render
+from mmaccel.demo.scenes_segment import core_size, find_pieces, largest_piece
 from mmaccel.errors import OptionError, ShapeError
 
 _, CAPTIONS, DRAWN = make_scenes(11, range(80))
@@ -70,6 +75,61 @@ def test_a_colour_too_many_is_wrong() -> None:
     pytest.fail("no picture of two objects among sixty")
 
 
+def thing(colour: str, shape: str, x: float, y: float, radius: float) -> SceneObject:
+    return SceneObject(colour, shape, "large", x, y, radius, 0.0, "plain", 0.0)
+
+
+def drawn_scene(ground: str, *things: SceneObject) -> torch.Tensor:
+    """A picture [1, 3, 64, 64] with these objects and an ordinary ground."""
+    rng = generator(99, 5)
+    scene = replace(draw_scene(rng), objects=things, relations=(), background=ground)
+    return render([scene], [draw_noise(rng)]).float() / 255
+
+
+RED = thing("red", "circle", 18, 18, 9)
+BLUE = thing("blue", "square", 40, 44, 13.5)
+
+
+def test_an_object_of_an_asked_colour_too_many_is_wrong() -> None:
+    caption = ["a red circle above a blue square on grass"]
+    assert check_pictures(drawn_scene("grass", RED, BLUE), caption)[0].whole
+    for extra in (thing("red", "star", 50, 15, 9), thing("red", "circle", 50, 15, 8.5)):
+        judged = check_pictures(drawn_scene("grass", RED, BLUE, extra), caption)[0]
+        assert not judged.colours and not judged.whole
+
+
+def test_bands_of_several_grounds_are_no_ground() -> None:
+    picture = drawn_scene("grass", RED, BLUE)
+    picture[:, :, 22:40] = drawn_scene("sand", RED, BLUE)[:, :, 22:40]
+    picture[:, :, 40:] = drawn_scene("night", RED, BLUE)[:, :, 40:]
+    assert not check_pictures(picture, ["a red circle above a blue square on grass"])[0].background
+
+
+MALFORMED = {
+    "half disc": lambda x, y: ((x - 32) ** 2 + (y - 32) ** 2 < 15**2) & (y > 30),
+    "half picture": lambda x, y: x > 30,
+    "whole picture": lambda x, y: x > -1,
+    "bar": lambda x, y: ((x - 32).abs() < 15) & ((y - 32).abs() < 3),
+    "cross": lambda x, y: (
+        ((x - 32).abs() < 4) & ((y - 32).abs() < 14) | ((y - 32).abs() < 4) & ((x - 32).abs() < 14)
+    ),
+    "L": lambda x, y: (
+        ((x - 25).abs() < 4) & ((y - 32).abs() < 13) | ((y - 42).abs() < 4) & ((x - 32).abs() < 12)
+    ),
+    "ellipse": lambda x, y: ((x - 32) / 20) ** 2 + ((y - 32) / 9) ** 2 < 1,
+}
+
+
+@pytest.mark.parametrize("shape", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_objects_pass_as_no_shape(shape: Callable[..., torch.Tensor]) -> None:
+    picture = drawn_scene("grass", thing("red", "circle", 1000, 1000, 9))
+    y, x = torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij")
+    for channel, value in enumerate(COLOUR_RGB["red"]):
+        picture[0, channel][shape(x, y)] = value
+    for name in SHAPES:
+        assert not check_pictures(picture, [f"a red {name} on grass"])[0].whole
+
+
 def test_pieces_and_cores_by_hand() -> None:
     mask = (
         torch.tensor(
@@ -85,6 +145,7 @@ def test_pieces_and_cores_by_hand() -> None:
     )
     piece = largest_piece(mask)
     assert piece.sum() == 6 and piece[1:, 3:].all()
+    assert [p.sum() for p in find_pieces(mask)] == [6, 4]
     assert core_size(mask) == 0
     full = torch.ones(4, 5).bool().numpy()
     assert core_size(full) == 2 * 3
