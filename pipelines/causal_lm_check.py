@@ -10,6 +10,7 @@ from torch import nn
 from mmaccel.errors import UnsupportedModelError
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+_VIEWING = ("gpt_neox_japanese",)  # attention of these takes no keys that are views
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
 
 
@@ -81,6 +82,8 @@ def _find_obstacle(model: Any) -> tuple[str, str] | None:
         return "which takes positions from the attention mask (ALiBi)", other
     if getattr(config, "is_decoder", True) is False and _has_two_sided_attention(model):
         return "which attends in both directions", "set config.is_decoder=True before loading it"
+    if getattr(config, "model_type", None) in _VIEWING:
+        return "whose attention needs keys that lie in one piece", other
     implementation = getattr(config, "_attn_implementation", None)
     if implementation not in _IMPLEMENTATIONS:
         return (

@@ -8,6 +8,7 @@ whole rows, for every number of rows and any raggedness.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ class Placement:
 class WindowLayer:
     """Keys and values of one attention layer, in the shape transformers asks a cache layer to have.
 
+    What a cache takes is a child of it that is also one of transformers' (see `make_cache`).
+
     Memory: `rows * room * heads * (key width + value width)` numbers, taken at the first pass.
     """
 
@@ -72,11 +75,16 @@ class WindowLayer:
                 f"window cache: expected keys of {place.rows} rows at the places of the pass, "
                 f"received {list(key_states.shape)}; run the model through CausalLMWindow.forward"
             )
-        if self.keys is None or self.values is None:
-            self.keys = _make_room(place, key_states)
-            self.values = _make_room(place, value_states)
-            self.is_initialized = True
+        self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
         return _write(place, self.keys, key_states), _write(place, self.values, value_states)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the room for keys and values of this shape, unless it was taken before."""
+        if self.keys is None:
+            self.keys = _make_room(self.placement, key_states)
+            self.values = _make_room(self.placement, value_states)
+            self.is_initialized = True
 
     def get_seq_length(self) -> int:
         """Positions shown to the model."""
@@ -98,8 +106,16 @@ def make_cache(n_layers: int, placement: Placement) -> Any:
     """
     from transformers.cache_utils import Cache
 
-    layers: list[Any] = [WindowLayer(placement) for _ in range(n_layers)]
+    layers: list[Any] = [_layer_class()(placement) for _ in range(n_layers)]
     return Cache(layers=layers)
+
+
+@cache
+def _layer_class() -> type[WindowLayer]:
+    """`WindowLayer` as one of transformers' layers: a `Cache` asks no other kind for its length."""
+    from transformers.cache_utils import CacheLayerMixin
+
+    return type("WindowCacheLayer", (WindowLayer, CacheLayerMixin), {})
 
 
 def _make_room(place: Placement, states: Tensor) -> Tensor:

@@ -28,15 +28,52 @@ def _foreign_models() -> dict[str, tuple[Any, dict[str, Any]]]:
         decoder_start_token_id=0, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
+    viewing = hf.GPTNeoXJapaneseConfig(**_WIDE)
     encoder = hf.T5ForConditionalGeneration(t5).eval()
     return {
         "sliding windows": (build_lm("mistral"), PROMPTS),
         "own _sample": (Special(build_lm("llama").config).eval(), PROMPTS),
         "has an encoder": (encoder, PROMPTS),
+        "keys that lie in one piece": (hf.GPTNeoXJapaneseForCausalLM(viewing).eval(), PROMPTS),
     }
 
 
-@pytest.mark.parametrize("reason", ["sliding windows", "own _sample", "has an encoder"])
+_SMALL: dict[str, Any] = dict(
+    vocab_size=40, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.25,
+    init_std=0.25, max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+)  # fmt: skip
+_WIDE = _SMALL | dict(hidden_size=32, intermediate_size=64)
+_ENCODER = _WIDE | dict(is_decoder=True)
+_OPT = _SMALL | dict(hidden_size=32, ffn_dim=64, word_embed_proj_dim=32)
+_XGLM = _SMALL | dict(d_model=32, ffn_dim=64, num_layers=2, attention_heads=4)
+_ASKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "OPT": ("OPTForCausalLM", _OPT),
+    "Falcon": ("FalconForCausalLM", _WIDE),
+    "Bert": ("BertLMHeadModel", _ENCODER),
+    "Roberta": ("RobertaForCausalLM", _ENCODER | dict(pad_token_id=1)),
+    "Electra": ("ElectraForCausalLM", _ENCODER | dict(embedding_size=32)),
+    "BioGpt": ("BioGptForCausalLM", _WIDE),
+    "XGLM": ("XGLMForCausalLM", _XGLM),
+}
+
+
+@pytest.mark.parametrize("name", list(_ASKING))
+def test_models_that_ask_their_cache_for_its_length_are_served(name: str) -> None:
+    import transformers as hf
+
+    head, arguments = _ASKING[name]
+    torch.manual_seed(7)
+    model = getattr(hf, head)(getattr(hf, f"{name}Config")(**arguments)).eval()
+    long = SHORT | {"max_new_tokens": 24}
+    plain = model.generate(**PROMPTS, **long)
+    assert mmaccel.supports(model) and len(set(plain[0].tolist())) > 3
+    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True):
+        assert torch.equal(model.generate(**PROMPTS, **long), plain)
+
+
+@pytest.mark.parametrize(
+    "reason", ["sliding windows", "own _sample", "has an encoder", "keys that lie in one piece"]
+)
 def test_models_that_only_the_original_can_serve(reason: str) -> None:
     model, inputs = _foreign_models()[reason]
     plain = model.generate(**inputs, **SHORT)

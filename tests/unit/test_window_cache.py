@@ -81,3 +81,11 @@ def test_a_cache_of_transformers_passes_keys_on_to_the_layer() -> None:
     cache.update(keys, keys, 1)
     assert cache.layers[0].keys is None
     assert cache.layers[1].keys is not None and cache.layers[1].keys.flatten().tolist() == [0, 8, 0]
+
+
+def test_a_cache_of_transformers_tells_the_length_the_model_sees() -> None:
+    place = Placement(rows=1, room=9)
+    cache = make_cache(2, place)
+    place.aim(torch.tensor([[1]]), span=4)
+    assert cache.get_seq_length() == 4 and cache.get_mask_sizes(1, 1) == (4, 0)
+    assert cache.get_max_length() == 9
