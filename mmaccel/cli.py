@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from mmaccel import __version__
 from mmaccel.commands.bench import bench
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.generate import generate
@@ -25,6 +27,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    """The same images from several times fewer forward passes."""
+    if version:
+        print(f"mmaccel {__version__}")
+        raise typer.Exit()
+
+
 for command in (generate, bench, doctor, models):
     app.command()(command)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.causal_lm_check import is_random, text_config
+from mmaccel.pipelines.causal_lm_check import drops_cache, is_random, text_config
 from mmaccel.pipelines.generate_call import GUIDANCE, GenerateCall
 from mmaccel.pipelines.processor_kinds import is_own
 
@@ -47,6 +47,8 @@ def _find_in_arguments(call: GenerateCall) -> Iterator[str]:
             yield "past_key_values given by the caller"
     if is_random(call.model):
         yield "training mode with dropout"
+    if drops_cache(call.model):
+        yield "training mode with gradient checkpointing, which leaves the cache out"
     if call.ids.device != call.model.device:
         yield "token ids on another device than the model"
     if len(set((getattr(call.model, "hf_device_map", None) or {}).values())) > 1:

@@ -11,6 +11,7 @@ from mmaccel.errors import UnsupportedModelError
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
 _VIEWING = ("gpt_neox_japanese",)  # attention of these takes no keys that are views
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
 
 
@@ -47,12 +48,20 @@ def text_config(model: Any) -> Any:
 
 
 def is_random(model: nn.Module) -> bool:
-    """Whether the model is in training mode and drops activations at random."""
+    """Whether a part of the model is in training mode and drops activations at random."""
+    for module in model.modules():
+        if module.training and isinstance(module, _DROPOUT) and module.p > 0:
+            return True
     if not model.training:
         return False
     options: dict[str, Any] = text_config(model).to_dict()
     drops = [value for name, value in options.items() if "drop" in name]
     return any(isinstance(value, float) and value > 0 for value in drops)
+
+
+def drops_cache(model: nn.Module) -> bool:
+    """Whether transformers leaves the cache out: gradient checkpointing in training mode."""
+    return any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.modules())
 
 
 def _find_obstacle(model: Any) -> tuple[str, str] | None:

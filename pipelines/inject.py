@@ -80,12 +80,11 @@ class Injection:
 
         Raises:
             AttachError: somebody else exchanged an object's class meanwhile; nothing was changed
-                for that object.
+                for that object, and it can be tried again.
         """
         while self._objects:
             target = self._objects[-1]
             if _MARK not in vars(type(target)):
-                self._objects.pop()
                 raise AttachError(
                     f"detach: expected the {type(target).__name__} as it was attached, received "
                     "one whose class was exchanged meanwhile; undo the later change first"

@@ -9,7 +9,7 @@ import torch
 
 import mmaccel
 from mmaccel.contracts import TokenModel, VisualTokenizer
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.caption_words import CaptionWords
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.tokenizers_vq.load import load_tokenizer
@@ -47,20 +47,37 @@ def load_folder(
         OptionError: a file is missing.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    tokenizer = load_tokenizer(folder).to(device)
-    words = CaptionWords.load(folder, tokenizer.vocab_size)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True
+        tokenizer = load_tokenizer(folder).to(device)
+        words = CaptionWords.load(folder, tokenizer.vocab_size)
+    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, MMAccelError):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise UnsupportedModelError(
+            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in {folder} as "
+            f"they were written, received files that cannot be read ({reason}); copy them again"
+        ) from error
+    try:
+        model: Any
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UnsupportedModelError(
             f"model: expected a causal LM in {folder}, received one that transformers refuses "
             f"({reason}); give the folder that save_pretrained wrote"
         ) from error
+    lacking = sorted(loaded["missing_keys"])
+    if lacking:
+        raise UnsupportedModelError(
+            f"model: expected all weights in {folder}, received none for {lacking[0]}"
+            f"{f' and {len(lacking) - 1} more' if lacking[1:] else ''}; copy the folder again"
+        )
     if model.config.vocab_size != words.vocab_size:
         raise UnsupportedModelError(
             f"model: expected a vocabulary of {words.vocab_size} ids (picture tokens, special ids "

@@ -8,13 +8,16 @@
 
 Processors are told apart by exact class, since a child may do anything. One that transformers does
 not define counts as prefix if everything it holds is plain data and two trial calls leave it as it
-was; else it is refused.
+was; a function, if its closure is plain data and two equal calls answer alike. All else is refused:
+what cannot be looked into may remember. A function that keeps its memory in a global variable or a
+random generator is found only if the two calls differ.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import types
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -79,9 +82,33 @@ def find_kind(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
         return "flat" if name in _FLAT else "prefix" if name in _PREFIX else f"a {name}"
     if len(inspect.signature(processor.__call__).parameters) > 2:
         return f"a {name}, which takes more than ids and scores"
-    if isinstance(getattr(processor, "__dict__", None), dict) and not inspect.isroutine(processor):
-        return _try(processor, ids, scores)
-    return "prefix"  # a function
+    if isinstance(processor, types.FunctionType):
+        return _try_function(processor, ids, scores)
+    kind = type(processor)
+    has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    is_python = isinstance(inspect.getattr_static(kind, "__call__"), types.FunctionType)
+    if has_slots or not is_python:  # bound methods, partials, compiled objects
+        return f"a {name}, which may remember earlier calls"
+    return _try(processor, ids, scores)
+
+
+def _try_function(function: types.FunctionType, ids: Tensor, scores: Tensor) -> Kind | str:
+    """Two equal calls of a function whose closure and defaults are plain, unchangeable data."""
+    kept = [cell.cell_contents for cell in function.__closure__ or ()]
+    kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    if vars(function) or not all(isinstance(item, (*_PLAIN, Tensor)) for item in kept):
+        return f"a function ({function.__name__}), whose closure may remember earlier calls"
+    before = copy.deepcopy(kept)
+    try:
+        answers = [function(ids.clone(), scores.clone()) for _ in range(2)]
+    except Exception as error:  # as in `_try`
+        return f"a function ({function.__name__}), which raised {type(error).__name__} when tried"
+    after = [cell.cell_contents for cell in function.__closure__ or ()]
+    if _is_same(*answers) and _is_same(before[: len(after)], after):
+        return "prefix"
+    for cell, old in zip(function.__closure__ or (), before):
+        cell.cell_contents = old
+    return f"a function ({function.__name__}), which answers the same question differently"
 
 
 def _try(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
@@ -121,7 +148,10 @@ def _is_tool(value: Any) -> bool:
     """Something that is called: a function, a model, a tokenizer."""
     from transformers import PreTrainedTokenizerBase
 
-    return inspect.isroutine(value) or isinstance(value, (nn.Module, PreTrainedTokenizerBase))
+    is_function = isinstance(value, types.FunctionType) and not value.__closure__
+    home = getattr(value, "__self__", value)  # a built-in function's is its module
+    is_function |= inspect.isbuiltin(value) and isinstance(home, (types.ModuleType, type(None)))
+    return is_function or isinstance(value, (nn.Module, PreTrainedTokenizerBase))
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.pipelines.causal_lm_check import check_causal_lm, is_random, text_config
+from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random, text_config
 from mmaccel.pipelines.window_cache import Placement, make_cache
 
 _CPU_STRIDE = 64
@@ -94,6 +94,11 @@ class CausalLMWindow:
             raise OptionError(
                 "model: expected evaluation mode, received training mode with dropout; "
                 "call model.eval()"
+            )
+        if drops_cache(self.model):
+            raise OptionError(
+                "model: expected evaluation mode, received training mode with gradient "
+                "checkpointing, which leaves the cache out; call model.eval()"
             )
         self._positions = positions
         self._placement = Placement(rows, positions + 1)

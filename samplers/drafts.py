@@ -82,7 +82,7 @@ def check_source(source: str, layout: Layout | None = None, *, final: bool = Fal
     if source not in SOURCES:
         raise OptionError(
             f"drafts: expected one of {', '.join(SOURCES)}, received {source!r}; "
-            "left is the default"
+            "neighbour suits most models"
         )
     if final and source in ("above", "previous-frame"):
         _period(source, layout)

@@ -53,6 +53,14 @@ def bench(
         names.remove("speculative")  # without a draft model it is prompt-lookup
     widths = [parse_window(text) for text in _split(windows)]
     scales = [_number("guidance", text) for text in _split(guidance)]
+    lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
+    for name, text in lists.items():
+        if not _split(text):
+            raise OptionError(f"--{name}: expected at least one, received none; leave it out")
+    if json_file is not None and (json_file.is_dir() or not json_file.name):
+        raise OptionError(
+            f"--json: expected a file name, received {str(json_file)!r}; name a file in it"
+        )
     setups = []
     for dtype in _split(dtypes):
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
@@ -60,18 +68,17 @@ def bench(
             for width in widths:
                 if width != "adaptive" or name == "jacobi":
                     setups.append(Setup(name, make_policy(name, window=width), width, dtype))
-    if not setups:
-        raise OptionError("--dtypes: expected at least one, received none; leave the option out")
     filters = [Filters(guidance_scale=scale, temperature=temperature) for scale in scales]
     pipes = {dtype: open_pipeline(model, device, dtype) for dtype in _split(dtypes)}
     source = MODELS.get(model, MODELS["scenes"])
-    captions = (
-        [prompt] * count if prompt else load(source.captions)(load(source.fresh), range(count))
-    )
+    if prompt is None:
+        captions = load(source.captions)(load(source.fresh), range(count))
+    else:
+        captions = [prompt] * count
     for caption in captions:
         next(iter(pipes.values())).words.encode(caption)
     if json_file is not None:
-        open_folder(json_file.parent)
+        open_folder(json_file.parent, "--json")
     rows = measure(pipes, captions, setups, filters, seed, batch_size)
     card = _read_card(find_folder(model))
     _print(rows, card, count, batch_size)

@@ -23,7 +23,7 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
         file: the final name.
         write: writes the path it is given. If it fails or is stopped, nothing is left behind.
     """
-    partial = file.with_name(f".{file.name}.tmp")
+    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         write(partial)
         os.replace(partial, file)

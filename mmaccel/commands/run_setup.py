@@ -41,8 +41,8 @@ def check_count(name: str, value: int) -> None:
         raise OptionError(f"--{name}: expected at least 1, received {value}; ask for 1 or more")
 
 
-def open_folder(folder: Path) -> None:
-    """Make a folder for results and make sure that it can be written.
+def open_folder(folder: Path, option: str = "--out") -> None:
+    """Make a folder for results and make sure that it can be written; `option` named it.
 
     Raises:
         OSError: it cannot.
@@ -53,7 +53,7 @@ def open_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise OSError(
-            f"--out: expected a folder that can be written, received {str(folder)!r} "
+            f"{option}: expected a folder that can be written, received {str(folder)!r} "
             f"({error.strerror}); choose another"
         ) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError
+from mmaccel.pipelines.processor_kinds import find_kind
 from tests.tiny_lms import PassCounter, build_lm, left_padded
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
@@ -39,6 +41,40 @@ class _Memory(_Counter):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.box["calls"].append(1)
         return scores + torch.arange(scores.shape[1]) * (len(self.box["calls"]) % 2)
+
+
+def _bump(box: list[int], input_ids: Tensor, scores: Tensor) -> Tensor:
+    box[0] += 1
+    return scores.roll(box[0], -1)
+
+
+def _closure(box: list[int]) -> Any:
+    return lambda input_ids, scores: _bump(box, input_ids, scores)
+
+
+def _counting() -> Any:
+    """One whose memory is a number in its closure."""
+    count = 0
+
+    def process(input_ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return scores + count * torch.arange(scores.shape[-1])
+
+    return process
+
+
+class _Slotted:
+    """One without a dictionary of attributes."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.count += 1
+        return scores.roll(self.count, -1)
 
 
 class _Opaque(_Counter):
@@ -102,6 +138,14 @@ CASES: dict[str, tuple[str, Make]] = {
     "counter": ("_Counter, which remembers", lambda m: {"logits_processor": [_Counter()]}),
     "memory": ("_Memory, which remembers", lambda m: {"logits_processor": [_Memory()]}),
     "opaque": ("inner .* may remember", lambda m: {"logits_processor": [_Opaque()]}),
+    "closure": ("may remember", lambda m: {"logits_processor": [_closure([0])]}),
+    "counting": ("differently", lambda m: {"logits_processor": [_counting()]}),
+    "method": ("method, which may", lambda m: {"logits_processor": [_Counter().__call__]}),
+    "partial": (
+        "partial, which may remember",
+        lambda m: {"logits_processor": [partial(_bump, [0])]},
+    ),
+    "slots": ("_Slotted, which may", lambda m: {"logits_processor": [_Slotted()]}),
     "synthid": ("SynthIDText", lambda m: {"watermarking_config": _synthid()}),
     "guidance": (
         "one per row",
@@ -185,3 +229,28 @@ def test_an_error_of_a_grammar_is_raised_where_it_is_real() -> None:
                 model.generate(**PROMPTS, **options)
             model.generate(**PROMPTS, **(options | {"max_new_tokens": 4}))
             assert len(run.history) == 1
+
+
+def test_functions_are_served_if_they_answer_alike() -> None:
+    ids, scores = PROMPTS["input_ids"], torch.zeros(3, 40)
+    shift = torch.arange(40.0)
+    assert find_kind(lambda i, s: s + shift * i.shape[1], ids, scores) == "prefix"
+    assert find_kind(lambda i, s: s + torch.rand(s.shape), ids, scores).endswith("differently")
+
+
+def test_training_modes_that_change_the_pass_run_the_original() -> None:
+    model = build_lm("llama")
+    model.train()
+    model.gradient_checkpointing_enable()
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="gradient checkpointing"):
+            model.generate(**PROMPTS, **SHORT)
+    assert "gradient checkpointing" in run.stats.fallbacks[0]
+    model = build_lm("llama")
+    model.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.5))
+    with mmaccel.attach(model.train(), mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="dropout"):
+            model.generate(**PROMPTS, **SHORT)
+    with mmaccel.attach(model.eval(), mmaccel.Jacobi(window=4)) as run:
+        model.generate(**PROMPTS, **SHORT)
+    assert not run.stats.fallbacks

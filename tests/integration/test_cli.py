@@ -168,6 +168,29 @@ def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert "scenes" in said and "gsd" in said and "relaxed" in said
 
 
+def test_version(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mmaccel {mmaccel.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--guidance", ""], "--guidance: expected at least one"),
+        (["--policies", ","], "--policies: expected at least one"),
+        (["--windows", ""], "--windows: expected at least one"),
+        (["--dtypes", ""], "--dtypes: expected at least one"),
+        (["--json", "."], "--json: expected a file name"),
+        ([""], "prompt"),
+    ],
+)
+def test_bench_is_checked_before_it_measures(
+    arguments: list[str], said: str, tiny_folder: Path, used: list[torch.dtype], capsys
+) -> None:
+    assert main(["bench", *arguments, "--model", str(tiny_folder), "--count", "1"]) == 2
+    assert said in capsys.readouterr().err and not used
+
+
 BAD = [
     (["--policy", "jacoby"], 2, "policy: expected one of autoregressive"),
     (["--window", "0"], 2, "window: expected an integer >= 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,36 @@ def test_nan_weights_are_a_numerics_error(tmp_path: Path) -> None:
     pipe = TextToImage.from_pretrained(break_weights(build_tiny(tmp_path)))
     with pytest.raises(NumericsError, match="expected finite logits"):
         pipe(CAPTIONS[0])
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:40])
+
+
+def _drop_a_weight(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "spoil, reason",
+    [
+        (_drop_a_weight, "none for model.norm.weight"),
+        (lambda folder: _cut(folder / "model.safetensors"), "transformers refuses"),
+        (lambda folder: _cut(folder / "tokenizer.safetensors"), "cannot be read"),
+        (lambda folder: _cut(folder / "tokenizer.json"), "JSONDecodeError"),
+        (lambda folder: _cut(folder / "words.json"), "JSONDecodeError"),
+        (lambda folder: (folder / "words.json").write_text("{}"), "KeyError"),
+    ],
+    ids=["a weight", "weights", "tokenizer weights", "tokenizer", "words", "no words"],
+)
+def test_a_spoilt_folder_is_refused(
+    spoil: Callable[[Path], object], reason: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "spoilt")
+    spoil(folder)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        mmaccel.TextToImage.from_pretrained(folder)

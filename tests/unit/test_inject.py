@@ -129,6 +129,10 @@ def test_a_class_exchanged_meanwhile_is_reported() -> None:
     injection.add(one, {"scale": _negate})
     foreign = type("Foreign", (type(one),), {})
     one.__class__ = foreign
+    attached = foreign.__bases__[0]
     with pytest.raises(AttachError, match="exchanged meanwhile"):
         injection.remove()
     assert type(one) is foreign
+    one.__class__ = attached  # the later change is undone: now it can be taken back
+    injection.remove()
+    assert type(one) is _Child
