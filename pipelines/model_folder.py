@@ -62,10 +62,10 @@ def load_folder(
             f"they were written, received files that cannot be read ({reason}); copy them again"
         ) from error
     try:
-        model: Any
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
+        model, loaded = found
     except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UnsupportedModelError(
