@@ -120,6 +120,7 @@ def _read_card(folder: Path) -> dict[str, Any]:
 
 
 def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -> None:
+    from mmaccel.commands.run_setup import EXACT_DTYPE
     from mmaccel.commands.terminal import make_table, wide_console
 
     heads = (
@@ -150,7 +151,9 @@ def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -
             f"{row.speed_up:.2f}",
             f"{row.identical}/{row.images}",
             f"{100 * row.sampler_share:.0f} %",
-            row.exactness,
+            "up to rounding"
+            if row.exactness == "bitwise" and row.dtype != EXACT_DTYPE
+            else row.exactness,
             f"{row.total_variation:.3f}" if row.exactness == "relaxed" else "0",
         )
     console = wide_console()

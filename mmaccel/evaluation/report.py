@@ -74,7 +74,8 @@ def read_reports(folder: Path) -> dict[str, Report]:
 
 def first_screen_table(report: Report) -> str:
     """The README's rows: batch 1, guidance on, the policies most people want."""
-    if report["batch_size"] != 1 or not any(row["policy"] == "jacobi" for row in report["rows"]):
+    is_plain = report["batch_size"] == 1 and all(_is_exact(row) for row in report["rows"])
+    if not is_plain or not any(row["policy"] == "jacobi" for row in report["rows"]):
         return ""
     scale = max(row["guidance"] for row in report["rows"])
     rows = [
@@ -83,7 +84,7 @@ def first_screen_table(report: Report) -> str:
         for row in report["rows"]
         if (row["policy"], row["window"]) == wanted and row["guidance"] == scale
     ]
-    return _table(
+    return f"Guidance {scale:g}:\n\n" * bool(rows) + _table(
         rows,
         ("policy", "promise", "passes", "tokens a pass", "s a picture", "speed-up", "same tokens"),
     )
@@ -140,6 +141,10 @@ def draft_study_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
+def _is_exact(row: dict[str, Any]) -> bool:
+    return row.get("dtype", "float32") == "float32"
+
+
 def _grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -171,9 +176,11 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
         "policy": lambda r: (
             r["policy"]
             + ("" if r["window"] is None else f", window {r['window']}")
-            + ("" if r.get("dtype", "float32") == "float32" else f", {r['dtype']}")
+            + ("" if _is_exact(r) else f", {r['dtype']}")
         ),
-        "promise": lambda r: r["exactness"],
+        "promise": lambda r: (
+            "up to rounding" if r["exactness"] == "bitwise" and not _is_exact(r) else r["exactness"]
+        ),
         "passes": lambda r: f"{r['passes']:.1f}",
         "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}",
         "s a picture": lambda r: f"{r['seconds']:.3f}",
