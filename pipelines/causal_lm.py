@@ -6,10 +6,11 @@ other loops (beams, assistants) are only watched, so that what they do stands in
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,13 +19,13 @@ from mmaccel.contracts import Policy
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.call_obstacles import find_obstacles
 from mmaccel.pipelines.causal_lm_check import check_causal_lm
-from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.original_run import run_original
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.results import Generation, Progress, Stats
+from mmaccel.results import Progress, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
@@ -108,7 +109,22 @@ class CausalLM:
                 model, name, [words], *args, **options
             )
 
-        return {"_sample": sample} | {name: watch(name, words) for name, words in _WATCHED.items()}
+        def generate(model: Any, *args: Any, **options: Any) -> Any:
+            noted, own = len(self.history), options.get("custom_generate")
+            if own is not None and self.strict:
+                self._refuse("custom_generate, a decoding loop of the caller's own")
+            began = time.perf_counter()
+            out = original(model, "generate")(*args, **options)
+            if len(self.history) == noted:  # no loop that is replaced or watched was reached
+                reason = "a decoding loop that is not transformers' own"
+                self._warn(reason, stacklevel=3)
+                seconds = time.perf_counter() - began
+                self.history.append(Stats(repr(self.policy), fallbacks=[reason], seconds=seconds))
+            return out
+
+        return {"_sample": sample, "generate": generate} | {
+            name: watch(name, words) for name, words in _WATCHED.items()
+        }
 
     def _decode(self, call: GenerateCall) -> Any:
         """Run the policy and hand its tokens over as `_sample` would."""
@@ -143,7 +159,7 @@ class CausalLM:
         self.history.append(made.stats)
         if call.streamer is not None:
             call.streamer.end()
-        return _hand_over(call, made)
+        return hand_over(call, made)
 
     def _choose_seed(self, call: GenerateCall) -> int | Sequence[int]:
         if self.seed is not None:
@@ -158,32 +174,20 @@ class CausalLM:
         """Run the original method, warn once and note why."""
         text = "; ".join(reasons)
         if self.strict:
-            raise AttachError(
-                f"generate: expected a call that {type(self.policy).__name__} can serve, received "
-                f"{text}; leave that out, or attach with strict=False to run it without the policy"
-            )
-        if text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(
-                f"mmaccel: ran without the policy: {text}", stacklevel=5
-            )  # generate's caller
+            self._refuse(text)
+        self._warn(text, stacklevel=7)  # generate's caller
         out, stats = run_original(model, name, args, options)
         stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
         self.history.append(stats)
         return out
 
+    def _refuse(self, reason: str) -> NoReturn:
+        raise AttachError(
+            f"generate: expected a call that {type(self.policy).__name__} can serve, received "
+            f"{reason}; leave that out, or attach with strict=False to run it without the policy"
+        )
 
-def _hand_over(call: GenerateCall, made: Generation) -> Any:
-    """`[B, T + L]` int64, or transformers' output object with it."""
-    longest = int(made.lengths.max())
-    tokens = made.tokens[:, :longest]
-    if call.pad is not None:
-        index = torch.arange(longest, device=tokens.device)
-        is_real = index < made.lengths[:, None]
-        tokens = torch.where(is_real, tokens, call.pad.to(tokens.device))
-    sequences = torch.cat([call.ids, tokens.to(call.ids.device)], 1)
-    if not call.config.return_dict_in_generate:
-        return sequences
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-    return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences))
+    def _warn(self, reason: str, stacklevel: int) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=stacklevel)

@@ -6,7 +6,7 @@ Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import Prompt
 from mmaccel.pipelines.processor_kinds import find_kind, is_own
+from mmaccel.results import Generation
 
 GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
@@ -115,3 +116,19 @@ def _to_the_left(ids: Tensor, mask: Tensor) -> Tensor:
     shift = ids.shape[1] - mask.sum(1, keepdim=True)
     index = torch.arange(ids.shape[1], device=ids.device) + shift  # [B, T]
     return ids.gather(1, index.clamp(max=ids.shape[1] - 1))
+
+
+def hand_over(call: GenerateCall, made: Generation) -> Any:
+    """`[B, T + L]` int64, or transformers' output object with it."""
+    longest = int(made.lengths.max())
+    tokens = made.tokens[:, :longest]
+    if call.pad is not None:
+        index = torch.arange(longest, device=tokens.device)
+        is_real = index < made.lengths[:, None]
+        tokens = torch.where(is_real, tokens, call.pad.to(tokens.device))
+    sequences = torch.cat([call.ids, tokens.to(call.ids.device)], 1)
+    if not call.config.return_dict_in_generate:
+        return sequences
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences))

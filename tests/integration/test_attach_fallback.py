@@ -254,3 +254,21 @@ def test_training_modes_that_change_the_pass_run_the_original() -> None:
     with mmaccel.attach(model.eval(), mmaccel.Jacobi(window=4)) as run:
         model.generate(**PROMPTS, **SHORT)
     assert not run.stats.fallbacks
+
+
+def test_a_loop_of_the_callers_own_is_noticed() -> None:
+    def own(model: Any, input_ids: Tensor, *args: Any, **options: Any) -> Tensor:
+        return torch.cat([input_ids, input_ids[:, -1:]], 1)
+
+    model = build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="not transformers' own") as caught:
+            out = model.generate(**PROMPTS, **SHORT, custom_generate=own)
+        assert caught[-1].filename == __file__
+        model.generate(**PROMPTS, **SHORT)
+    assert out.shape == (3, 5)
+    assert [bool(stats.fallbacks) for stats in run.history] == [True, False]
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True) as run:
+        with pytest.raises(AttachError, match="custom_generate"):
+            model.generate(**PROMPTS, **SHORT, custom_generate=own)
+    assert not run.history
