@@ -113,13 +113,14 @@ def _judge(picture: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
     return Verdict(
         background,
         all(counts[colour] == (colour in colours) for colour in COLOURS),
-        all(_is_shape(f, o.shape) for f, o in zip(fits, wanted.objects, strict=True)),
+        all(is_shape(f, o.shape) for f, o in zip(fits, wanted.objects, strict=True)),
         all(o.size in (None, f.size) for f, o in zip(fits, wanted.objects, strict=True)),
         all(_stands(r, fits[0], f) for r, f in zip(wanted.relations, fits[1:], strict=True)),
     )
 
 
-def _is_shape(fit: Fit, shape: str) -> bool:
+def is_shape(fit: Fit, shape: str) -> bool:
+    """Whether a piece of the picture is that shape: the best fit, and a good one."""
     return (
         fit.shape == shape
         and fit.overlap >= _OVERLAP[shape]

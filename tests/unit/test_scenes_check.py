@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from mmaccel.demo.scenes_check import check_pictures, score_pictures
+from mmaccel.demo.scenes_check import check_pictures, is_shape, score_pictures
 from mmaccel.demo.scenes_data import make_scenes
+from mmaccel.demo.scenes_fit import Fit
 from mmaccel.demo.scenes_layout import SHAPES, SceneObject, draw_scene, generator
 from mmaccel.demo.scenes_render import COLOUR_RGB, draw_noise, render
 from mmaccel.demo.scenes_segment import core_size, find_pieces, largest_piece
@@ -107,6 +109,12 @@ def test_bands_of_several_grounds_are_no_ground() -> None:
 
 MALFORMED = {
     "half disc": lambda x, y: ((x - 32) ** 2 + (y - 32) ** 2 < 15**2) & (y > 30),
+    "open disc": lambda x, y: (
+        ((x - 32) ** 2 + (y - 32) ** 2 < 14**2) & ~((y - 32).abs() < 1.8 * (x - 32))
+    ),
+    "disc with a tail": lambda x, y: (
+        ((x - 20) ** 2 + (y - 32) ** 2 < 13**2) | ((x > 20) & (x < 58) & ((y - 32).abs() < 2))
+    ),
     "half picture": lambda x, y: x > 30,
     "whole picture": lambda x, y: x > -1,
     "bar": lambda x, y: ((x - 32).abs() < 15) & ((y - 32).abs() < 3),
@@ -128,6 +136,15 @@ def test_malformed_objects_pass_as_no_shape(shape: Callable[..., torch.Tensor]) 
         picture[0, channel][shape(x, y)] = value
     for name in SHAPES:
         assert not check_pictures(picture, [f"a red {name} on grass"])[0].whole
+
+
+@pytest.mark.parametrize(
+    "change", [{"shape": "star"}, {"explained": 0.05}, {"overlap": 0.45}, {"extent": 1.3}], ids=str
+)
+def test_each_measure_of_a_fit_can_refuse_it(change: dict[str, Any]) -> None:
+    fit = Fit("ring", 30.0, 30.0, 9.0, explained=0.8, overlap=0.8, extent=1.0)
+    assert is_shape(fit, "ring")
+    assert not is_shape(replace(fit, **change), "ring")
 
 
 def test_pieces_and_cores_by_hand() -> None:
