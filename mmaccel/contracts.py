@@ -55,6 +55,14 @@ class TokenModel(Protocol):
             w]`.
         """
 
+    def feed(self, tokens: Tensor, start: Tensor) -> None:
+        """Run one pass like `forward` over tokens whose logits nobody wants, as the prompt's are.
+
+        Args:
+            tokens: `[R, W]` int64, fed at positions `start[r] … start[r]+W-1`.
+            start: `[R]` int64, as in `forward`.
+        """
+
 
 @runtime_checkable
 class VisualTokenizer(Protocol):

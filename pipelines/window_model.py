@@ -7,6 +7,7 @@ model is called as it is, with explicit positions, a prepared 4-D mask and the c
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal
 
 import torch
@@ -60,6 +61,8 @@ class CausalLMWindow:
         )
         self._stride = stride
         self._head = next(name for name, m in model.named_modules() if m is head)
+        takes = inspect.signature(type(model).forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._narrow = self.vocab_size < full
         self._positions = 0
         self._placement: Placement | None = None
@@ -104,7 +107,6 @@ class CausalLMWindow:
         self._placement = Placement(rows, positions + 1)
         self._cache = make_cache(self._n_layers, self._placement)
 
-    @torch.no_grad()
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """One pass; see `mmaccel.contracts.TokenModel.forward`.
 
@@ -113,6 +115,20 @@ class CausalLMWindow:
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
+        return self._pass(tokens, start).logits  # [R, W, V]
+
+    def feed(self, tokens: Tensor, start: Tensor) -> None:
+        """One pass without logits; see `mmaccel.contracts.TokenModel.feed`.
+
+        Cost: as `forward`, with the logits of one position only, if the model can leave them out.
+
+        Raises:
+            ShapeError: as in `forward`.
+        """
+        self._pass(tokens, start, **self._last_only)
+
+    @torch.no_grad()
+    def _pass(self, tokens: Tensor, start: Tensor, **options: int) -> Any:
         place = self._placement
         if place is None or tokens.shape[0] != place.rows:
             rows = "a call of reserve first" if place is None else f"{place.rows} rows as reserved"
@@ -126,15 +142,15 @@ class CausalLMWindow:
         keys = torch.arange(place.span, device=start.device)
         hidden = keys[None, None, None] > positions[:, None, :, None]  # [R, 1, W, span]
         mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=start.device)
-        out = self._run(
+        return self._run(
             input_ids=tokens,
             attention_mask=mask.masked_fill_(hidden, float("-inf")),
             position_ids=positions.clamp(max=self._positions - 1),
             past_key_values=self._cache,
             use_cache=True,
             return_dict=True,
+            **options,
         )
-        return out.logits  # [R, W, V]
 
     def _span(self, start: Tensor, width: int) -> int:
         """How many positions the model has to look at."""

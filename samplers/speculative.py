@@ -108,7 +108,7 @@ def _prefill(drafter: TokenModel, run: WindowRun) -> None:
     tokens, lengths = run.prompt.tokens, run.prompt.lengths
     drafter.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
     if tokens.shape[1] > 1:
-        drafter.forward(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths))
+        drafter.feed(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths))
         run.stats.draft_passes += 1
 
 

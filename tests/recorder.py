@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 
-class Recorder:
+class Feeds:
+    """A model whose `feed` is its `forward`."""
+
+    forward: Callable[[Tensor, Tensor], Tensor]
+
+    def feed(self, tokens: Tensor, start: Tensor) -> None:
+        self.forward(tokens, start)
+
+
+class Recorder(Feeds):
     """A model that writes down what it is fed and answers with the same logits everywhere."""
 
     def __init__(self, logits: list[float]) -> None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
+from tests.recorder import Feeds
 
 LawOf = Callable[[list[list[float]], int], list[float]]
 """(raw logits of every branch, slot) -> probabilities."""
 
 
-class ToyLanguage:
+class ToyLanguage(Feeds):
     """Logits from a random table over prefixes (rolling hash, collision-free at these sizes)."""
 
     def __init__(

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmaccel.contracts import TokenModel
+from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.samplers.autoregressive import Autoregressive
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.speculative import Speculative
+from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
+from tests.recorder import Recorder
 from tests.tiny_lms import VOCAB, build_lm
 
 MODELS = ["llama", "qwen2", "gemma", "gpt2", "cohere"]
@@ -120,6 +127,57 @@ def test_room_is_taken_once() -> None:
         assert len(layers) == 2 and layers[0].keys.shape[0] == 2 * 41
         places.add(tuple(layer.keys.data_ptr() for layer in layers))
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("vocab_size", [None, 17])
+def test_no_logits_of_the_prompt_are_made(name: str, vocab_size: int | None) -> None:
+    model, draft = build_lm(name), build_lm(name)
+    widths: dict[str, list[int]] = {"model": [], "draft": []}
+    for key, one in (("model", model), ("draft", draft)):
+        one.get_output_embeddings().register_forward_hook(
+            lambda module, inputs, out, key=key: widths[key].append(out.shape[1])
+        )
+    policy = Speculative(4, CausalLMWindow(draft, vocab_size=vocab_size))
+    prompt = Prompt(_truth()[:, :12] % 17, torch.tensor([12, 9, 5]))
+    window = CausalLMWindow(model, vocab_size=vocab_size)
+    policy.sample(window, prompt, 6, filters=Filters(), noise=Noise.from_seed(0, 3))
+    assert widths["model"][0] == widths["draft"][0] == 1
+    assert max(widths["model"][1:]) <= 4 and max(widths["draft"][1:]) <= 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_fed_counts_as_what_is_run(name: str) -> None:
+    model, truth = build_lm(name).double(), _truth()
+    window = CausalLMWindow(model)
+    window.reserve(3, LENGTH)
+    window.feed(truth[:, :9], torch.zeros(3, dtype=torch.int64))
+    out = window.forward(truth[:, 9:], torch.full((3,), 9))
+    torch.testing.assert_close(out, _full(model, truth)[:, 9:], rtol=0, atol=1e-10)
+    assert isinstance(window, TokenModel)
+
+
+class _Silent(Recorder):
+    """Answers for no position of the prompt."""
+
+    fed = 0
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        assert bool((start + 1 >= torch.tensor([5, 3])).all())
+        return super().forward(tokens, start)
+
+    def feed(self, tokens: Tensor, start: Tensor) -> None:
+        self.fed += tokens.shape[1]
+
+
+@pytest.mark.parametrize("policy", [Jacobi(3), Autoregressive(), SpeculativeJacobi(3), "draft"])
+def test_every_policy_feeds_the_prompt(policy: Any) -> None:
+    models = [_Silent([0.0, 1.0, 2.0]), _Silent([0.0, 1.0, 2.0])]
+    prompt = Prompt(torch.ones(2, 5, dtype=torch.int64), torch.tensor([5, 3]))
+    chosen = Speculative(3, models[1]) if policy == "draft" else policy
+    made = chosen.sample(models[0], prompt, 6, filters=Filters(), noise=Noise.from_seed(0, 2))
+    assert made.lengths.tolist() == [6, 6] and models[0].fed == 4
+    assert models[1].fed == (4 if policy == "draft" else 0)
 
 
 def _unsuitable() -> dict[str, Any]:
