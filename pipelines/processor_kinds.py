@@ -93,7 +93,7 @@ def find_kind(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
 
 
 def _try_function(function: types.FunctionType, ids: Tensor, scores: Tensor) -> Kind | str:
-    """Two equal calls of a function whose closure and defaults are plain, unchangeable data."""
+    """Two equal calls of a function whose closure and defaults are plain data and stay as they are."""
     kept = [cell.cell_contents for cell in function.__closure__ or ()]
     kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if vars(function) or not all(isinstance(item, (*_PLAIN, Tensor)) for item in kept):
@@ -104,7 +104,8 @@ def _try_function(function: types.FunctionType, ids: Tensor, scores: Tensor) -> 
     except Exception as error:  # as in `_try`
         return f"a function ({function.__name__}), which raised {type(error).__name__} when tried"
     after = [cell.cell_contents for cell in function.__closure__ or ()]
-    if _is_same(*answers) and _is_same(before[: len(after)], after):
+    after += kept[len(after) :]  # the same objects, which a call may have changed
+    if _is_same(*answers) and _is_same(before, after):
         return "prefix"
     for cell, old in zip(function.__closure__ or (), before):
         cell.cell_contents = old

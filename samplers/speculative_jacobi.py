@@ -54,7 +54,7 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None]"
 
 @dataclass(frozen=True)
 class SpeculativeJacobi:
-    """SJD and MC-SJD: the plain loop's law, more tokens a pass than `Jacobi`.
+    """SJD and MC-SJD: the plain loop's law, several tokens a pass.
 
     Args:
         window: tokens fed per pass.

@@ -178,9 +178,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
             + ("" if r["window"] is None else f", window {r['window']}")
             + ("" if _is_exact(r) else f", {r['dtype']}")
         ),
-        "promise": lambda r: (
-            "up to rounding" if r["exactness"] == "bitwise" and not _is_exact(r) else r["exactness"]
-        ),
+        "promise": lambda r: promise(r["exactness"], r.get("dtype", "float32")),
         "passes": lambda r: f"{r['passes']:.1f}",
         "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}",
         "s a picture": lambda r: f"{r['seconds']:.3f}",

@@ -237,6 +237,12 @@ def test_functions_are_served_if_they_answer_alike() -> None:
     assert find_kind(lambda i, s: s + shift * i.shape[1], ids, scores) == "prefix"
     assert find_kind(lambda i, s: s + torch.rand(s.shape), ids, scores).endswith("differently")
 
+    def late(i: Tensor, s: Tensor, calls: Tensor = torch.zeros(1)) -> Tensor:
+        """Answers alike in the trial and otherwise from its third call on."""
+        return s + (calls.add_(1) > 2)
+
+    assert find_kind(late, ids, scores).endswith("differently")
+
 
 def test_training_modes_that_change_the_pass_run_the_original() -> None:
     model = build_lm("llama")
