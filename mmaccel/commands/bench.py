@@ -120,8 +120,8 @@ def _read_card(folder: Path) -> dict[str, Any]:
 
 
 def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -> None:
-    from mmaccel.commands.run_setup import EXACT_DTYPE
     from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.evaluation.report import promise
 
     heads = (
         "guidance",
@@ -151,9 +151,7 @@ def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -
             f"{row.speed_up:.2f}",
             f"{row.identical}/{row.images}",
             f"{100 * row.sampler_share:.0f} %",
-            "up to rounding"
-            if row.exactness == "bitwise" and row.dtype != EXACT_DTYPE
-            else row.exactness,
+            promise(row.exactness, row.dtype),
             f"{row.total_variation:.3f}" if row.exactness == "relaxed" else "0",
         )
     console = wide_console()

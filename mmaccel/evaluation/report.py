@@ -141,6 +141,11 @@ def draft_study_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
+def promise(exactness: str, dtype: str) -> str:
+    """What a row promises: a bitwise policy keeps its word up to rounding outside float32."""
+    return "up to rounding" if exactness == "bitwise" and dtype != "float32" else exactness
+
+
 def _is_exact(row: dict[str, Any]) -> bool:
     return row.get("dtype", "float32") == "float32"
 

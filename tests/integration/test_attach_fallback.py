@@ -237,7 +237,9 @@ def test_functions_are_served_if_they_answer_alike() -> None:
     assert find_kind(lambda i, s: s + shift * i.shape[1], ids, scores) == "prefix"
     assert find_kind(lambda i, s: s + torch.rand(s.shape), ids, scores).endswith("differently")
 
-    def late(i: Tensor, s: Tensor, calls: Tensor = torch.zeros(1)) -> Tensor:
+    n_calls = torch.zeros(1)
+
+    def late(i: Tensor, s: Tensor, calls: Tensor = n_calls) -> Tensor:
         """Answers alike in the trial and otherwise from its third call on."""
         return s + (calls.add_(1) > 2)
 
