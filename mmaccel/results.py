@@ -14,6 +14,16 @@ from torch import Tensor
 Exactness = Literal["bitwise", "distribution", "relaxed"]
 
 
+EXACT_DTYPE = "float32"
+"""The dtype in which `bitwise` means equal bits; in others passes of different widths round
+differently."""
+
+
+def promise_in(exactness: str, dtype: str) -> str:
+    """What a policy of `exactness` promises in `dtype`; outside float32 bits are up to rounding."""
+    return "up to rounding" if exactness == "bitwise" and dtype != EXACT_DTYPE else exactness
+
+
 @dataclass
 class Stats:
     """What a run cost and what it promises.

@@ -93,7 +93,7 @@ def find_kind(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
 
 
 def _try_function(function: types.FunctionType, ids: Tensor, scores: Tensor) -> Kind | str:
-    """Two equal calls of a function whose closure and defaults are plain data, and stay the same."""
+    """Two equal calls of a function whose closure and defaults are plain and stay the same."""
     kept = [cell.cell_contents for cell in function.__closure__ or ()]
     kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if vars(function) or not all(isinstance(item, (*_PLAIN, Tensor)) for item in kept):

@@ -121,7 +121,7 @@ def _read_card(folder: Path) -> dict[str, Any]:
 
 def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
-    from mmaccel.evaluation.report import promise
+    from mmaccel.results import promise_in
 
     heads = (
         "guidance",
@@ -151,7 +151,7 @@ def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -
             f"{row.speed_up:.2f}",
             f"{row.identical}/{row.images}",
             f"{100 * row.sampler_share:.0f} %",
-            promise(row.exactness, row.dtype),
+            promise_in(row.exactness, row.dtype),
             f"{row.total_variation:.3f}" if row.exactness == "relaxed" else "0",
         )
     console = wide_console()

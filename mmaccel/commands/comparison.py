@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.picture_sheet import Panel, draw_sheet
-from mmaccel.commands.run_setup import EXACT_DTYPE
+from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.pictures import Pictures

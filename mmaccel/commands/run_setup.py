@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.errors import OptionError
+from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
 
-EXACT_DTYPE = "float32"
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 
 

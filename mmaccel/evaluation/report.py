@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError
+from mmaccel.results import EXACT_DTYPE, promise_in
 
 Report = dict[str, Any]
 
@@ -141,13 +142,8 @@ def draft_study_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
-def promise(exactness: str, dtype: str) -> str:
-    """What a row promises: a bitwise policy keeps its word up to rounding outside float32."""
-    return "up to rounding" if exactness == "bitwise" and dtype != "float32" else exactness
-
-
 def _is_exact(row: dict[str, Any]) -> bool:
-    return row.get("dtype", "float32") == "float32"
+    return row.get("dtype", EXACT_DTYPE) == EXACT_DTYPE
 
 
 def _grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -183,7 +179,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
             + ("" if r["window"] is None else f", window {r['window']}")
             + ("" if _is_exact(r) else f", {r['dtype']}")
         ),
-        "promise": lambda r: promise(r["exactness"], r.get("dtype", "float32")),
+        "promise": lambda r: promise_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
         "passes": lambda r: f"{r['passes']:.1f}",
         "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}",
         "s a picture": lambda r: f"{r['seconds']:.3f}",
