@@ -9,7 +9,7 @@ prompt positions, **W** window, **V** vocabulary. *Slot* i of a row is its i-th 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -182,4 +182,18 @@ def check_window(window: Any, *, adaptive: bool) -> None:
         expected = 'an integer >= 1 or "adaptive"' if adaptive else "an integer >= 1"
         raise OptionError(
             f"window: expected {expected}, received {window!r}; 16 to 64 suits most models"
+        )
+
+
+def check_policy(policy: Any) -> None:
+    """Refuse what is no policy.
+
+    Raises:
+        OptionError: a class, a name, or anything else without `exactness` and `sample`.
+    """
+    promises = getattr(policy, "exactness", None) in get_args(Exactness)
+    if isinstance(policy, type) or not promises or not callable(getattr(policy, "sample", None)):
+        raise OptionError(
+            f"policy: expected a policy such as mmaccel.Jacobi(window=32), received {policy!r}; "
+            "make an instance of one of the classes that mmaccel offers"
         )

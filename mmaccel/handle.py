@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import make_policy, policy_names
-from mmaccel.contracts import Policy
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.catalog import make_policy
+from mmaccel.contracts import Policy, check_policy
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm import FAMILY, CausalLM, check_generator
 from mmaccel.pipelines.inject import Injection
 from mmaccel.results import Stats
@@ -107,7 +107,7 @@ def attach(
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
-    chosen = _check_policy(policy)
+    chosen = _choose_policy(policy)
     _check_seed(seed)
     model = _unwrap(target)
     if not hasattr(type(model), "_sample"):
@@ -132,32 +132,17 @@ def supports(target: Any) -> Support:
     return Support(True, FAMILY, "")
 
 
-def _check_policy(policy: Any) -> Policy:
+def _choose_policy(policy: Any) -> Policy:
     if isinstance(policy, str):
         policy = make_policy(policy)
-    exactness = getattr(policy, "exactness", None)
-    is_policy = exactness in ("bitwise", "distribution", "relaxed") and callable(
-        getattr(policy, "sample", None)
-    )
-    if isinstance(policy, type) or not is_policy:
-        raise OptionError(
-            "policy: expected a policy such as mmaccel.Jacobi(window=32) or one of "
-            f"{', '.join(policy_names())}, received {policy!r}; make an instance or use a name"
-        )
+    check_policy(policy)
     check_source(getattr(policy, "drafts", "left"), final=True)
     return policy
 
 
 def _check_seed(seed: Any) -> None:
-    if isinstance(seed, Sequence) and not isinstance(seed, str):
-        Noise.from_seed(seed, len(seed))
-    elif seed is not None and not isinstance(seed, int):
-        raise OptionError(
-            f"seed: expected an integer, one per row, or None, received {seed!r}; "
-            "None follows torch.manual_seed"
-        )
-    elif seed is not None:
-        Noise.from_seed(seed, 1)
+    if seed is not None:
+        Noise.from_seed(seed, len(seed) if isinstance(seed, Sequence) else 1)
 
 
 def _unwrap(target: Any) -> Any:

@@ -78,12 +78,18 @@ class Stats:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a sampler returns: `tokens` `[B, L]` int64 (0 behind a row's end), `lengths` `[B]`
-    int64, `stats`.
+    """What a sampler returns.
+
+    Attributes:
+        tokens: `[B, L]` int64, 0 behind a row's end.
+        lengths: `[B]` int64.
+        passes: `[B]` int64, passes each row took part in while it was unfinished.
+        stats: of the batch.
     """
 
     tokens: Tensor
     lengths: Tensor
+    passes: Tensor
     stats: Stats
 
 

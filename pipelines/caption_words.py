@@ -76,8 +76,10 @@ class CaptionWords:
         """Prompt ids `[bos, words…, boi]` of a caption; capitals and punctuation do not matter.
 
         Raises:
-            OptionError: no words, unknown words, or more than `max_words`.
+            OptionError: no text, no words, unknown words, or more than `max_words`.
         """
+        if not isinstance(caption, str):
+            raise OptionError(f"prompt: expected a caption, received {caption!r}; write one")
         words = split_words(caption)
         unknown = list(dict.fromkeys(w for w in words if w not in self.words))
         if unknown:

@@ -176,7 +176,7 @@ class CausalLM:
         if self.strict:
             self._refuse(text)
         self._warn(text, stacklevel=7)  # generate's caller
-        out, stats = run_original(model, name, args, options)
+        out, stats = run_original(model, name, args, options, self.seed)
         stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
         self.history.append(stats)
         return out

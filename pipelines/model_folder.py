@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def find_folder(name: str | Path) -> Path:
         f"model: expected a folder with config.json, or one of: {', '.join(shipped) or '(none)'}; "
         f"received {str(name)!r}; check the spelling"
     )
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 of a model's weight files in the order of their names, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
 
 
 def load_folder(

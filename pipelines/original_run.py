@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +16,11 @@ from mmaccel.results import Stats
 
 
 def run_original(
-    model: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]
+    model: Any,
+    name: str,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    seed: int | Sequence[int] | None = None,
 ) -> tuple[Any, Stats]:
     """Run the method that an injection hides.
 
@@ -22,6 +29,8 @@ def run_original(
         name: a decoding loop of `GenerationMixin`.
         args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
         options: those given by name.
+        seed: of torch's generators while it runs; they stand as before afterwards. Several are
+            folded into one. None leaves the generators alone.
 
     Returns:
         What the loop returned, and tokens, passes and seconds. Every pass counts as one, the
@@ -31,7 +40,8 @@ def run_original(
     hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
     began = time.perf_counter()
     try:
-        out = original(model, name)(*args, **options)
+        with _seeded(seed, model.device):
+            out = original(model, name)(*args, **options)
     finally:
         hook.remove()
     seconds = time.perf_counter() - began
@@ -42,6 +52,19 @@ def run_original(
     row_passes = len(passes) if tokens.shape[0] == 1 else n_tokens
     stats = Stats(tokens=n_tokens, passes=len(passes), row_passes=row_passes, seconds=seconds)
     return out, stats
+
+
+@contextmanager
+def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[None]:
+    if seed is None:
+        yield
+        return
+    if isinstance(seed, Sequence):
+        text = ",".join(str(value % 2**64) for value in seed)
+        seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _count(tokens: Tensor, ends: Tensor | None) -> int:

@@ -22,8 +22,9 @@ class Pictures:
     """Finished pictures and what they cost.
 
     Attributes:
-        images: B PIL pictures, RGB.
+        images: B PIL pictures, RGB; a command that shows fewer keeps the first ones only.
         tokens: `[B, h*w]` int64, raster order.
+        passes: `[B]` int64, forward passes each picture took part in while it was unfinished.
         stats: of the whole batch, or summed over the batches a long list was made in.
         prompts: B captions.
         first: index of the first of them in the list asked for.
@@ -31,6 +32,7 @@ class Pictures:
 
     images: list[Image]
     tokens: Tensor
+    passes: Tensor
     stats: Stats
     prompts: list[str]
     first: int = 0
@@ -68,6 +70,7 @@ def join(parts: Sequence[Pictures]) -> Pictures:
     return Pictures(
         [image for p in parts for image in p.images],
         torch.cat([p.tokens for p in parts]),
+        torch.cat([p.passes for p in parts]),
         add_stats([p.stats for p in parts]),
         [prompt for p in parts for prompt in p.prompts],
         parts[0].first,

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer
+from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer, check_policy
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.caption_words import CaptionWords
 from mmaccel.pipelines.model_folder import find_folder, load_folder
 from mmaccel.pipelines.pictures import Pictures, join, to_images
-from mmaccel.results import OnStep, Stats
+from mmaccel.results import Generation, OnStep
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise
@@ -96,6 +95,10 @@ class TextToImage:
             NumericsError: the model returned NaN.
         """
         filters = Filters(guidance_scale, temperature, top_k, top_p, min_p)
+        if not isinstance(prompt, Sequence):
+            raise OptionError(
+                f"prompt: expected a caption or a list of them, received {prompt!r}; write one"
+            )
         captions = [prompt] if isinstance(prompt, str) else list(prompt)
         _check_at_least_one("num_images_per_prompt", num_images_per_prompt)
         captions = [caption for caption in captions for _ in range(num_images_per_prompt)]
@@ -132,15 +135,17 @@ class TextToImage:
         ids = [self.words.encode(caption) for caption in captions]
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = Jacobi() if policy is None else policy
+        check_policy(run)
         step = len(captions) if batch_size is None else batch_size
 
         def batches() -> Iterator[Pictures]:
             for first in range(0, len(captions), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
-                tokens, stats = self._decode(ids[part], run, filters, own, on_step)
-                images = to_images(self.tokenizer.decode(tokens))
-                yield Pictures(images, tokens.cpu(), stats, list(captions[part]), first)
+                made = self._decode(ids[part], run, filters, own, on_step)
+                images = to_images(self.tokenizer.decode(made.tokens))
+                tokens, passes = made.tokens.cpu(), made.passes.cpu()
+                yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)
 
         return batches()
 
@@ -152,8 +157,8 @@ class TextToImage:
         filters: Filters,
         noise: Noise,
         on_step: OnStep | None,
-    ) -> tuple[Tensor, Stats]:
-        """Prompt ids of a batch to tokens `[B, h*w]` and stats."""
+    ) -> Generation:
+        """Prompt ids of a batch to tokens `[B, h*w]`."""
         branches = 1 if filters.guidance_scale == 1 else 2
         rows = ids + [self.words.unconditional()] * len(ids) * (branches - 1)
         longest = max(map(len, rows))
@@ -165,12 +170,13 @@ class TextToImage:
             branches,
             layout=self.layout,
         )
-        made = policy.sample(
+        return policy.sample(
             self.model, prompt, self.length, filters=filters, noise=noise, on_step=on_step
         )
-        return made.tokens, made.stats
 
 
 def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise OptionError(f"{name}: expected at least 1, received {value}; ask for 1 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(
+            f"{name}: expected an integer of at least 1, received {value!r}; ask for 1 or more"
+        )

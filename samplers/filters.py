@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,12 @@ prefix of window entry (b, w) is `line[b, :columns[b, w]]`, where -1 stands for 
 left."""
 
 _NEVER = float("-inf")
+
+
+def _is_within(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a finite number in low..high; True and False are no numbers."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and low <= value <= high
 
 
 @dataclass(frozen=True)
@@ -58,27 +66,29 @@ class Filters:
     processor: Processor | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.guidance_scale):
+        if not _is_within(self.guidance_scale, -math.inf, math.inf):
             raise OptionError(
-                f"guidance_scale: expected a finite number, received {self.guidance_scale}; "
+                f"guidance_scale: expected a finite number, received {self.guidance_scale!r}; "
                 "1 turns it off"
             )
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        if not _is_within(self.temperature, 0, math.inf):
             raise OptionError(
-                f"temperature: expected a number >= 0, received {self.temperature}; "
+                f"temperature: expected a number >= 0, received {self.temperature!r}; "
                 "0 is greedy, 1 the model's own law"
             )
-        if self.top_k is not None and (isinstance(self.top_k, bool) or self.top_k < 1):
+        if self.top_k is not None and not (
+            isinstance(self.top_k, Integral) and _is_within(self.top_k, 1, math.inf)
+        ):
             raise OptionError(
-                f"top_k: expected an integer >= 1 or None, received {self.top_k}; None keeps all"
+                f"top_k: expected an integer >= 1 or None, received {self.top_k!r}; None keeps all"
             )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_p is not None and not (_is_within(self.top_p, 0, 1) and self.top_p):
             raise OptionError(
-                f"top_p: expected a number in (0, 1] or None, received {self.top_p}; 1 keeps all"
+                f"top_p: expected a number in (0, 1] or None, received {self.top_p!r}; 1 keeps all"
             )
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
+        if self.min_p is not None and not _is_within(self.min_p, 0, 1):
             raise OptionError(
-                f"min_p: expected a number in [0, 1] or None, received {self.min_p}; 0 keeps all"
+                f"min_p: expected a number in [0, 1] or None, received {self.min_p!r}; 0 keeps all"
             )
 
     def apply(

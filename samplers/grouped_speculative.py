@@ -62,9 +62,9 @@ class GroupedSpeculative:
             raise OptionError(
                 f"group: expected an integer >= 0, received {self.group!r}; 0 is exact"
             )
-        if not 0 < self.max_gap <= 1:
+        if not (isinstance(self.max_gap, int | float) and 0 < self.max_gap <= 1):
             raise OptionError(
-                f"max_gap: expected a number in (0, 1], received {self.max_gap}; "
+                f"max_gap: expected a number in (0, 1], received {self.max_gap!r}; "
                 "1 turns the limit off"
             )
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from operator import index
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,13 @@ class Noise:
             OptionError: if there is neither one seed nor one per row, or a seed needs more than 64
                 bits.
         """
-        seeds = [seed] * batch if isinstance(seed, int) else [int(s) for s in seed]
+        given = seed if isinstance(seed, Sequence) else [seed] * batch
+        try:
+            seeds = [index(value) for value in given]
+        except TypeError as error:
+            raise OptionError(
+                f"seed: expected an integer or one per row, received {seed!r}; write 0"
+            ) from error
         if len(seeds) != batch:
             raise OptionError(
                 f"seed: expected an integer or {batch} of them, received {len(seeds)}; "
@@ -73,7 +80,9 @@ class Noise:
                 )
         signed = [value - 2**64 if value >= 2**63 else value for value in seeds]
         items = (
-            torch.arange(batch) if isinstance(seed, int) else torch.zeros(batch, dtype=torch.int64)
+            torch.zeros(batch, dtype=torch.int64)
+            if isinstance(seed, Sequence)
+            else torch.arange(batch)
         )
         return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
 

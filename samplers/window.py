@@ -146,14 +146,14 @@ class WindowRun(DraftWindow):
         tokens = self.line[:, self.origin : self.origin + self.length]
         index = torch.arange(self.length, device=tokens.device)[None]
         tokens = torch.where(index < self.made[:, None], tokens, 0)
-        gains = torch.cat(self._gains)
-        gains = gains[gains > 0]
-        self.stats.accepted = torch.bincount(gains - 1).tolist()
-        self.stats.row_passes = gains.shape[0]
+        gained = torch.stack(self._gains)  # [passes, B]
+        passes = (gained > 0).sum(0)
+        self.stats.accepted = torch.bincount(gained[gained > 0] - 1).tolist()
+        self.stats.row_passes = int(passes.sum())
         self.stats.tokens = int(self.made.sum())
         self.stats.total_variation = float(self._spent)
         self.stats.seconds = time.perf_counter() - self._began
-        return Generation(tokens, self.made, self.stats)
+        return Generation(tokens, self.made, passes, self.stats)
 
     def _prefill(self) -> None:
         tokens = self.prompt.tokens

@@ -3,7 +3,12 @@ _CPU_BUILDS=https://download.pytorch.org/whl/cpu
 
 make_environment() {
     local python="${PYTHON:-}" candidate
-    [ -x .venv/bin/python ] && return
+    if [ -e .venv ]; then
+        .venv/bin/python -m pip --version >/dev/null 2>&1 && return
+        .venv/bin/python -m ensurepip >/dev/null 2>&1 && return
+        echo ".venv: expected an environment with pip, received one without; remove .venv" >&2
+        return 1
+    fi
     for candidate in python3 python3.14 python3.13 python3.12 python3.11 python; do
         [ -n "$python" ] && break
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

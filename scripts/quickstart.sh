@@ -8,4 +8,4 @@ make_environment
 install .
 echo "Generating 8 pictures twice: token by token, and with Jacobi decoding."
 .venv/bin/mmaccel generate --compare --out out
-echo "Look at out/compare.png"
+echo "Look at the last file named above: both sides on one sheet."

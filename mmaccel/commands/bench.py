@@ -80,15 +80,17 @@ def bench(
     if json_file is not None:
         open_folder(json_file.parent, "--json")
     rows = measure(pipes, captions, setups, filters, seed, batch_size)
-    card = _read_card(find_folder(model))
-    _print(rows, card, count, batch_size)
-    if json_file is not None:
+    done = rows[0].images if rows else 0
+    if rows:
+        card = _read_card(find_folder(model))
+        _print(rows, card, batch_size)
+    if rows and json_file is not None:
         report = {
             "command": " ".join(["mmaccel", *sys.argv[1:]]),
             "machine": describe_machine(device),
             "model": model,
             "card": card,
-            "captions": captions,
+            "captions": captions[:done],
             "batch_size": batch_size,
             "temperature": temperature,
             "seed": seed,
@@ -96,6 +98,9 @@ def bench(
         }
         text = json.dumps(report, indent=1) + "\n"
         write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
+    if done < count:
+        typer.echo(f"mmaccel: stopped; measured {done} of {count} captions", err=True)
+        raise typer.Exit(130)
 
 
 def _split(text: str) -> list[str]:
@@ -119,43 +124,36 @@ def _read_card(folder: Path) -> dict[str, Any]:
     return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
 
 
-def _print(rows: list[Row], card: dict[str, Any], count: int, batch_size: int) -> None:
+def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
-    from mmaccel.results import promise_in
 
-    heads = (
-        "guidance",
-        "dtype",
-        "policy",
-        "window",
-        "passes",
-        "tok/pass",
-        "s/image",
-        "speed-up",
-        "same",
-    )
-    table = make_table(*heads, "sampler", "promise", "TV/token")
-    last = None
-    for row in rows:
-        if last not in (None, (row.guidance, row.dtype)):
-            table.add_section()
-        last = (row.guidance, row.dtype)
-        table.add_row(
-            f"{row.guidance:g}",
-            row.dtype,
-            row.policy,
-            "-" if row.window is None else str(row.window),
-            f"{row.passes:.1f}",
-            f"{row.tokens_per_pass:.2f}",
-            f"{row.seconds:.3f}",
-            f"{row.speed_up:.2f}",
-            f"{row.identical}/{row.images}",
-            f"{100 * row.sampler_share:.0f} %",
-            promise_in(row.exactness, row.dtype),
-            f"{row.total_variation:.3f}" if row.exactness == "relaxed" else "0",
-        )
+    heads = ("passes", "tok/pass", "s/image", "speed-up", "same", "sampler", "promise")
     console = wide_console()
-    console.print(table)
+    for guidance, dtype in dict.fromkeys((row.guidance, row.dtype) for row in rows):
+        table = make_table("policy", *heads, title=f"guidance {guidance:g}, {dtype}")
+        for row in rows:
+            if (row.guidance, row.dtype) == (guidance, dtype):
+                table.add_row(*_cells(row))
+        console.print(table, "")
     loss = card.get("generator", {}).get("validation_bits_per_token")
     said = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
-    console.print(f"{count} captions, batch size {batch_size}, {said}.")
+    console.print(f"{rows[0].images} captions, batch size {batch_size}, {said}.")
+    if any(row.exactness == "relaxed" for row in rows):
+        console.print("relaxed: with the total variation spent a token.")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    from mmaccel.results import promise_in
+
+    half = "" if row.half_width is None else f"±{row.half_width:.2f}"
+    spent = f" {row.total_variation:.3f}" if row.exactness == "relaxed" else ""
+    return (
+        row.policy if row.window is None else f"{row.policy} {row.window}",
+        f"{row.passes:.1f}",
+        f"{row.tokens_per_pass:.2f}{half}",
+        f"{row.seconds:.3f}",
+        f"{row.speed_up:.2f}",
+        f"{row.identical}/{row.images}",
+        f"{100 * row.sampler_share:.0f} %",
+        promise_in(row.exactness, row.dtype) + spent,
+    )

@@ -55,17 +55,24 @@ def promise(stats: Stats) -> str:
 def draw_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> Any:
     """Both sides on one sheet; `name` is the short name of the policy on the right."""
     panels = [
-        Panel("Token by token", "the plain loop", plain.images, plain.prompts, _cost(plain)),
-        Panel(name, promise(made.stats), made.images, made.prompts, _cost(made)),
+        make_panel("Token by token", "the plain loop", plain, _cost(plain)),
+        make_panel(name, promise(made.stats), made, _cost(made)),
     ]
     return draw_sheet(panels, columns=2, foot=verdict(plain, made, dtype))
+
+
+def make_panel(title: str, note: str, made: Pictures, foot: str) -> Panel:
+    """A panel of the pictures that were kept; says so where they are not all."""
+    shown, count = len(made.images), len(made.prompts)
+    note += f" (the first {shown} of {count})" if shown < count else ""
+    return Panel(title, note, made.images, made.prompts[:shown], foot)
 
 
 def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> None:
     """The table: passes, tokens per pass, seconds, identical."""
     from mmaccel.commands.terminal import make_table, wide_console
 
-    count = len(made.images)
+    count = len(made.prompts)
     same = identical(plain, made)
     table = make_table("", *("passes", "tok/pass", "seconds", "speed-up", "identical", "promise"))
     for side_name, side in (("autoregressive", plain), (name, made)):
@@ -85,7 +92,7 @@ def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> 
 
 
 def _cost(side: Pictures) -> str:
-    stats, count = side.stats, len(side.images)
+    stats, count = side.stats, len(side.prompts)
     passes = stats.row_passes / count
     return (
         f"{stats.tokens // count} tokens in {passes:.0f} forward passes, "

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+
+_NEEDED = {  # the oldest versions that pyproject.toml takes
+    "torch": "2.6",
+    "transformers": "5.17",
+    "numpy": "1.26",
+    "einops": "0.8",
+    "safetensors": "0.4",
+    "pillow": "10",
+}
 
 
 class Finding(NamedTuple):
@@ -50,14 +60,25 @@ def check_packages() -> list[Finding]:
             "python", "yes" if sys.version_info >= (3, 11) else "needed", sys.version.split()[0]
         )
     ]
-    for name in ("torch", "transformers", "einops", "safetensors", "pillow"):
+    for name, oldest in _NEEDED.items():
         found = package_version(name)
-        lacking = "not installed; pip install mmaccel"
-        findings.append(Finding(name, "yes" if found else "needed", found or lacking))
+        if found is None:
+            findings.append(Finding(name, "needed", "not installed; pip install mmaccel"))
+        elif _numbers(found) < _numbers(oldest):
+            old = f"{found} is too old; pip install '{name}>={oldest}'"
+            findings.append(Finding(name, "needed", old))
+        else:
+            findings.append(Finding(name, "yes", found))
     triton = package_version("triton")
     lacking = "not installed; fused kernels need it, nothing else does"
     findings.append(Finding("triton", "yes" if triton else "no", triton or lacking))
     return findings
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "2.13.0+cpu" gives (2, 13, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def check_devices() -> list[Finding]:
@@ -99,12 +120,15 @@ def _formats(device: str) -> str:
 
 
 def check_model(name: str) -> Finding:
-    """Are the weights there, and do they load?"""
+    """Are the weights there, do they load, and does a pass make finite scores?"""
     try:
-        from mmaccel.commands.run_setup import open_pipeline
+        from mmaccel.commands.run_setup import open_pipeline, warm_up
+        from mmaccel.samplers.autoregressive import Autoregressive
+        from mmaccel.samplers.filters import Filters
 
         pipe = open_pipeline(name, "cpu")
-    except (ImportError, OSError, ValueError, TypeError) as error:
+        warm_up(pipe, Autoregressive(), Filters(guidance_scale=2.0), pipe.words.words[0], 1)
+    except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
     return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Row:
         images: pictures made.
         passes: forward passes a picture took part in while unfinished.
         tokens_per_pass: tokens it gained in one.
+        half_width: of the 95 % interval of that mean over pictures; None for fewer than ten.
         seconds: wall time per picture.
         speed_up: seconds of the first setup at the same guidance, over these.
         identical: pictures whose tokens equal the first setup's.
@@ -55,6 +57,7 @@ class Row:
     images: int
     passes: float
     tokens_per_pass: float
+    half_width: float | None
     seconds: float
     speed_up: float
     identical: int
@@ -85,7 +88,9 @@ def measure(
         batch_size: pictures made together.
 
     Returns:
-        One row per filter and setup, filter by filter.
+        One row per filter and setup, filter by filter, over the captions that every setup had
+        before Ctrl-C, or over all; none if the first batch was not finished. `Row.images` says how
+        many.
 
     Cost: a few passes per setup to warm up, then batch by batch every setup in a rotating order.
     """
@@ -106,19 +111,24 @@ def measure(
         )
         made[f, s] = []
     n_batches = -(-len(captions) // batch_size)
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=n_batches * len(cells))
-        for k in range(n_batches):
-            turn = k % len(cells)
-            for cell in cells[turn:] + cells[:turn]:
-                made[cell].append(next(runs[cell]))
-                bar.advance(task)
-    sides = {cell: join(parts) for cell, parts in made.items()}
+    try:
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task("measuring", total=n_batches * len(cells))
+            for k in range(n_batches):
+                turn = k % len(cells)
+                for cell in cells[turn:] + cells[:turn]:
+                    made[cell].append(next(runs[cell]))
+                    bar.advance(task)
+    except KeyboardInterrupt:
+        n_batches = min(map(len, made.values()))
+    if not n_batches:
+        return []
+    sides = {cell: join(parts[:n_batches]) for cell, parts in made.items()}
     return [_row(setups[s], filters[f].guidance_scale, sides[f, s], sides[f, 0]) for f, s in cells]
 
 
 def _row(setup: Setup, guidance: float, made: Pictures, plain: Pictures) -> Row:
-    stats, images = made.stats, len(made.images)
+    stats, images = made.stats, len(made.prompts)
     return Row(
         policy=setup.name,
         window=setup.window,
@@ -129,9 +139,22 @@ def _row(setup: Setup, guidance: float, made: Pictures, plain: Pictures) -> Row:
         images=images,
         passes=stats.row_passes / images,
         tokens_per_pass=stats.tokens_per_pass,
+        half_width=_half_width(made),
         seconds=stats.seconds / images,
         speed_up=plain.stats.seconds / stats.seconds,
         identical=identical(plain, made),
         sampler_share=1 - stats.forward_seconds / stats.seconds,
         total_variation=stats.total_variation / stats.tokens,
     )
+
+
+def _half_width(made: Pictures) -> float | None:
+    """Of the 95 % interval of the tokens a pass: normal approximation, pictures being independent.
+
+    All pictures have equally many tokens, so that the relative error is that of the mean passes.
+    """
+    passes, count = made.passes.double(), len(made.passes)
+    if count < 10:
+        return None
+    relative = 1.96 * float(passes.std() / passes.mean()) / math.sqrt(count)
+    return made.stats.tokens_per_pass * relative

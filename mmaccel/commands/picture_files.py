@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from mmaccel.commands.machine import versions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.results import Stats
+    from mmaccel.pipelines.pictures import Pictures
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
@@ -31,49 +32,68 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def picture_name(seed: int, prompt: str, policy: str) -> str:
-    """A file name that sorts by seed and can be read: `0003-a-red-circle-above-a-jacobi.png`."""
-    words = ["".join(c for c in word if c.isalnum()) for word in prompt.lower().split()[:5]]
-    return "-".join([f"{seed:04d}", *filter(None, words), policy]) + ".png"
+def short_hash(settings: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits that tell runs of different settings apart, on every machine."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
 
 
-def describe(prompt: str, seed: int, settings: dict[str, Any], stats: Stats) -> dict[str, Any]:
-    """What a picture was made from, ready for JSON.
+def picture_name(seed: int, prompt: str, settings: Mapping[str, Any]) -> str:
+    """A file name that sorts by seed and can be read: `0003-a-red-circle-jacobi-1c9f03ab.png`.
+
+    Another caption, or any other setting, gives another name: only the same picture is overwritten.
+    """
+    words = ["".join(c for c in word if c.isalnum()) for word in prompt.lower().split()[:3]]
+    mark = short_hash({"prompt": prompt, **settings})
+    return "-".join([f"{seed:04d}", *filter(None, words), settings["policy"], mark]) + ".png"
+
+
+def describe(
+    prompt: str, seed: int, settings: Mapping[str, Any], batch: Pictures, index: int
+) -> dict[str, Any]:
+    """What a picture was made from and what it cost, ready for JSON.
 
     Args:
         prompt: its caption.
         seed: its own seed.
-        settings: model, policy and filters.
-        stats: of the batch it was made in.
+        settings: model, weights, policy and filters.
+        batch: what it was made in.
+        index: its place there.
     """
+    tokens, passes = batch.tokens.shape[1], int(batch.passes[index])
     return {
         "prompt": prompt,
         "seed": seed,
         **settings,
+        "exactness": batch.stats.exactness,
+        "tokens": tokens,
+        "passes": passes,
+        "tokens_per_pass": tokens / passes,
+        "batch": {"pictures": len(batch.prompts), "stats": batch.stats.to_dict()},
         "versions": versions(),
-        "stats": stats.to_dict(),
     }
 
 
-def human_line(facts: dict[str, Any]) -> str:
+def human_line(facts: Mapping[str, Any]) -> str:
     """`facts` from `describe` as text: the caption, then one line of settings."""
-    stats = facts["stats"]
-    settings = ("dtype", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
-    parts = [f"Seed: {facts['seed']}", f"Model: {facts['model']}", f"Policy: {stats['policy']}"]
-    parts += [f"{name}: {facts[name]}" for name in settings if facts.get(name) is not None]
+    names = ("dtype", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
+    options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
+    parts = [f"Seed: {facts['seed']}", f"Model: {facts['model']}"]
+    parts += [f"Policy: {facts['policy']}({options})"]
+    parts += [f"{name}: {facts[name]}" for name in names if facts.get(name) is not None]
     parts += [
-        f"Exactness: {stats['exactness']}",
-        f"{stats['tokens']} tokens in {stats['passes']} forward passes",
+        f"Exactness: {facts['exactness']}",
+        f"{facts['tokens']} tokens in {facts['passes']} forward passes",
         f"mmaccel {facts['versions']['mmaccel']}",
     ]
     return f"{facts['prompt']}\n{', '.join(parts)}"
 
 
-def write_png(file: Path, image: Image, facts: dict[str, Any]) -> None:
+def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
     """Write a PNG whose text chunks are `parameters` (for people) and `mmaccel` (JSON)."""
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
     info.add_text("parameters", human_line(facts))
-    info.add_text("mmaccel", json.dumps(facts))
+    info.add_text("mmaccel", json.dumps(dict(facts)))
     write_whole(file, lambda path: image.save(path, format="PNG", pnginfo=info))

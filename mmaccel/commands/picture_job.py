@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import make_policy
-from mmaccel.commands.comparison import draw_comparison, print_comparison, promise
-from mmaccel.commands.picture_files import describe, picture_name, write_png, write_whole
-from mmaccel.commands.picture_sheet import Panel, draw_sheet
+from mmaccel.commands.comparison import draw_comparison, make_panel, print_comparison, promise
+from mmaccel.commands.picture_files import (
+    describe,
+    picture_name,
+    short_hash,
+    write_png,
+    write_whole,
+)
+from mmaccel.commands.picture_sheet import draw_sheet
 from mmaccel.commands.run_setup import warm_up
+from mmaccel.pipelines.model_folder import find_folder, weights_hash
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -22,6 +30,9 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
+
+
+_SHOWN = 64  # pictures on a sheet, and kept in memory
 
 
 @dataclass
@@ -64,16 +75,30 @@ class Job:
             on_step=on_step,
         )
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All that pictures of this run depend on beside caption and seed, ready for JSON."""
+        names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+        return {
+            "model": self.model,
+            "weights": weights_hash(find_folder(self.model)),
+            "dtype": self.dtype,
+            "policy": self.name,
+            "policy_options": dict(vars(self.policy)),
+            **{name: getattr(self.filters, name) for name in names},
+        }
+
+    def sheet_name(self, kind: str) -> str:
+        """File name of a sheet: only one of the same pictures is overwritten."""
+        run = {"captions": self.captions, "seed": self.seed, **self.settings}
+        return f"{kind}-{self.name}-{short_hash(run)}.png"
+
     def write(self, batch: Pictures) -> None:
         """Write the pictures of a batch."""
-        settings = {"model": self.model, "dtype": self.dtype, "policy": self.name}
-        for name in ("guidance_scale", "temperature", "top_k", "top_p", "min_p"):
-            settings[name] = getattr(self.filters, name)
         for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
             seed = self.seed + batch.first + k
-            facts = describe(prompt, seed, settings, batch.stats)
-            facts["batch"] = len(batch.images)
-            write_png(self.out / picture_name(seed, prompt, self.name), image, facts)
+            facts = describe(prompt, seed, self.settings, batch, k)
+            write_png(self.out / picture_name(seed, prompt, self.settings), image, facts)
             self.kept += 1
 
 
@@ -93,11 +118,14 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
                     warm_up(job.pipe, policy, job.filters, job.captions[0], job.batch_size)
             plain = job.batches(plain_policy, tick) if compare else None
             for batch in job.batches(job.policy, tick):
+                shown = slice(max(0, _SHOWN - batch.first))
                 if plain is not None:
-                    job.plain.append(next(plain))
+                    other = next(plain)
+                    job.plain.append(replace(other, images=other.images[shown]))
                 job.write(batch)
-                job.made.append(batch)
-        made, file = join(job.made), job.out / ("compare.png" if compare else "contact.png")
+                job.made.append(replace(batch, images=batch.images[shown]))
+        made = join(job.made)
+        file = job.out / job.sheet_name("compare" if compare else "contact")
         sheet = (
             draw_comparison(job.title, join(job.plain), made, job.dtype)
             if compare
@@ -108,16 +136,15 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
         return job.kept, False
     if compare:
         print_comparison(job.name, join(job.plain), made, job.dtype)
-    print(f"{job.kept} pictures and {file.name} in {job.out}")
+    print(f"{job.kept} {'picture' if job.kept == 1 else 'pictures'} in {job.out}, and {file}")
     return job.kept, True
 
 
 def draw_contact_sheet(name: str, made: Pictures) -> Any:
     """All pictures of a run on one sheet, under the policy's name."""
-    stats, count = made.stats, len(made.images)
+    stats, count = made.stats, len(made.prompts)
     foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
-    panel = Panel(name, promise(stats), made.images, made.prompts, foot)
-    return draw_sheet([panel], columns=4)
+    return draw_sheet([make_panel(name, promise(stats), made, foot)], columns=4)
 
 
 @contextmanager

@@ -24,5 +24,8 @@ def make_table(*heads: str, title: str | None = None) -> Table:
     from rich import box
     from rich.table import Table
 
-    looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "pad_edge": False}
-    return Table(*heads, title=title, padding=(0, 1, 0, 0), **looks)
+    looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "show_edge": False}
+    table = Table(title=title, padding=0, **looks)
+    for k, head in enumerate(heads):
+        table.add_column(head, no_wrap=k == 0)  # a name is never cut or broken
+    return table

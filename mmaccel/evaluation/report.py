@@ -146,6 +146,11 @@ def _is_exact(row: dict[str, Any]) -> bool:
     return row.get("dtype", EXACT_DTYPE) == EXACT_DTYPE
 
 
+def _half_width(row: dict[str, Any]) -> str:
+    half = row.get("half_width")
+    return "" if half is None else f" ± {half:.2f}"
+
+
 def _grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -181,7 +186,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
         ),
         "promise": lambda r: promise_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
         "passes": lambda r: f"{r['passes']:.1f}",
-        "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}",
+        "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}" + _half_width(r),
         "s a picture": lambda r: f"{r['seconds']:.3f}",
         "speed-up": lambda r: f"{r['speed_up']:.2f}×",
         "same tokens": lambda r: f"{r['identical']} of {r['images']}",

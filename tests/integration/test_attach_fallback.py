@@ -280,3 +280,25 @@ def test_a_loop_of_the_callers_own_is_noticed() -> None:
         with pytest.raises(AttachError, match="custom_generate"):
             model.generate(**PROMPTS, **SHORT, custom_generate=own)
     assert not run.history
+
+
+def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None:
+    model = build_lm("llama")
+    sampled: dict[str, Any] = dict(max_new_tokens=8, do_sample=True, output_scores=True)
+
+    def use(seed: Any) -> Tensor:
+        with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", seed=seed) as run:
+            warnings.simplefilter("ignore")
+            out = model.generate(**PROMPTS, **sampled, return_dict_in_generate=True)
+        assert run.stats is not None and run.stats.fallbacks == ["output_scores"]
+        return out.sequences
+
+    torch.manual_seed(11)
+    plain = model.generate(**PROMPTS, **sampled, return_dict_in_generate=True).sequences
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert torch.equal(use(11), plain)
+    assert torch.equal(use([4, 5, 6]), use([4, 5, 6]))
+    assert not torch.equal(use([4, 5, 6]), use([4, 5, 7]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(use(None), use(None))

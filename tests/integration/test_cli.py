@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from PIL import Image
 import mmaccel
 from mmaccel import TextToImage
 from mmaccel.cli import main
+from mmaccel.commands import doctor, measure, picture_job
+from mmaccel.pipelines.model_folder import weights_hash
+from mmaccel.pipelines.pictures import Pictures
+from mmaccel.results import Stats
 from tests.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +42,12 @@ def generate(tiny_folder: Path, tmp_path: Path):
 
 def test_generate_writes_pictures_that_say_what_they_are(generate, tiny_folder: Path) -> None:
     code, out = generate(CAPTIONS[0], "--count", "2", "--seed", "7", "--window", "5")
-    names = [f"{seed:04d}-a-red-circle-jacobi.png" for seed in (7, 8)]
-    assert code == 0 and sorted(f.name for f in out.iterdir()) == [*names, "contact.png"]
+    *names, sheet = sorted(f.name for f in out.iterdir())
+    assert code == 0 and sheet.startswith("contact-jacobi-")
+    assert [name[:-13] for name in names] == [
+        "0007-a-red-circle-jacobi",
+        "0008-a-red-circle-jacobi",
+    ]
     pipe = mmaccel.TextToImage.from_pretrained(tiny_folder)
     for seed, name in zip((7, 8), names):
         again = pipe(CAPTIONS[0], seed=[seed], policy=mmaccel.Autoregressive())
@@ -48,11 +57,45 @@ def test_generate_writes_pictures_that_say_what_they_are(generate, tiny_folder: 
         assert (facts["prompt"], facts["seed"], facts["policy"]) == (CAPTIONS[0], seed, "jacobi")
         assert facts["versions"]["torch"] == torch.__version__
         assert facts["versions"]["mmaccel"] == mmaccel.__version__
-        assert facts["stats"]["policy"].startswith("Jacobi(window=5")
-        assert facts["stats"]["tokens"] == N_TOKENS and facts["stats"]["exactness"] == "bitwise"
+        assert facts["policy_options"] == {"window": 5, "drafts": "neighbour"}
+        assert facts["weights"] == weights_hash(tiny_folder)
+        assert facts["tokens"] == N_TOKENS and facts["exactness"] == "bitwise"
         assert facts["guidance_scale"] == 2.0 and facts["top_k"] is None
         assert line.startswith(f"{CAPTIONS[0]}\nSeed: {seed}, ")
-        assert f"{N_TOKENS} tokens in {facts['stats']['passes']} forward passes" in line
+        assert "Policy: jacobi(window=5, drafts=neighbour)" in line
+        assert f"{N_TOKENS} tokens in {facts['passes']} forward passes" in line
+
+
+def test_a_picture_of_a_batch_carries_its_own_figures(generate) -> None:
+    own = []
+    for size in ("1", "3"):
+        _, out = generate(CAPTIONS[1], "--count", "3", "--batch-size", size, "--window", "6")
+        texts = [Image.open(file).text["mmaccel"] for file in sorted(out.glob("0*.png"))]
+        facts = [json.loads(text) for text in texts]
+        own.append([(f["tokens"], f["passes"], f["tokens_per_pass"]) for f in facts])
+    assert own[0] == own[1] and len({passes for _, passes, _ in own[0]}) > 1
+    assert facts[0]["batch"]["pictures"] == 3
+    assert facts[0]["batch"]["stats"]["tokens"] == 3 * N_TOKENS
+
+
+def test_only_the_same_picture_is_overwritten(generate) -> None:
+    runs = ([], [], ["--temperature", "0.5"], ["--window", "3"], ["--top-k", "5"])
+    found = [{f.name for f in generate(CAPTIONS[1], "--count", "1", *r)[1].iterdir()} for r in runs]
+    assert [len(names) for names in found] == [2, 2, 4, 6, 8]
+    _, out = generate(CAPTIONS[2], "--count", "1")
+    assert len(list(out.iterdir())) == 10
+
+
+def test_sheets_show_the_first_pictures_of_many(generate, monkeypatch) -> None:
+    monkeypatch.setattr("mmaccel.commands.picture_job._SHOWN", 4)
+    drawn = []
+    draw = picture_job.draw_sheet
+    monkeypatch.setattr(picture_job, "draw_sheet", lambda p, **o: drawn.append(p) or draw(p, **o))
+    code, out = generate(CAPTIONS[1], "--count", "6", "--batch-size", "3")
+    ((panel,),) = drawn
+    assert code == 0 and len(list(out.glob("0*.png"))) == 6
+    assert len(panel.images) == len(panel.captions) == 4
+    assert panel.note.endswith("(the first 4 of 6)")
 
 
 def test_batch_size_does_not_change_the_files(generate) -> None:
@@ -68,7 +111,7 @@ def test_compare_says_yes_only_when_it_is_so(generate, capsys) -> None:
     code, out = generate(CAPTIONS[1], "--count", "3", "--compare", "--window", "6")
     said = capsys.readouterr().out
     assert code == 0 and "yes" in said and "The same images, token for token" in said
-    assert (out / "compare.png").is_file()
+    assert len(list(out.glob("compare-jacobi-*.png"))) == 1
     code, out = generate(CAPTIONS[1], "--count", "3", "--compare", "--policy", "mc-sjd")
     said = capsys.readouterr().out
     assert code == 0 and "no, " in said and "of 3 images identical" in said
@@ -76,7 +119,8 @@ def test_compare_says_yes_only_when_it_is_so(generate, capsys) -> None:
 
 def test_compared_sheet_shows_the_same_pictures_on_both_sides(generate) -> None:
     _, out = generate(CAPTIONS[1], "--count", "4", "--compare")
-    with Image.open(out / "compare.png") as sheet:
+    (file,) = out.glob("compare-*.png")
+    with Image.open(file) as sheet:
         sheet.load()
         width, height = sheet.size
         left = sheet.crop((40, 112, 40 + 496, 112 + 240))
@@ -108,6 +152,39 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
     assert rows[0]["speed_up"] == 1.0
     assert report["machine"]["versions"]["torch"] == torch.__version__
     assert "gumbel-sjd" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_bench_has_measured(
+    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    file, made = tmp_path / "bench.json", []
+    stream = TextToImage.stream
+
+    def stop_in_the_third(pipe: TextToImage, captions: Any, *args: Any, **options: Any) -> Any:
+        for batch in stream(pipe, captions, *args, **options):
+            made.append(batch.first)
+            if made.count(2) == 2 and len(captions) > 1:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(TextToImage, "stream", stop_in_the_third)
+    options = ["--windows", "4", "--guidance", "1.0", "--count", "5", "--json", str(file)]
+    options += ["--policies", "jacobi", "--model", str(tiny_folder)]
+    assert main(["bench", *options, CAPTIONS[0]]) == 130
+    report, captured = json.loads(file.read_text()), capsys.readouterr()
+    assert len(report["captions"]) == 2 and [r["images"] for r in report["rows"]] == [2, 2]
+    assert "stopped; measured 2 of 5 captions" in captured.err and "2 captions" in captured.out
+
+
+def test_interval_of_the_tokens_a_pass() -> None:
+    passes = torch.tensor([50, 70] * 8)
+    tokens = torch.zeros(16, 240, dtype=torch.long)
+    stats = Stats(tokens=16 * 240, row_passes=int(passes.sum()))
+    made = Pictures([], tokens, passes, stats, ["a"] * 16)
+    spread = 10 * (16 / 15) ** 0.5  # standard deviation of the passes
+    assert measure._half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
+    few = Pictures([], tokens[:9], passes[:9], stats, ["a"] * 9)
+    assert measure._half_width(few) is None
 
 
 @pytest.fixture
@@ -166,6 +243,25 @@ def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert main(["models"]) == 0
     said = capsys.readouterr().out
     assert "scenes" in said and "gsd" in said and "relaxed" in said
+
+
+def test_doctor_finds_old_packages_and_broken_weights(tmp_path: Path, monkeypatch) -> None:
+    break_weights(build_tiny(tmp_path))
+    finding = doctor.check_model(str(tmp_path))
+    assert finding.state == "needed" and "expected finite logits" in finding.detail
+    monkeypatch.setattr("mmaccel.commands.machine.package_version", lambda name: "5.9.2+cpu")
+    states = {f.what: (f.state, f.detail) for f in doctor.check_packages()}
+    assert states["torch"] == ("yes", "5.9.2+cpu")
+    assert states["transformers"] == (
+        "needed",
+        "5.9.2+cpu is too old; pip install 'transformers>=5.17'",
+    )
+
+
+def test_doctor_asks_for_what_the_package_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = dict(line.split(">=") for line in project["dependencies"])
+    assert {name: wanted[name] for name in doctor._NEEDED} == doctor._NEEDED
 
 
 def test_version(capsys) -> None:
@@ -291,7 +387,7 @@ def test_ctrl_c_keeps_finished_pictures_and_removes_the_unfinished(
     for file in files:
         with Image.open(file) as image:
             image.load()
-            assert json.loads(image.text["mmaccel"])["stats"]["tokens"] == N_TOKENS
+            assert json.loads(image.text["mmaccel"])["tokens"] == N_TOKENS
     assert f"mmaccel: stopped; kept {len(files)} of 100000 pictures" in said
 
 

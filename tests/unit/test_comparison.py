@@ -11,7 +11,7 @@ from mmaccel.results import Exactness, Stats
 
 
 def side(tokens: list[list[int]]) -> Pictures:
-    return Pictures([], torch.tensor(tokens), Stats(), [])
+    return Pictures([], torch.tensor(tokens), torch.ones(len(tokens)).long(), Stats(), [])
 
 
 def test_a_picture_is_identical_only_if_every_token_is() -> None:

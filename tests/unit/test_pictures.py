@@ -19,12 +19,12 @@ def test_stats_add_up_and_promise_the_weakest() -> None:
 
 def test_join_keeps_order() -> None:
     parts = [
-        Pictures(["x"], torch.tensor([[1, 2]]), Stats("P"), ["one"], 0),
-        Pictures(["y"], torch.tensor([[3, 4]]), Stats("P"), ["two"], 1),
+        Pictures(["x"], torch.tensor([[1, 2]]), torch.tensor([2]), Stats("P"), ["one"], 0),
+        Pictures(["y"], torch.tensor([[3, 4]]), torch.tensor([1]), Stats("P"), ["two"], 1),
     ]
     both = join(parts)
     assert both.images == ["x", "y"] and both.prompts == ["one", "two"]
-    assert both.tokens.tolist() == [[1, 2], [3, 4]]
+    assert both.tokens.tolist() == [[1, 2], [3, 4]] and both.passes.tolist() == [2, 1]
 
 
 def test_pixels_round_and_keep_their_axes() -> None:

@@ -48,7 +48,8 @@ def test_counts_add_up(policy: Policy) -> None:
     stats = made.stats
     assert stats.tokens == int(made.lengths.sum())
     assert stats.tokens == sum((k + 1) * n for k, n in enumerate(stats.accepted))
-    assert stats.row_passes == sum(stats.accepted)
+    assert stats.row_passes == sum(stats.accepted) == int(made.passes.sum())
+    assert int(made.passes.max()) == stats.passes and bool((made.passes <= made.lengths).all())
     assert stats.passes == model.passes - 1 and stats.prefill_passes == 1
     assert stats.passes <= stats.row_passes <= 5 * stats.passes
     assert stats.exactness == type(policy).exactness
