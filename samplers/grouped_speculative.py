@@ -134,8 +134,11 @@ def group_ratio(p_target: Tensor, p_draft: Tensor, group: int, max_gap: float) -
     size = ordered.shape[-1]
     rank = torch.arange(size, device=ordered.device).expand_as(ordered)
     rising = -ordered.contiguous()
-    low = torch.searchsorted(rising, rising - max_gap, right=True)  # first rank close enough above
-    high = torch.searchsorted(rising, rising + max_gap, right=False)  # first rank too far below
+    # a gap that counts has a probability of at least `max_gap` above it: few ranks are so high
+    high_up = rising[..., : min(size, int(1 / max_gap) + 1)].contiguous()
+    low = torch.searchsorted(high_up, rising - max_gap, right=True)  # first rank close enough above
+    high = torch.full_like(rank, size)  # first rank too far below
+    high[..., : high_up.shape[-1]] = torch.searchsorted(rising, high_up + max_gap, right=False)
     low = torch.maximum(low, rank - group).minimum(rank)  # whatever rounding does to a tiny
     high = torch.minimum(high, rank + group).maximum(rank + 1)  # gap, a token is in its group
     mass = _between(ordered, low, high), _between(p_draft.gather(-1, order), low, high)
