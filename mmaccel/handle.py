@@ -115,8 +115,9 @@ def attach(
             "attach: expected a transformers model that generates, received a "
             f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
         )
-    if strict:
-        check_generator(model)
+    support = supports(model)  # tried now, so that the first generate pays for nothing else
+    if strict and not support:
+        raise UnsupportedModelError(support.reason)
     service = CausalLM(chosen, seed, strict)
     injection = Injection()
     injection.add(model, service.methods())
@@ -124,7 +125,10 @@ def attach(
 
 
 def supports(target: Any) -> Support:
-    """Ask whether `attach` can serve an object. Nothing is run or changed."""
+    """Ask whether `attach` can serve an object.
+
+    Nothing is changed; at the first call for a model a few made-up tokens are run through it.
+    """
     try:
         check_generator(_unwrap(target))
     except UnsupportedModelError as error:

@@ -18,13 +18,14 @@ from torch import Tensor
 from mmaccel.contracts import Policy
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.call_obstacles import find_obstacles
-from mmaccel.pipelines.causal_lm_check import check_causal_lm
+from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random
 from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.original_run import run_original
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.window_trial import check_by_trial
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
@@ -50,6 +51,8 @@ def check_generator(model: Any) -> None:
                 f"model: expected transformers' own {name}, received a {type(model).__name__} "
                 "with another; its generate cannot be served"
             )
+    if not is_random(model) and not drops_cache(model):  # else nothing can be compared, nor served
+        check_by_trial(model)
 
 
 @dataclass

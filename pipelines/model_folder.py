@@ -13,6 +13,7 @@ from mmaccel.contracts import TokenModel, VisualTokenizer
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.caption_words import CaptionWords
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.window_trial import check_by_trial
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
 
@@ -93,5 +94,6 @@ def load_folder(
             f"model: expected a vocabulary of {words.vocab_size} ids (picture tokens, special ids "
             f"and words), received {model.config.vocab_size}; the files do not belong together"
         )
-    window = CausalLMWindow(model.to(device).eval(), vocab_size=tokenizer.vocab_size)
+    check_by_trial(model.to(device).eval())
+    window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
     return window, tokenizer, words

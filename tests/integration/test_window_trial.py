@@ -1,0 +1,104 @@
+"""Models whose windows would be wrong without a word are found out and left alone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.window_trial import check_by_trial
+from tests.tiny_lms import PassCounter, build_lm
+
+_NEO: dict[str, Any] = dict(
+    vocab_size=48, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=96,
+    attention_types=[[["global", "local"], 1]], window_size=4, initializer_range=0.25,
+    bos_token_id=1, eos_token_id=3, pad_token_id=0,
+)  # fmt: skip
+_IMAGE: dict[str, Any] = dict(
+    vocab_size=33, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.25
+)
+
+
+def own_mask(name: str) -> Any:
+    """A model that builds a causal mask of its own from the cache's length."""
+    import transformers as hf
+
+    torch.manual_seed(7)
+    if name == "gpt_neo":
+        return hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**_NEO)).eval()
+    return hf.ImageGPTForCausalImageModeling(hf.ImageGPTConfig(**_IMAGE)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["gpt_neo", "imagegpt"])
+def test_a_mask_of_its_own_is_found_out(name: str, dtype: torch.dtype) -> None:
+    model = own_mask(name).to(dtype)
+    assert "standard deviations off" in mmaccel.supports(model).reason
+    with pytest.raises(UnsupportedModelError, match="standard deviations off"):
+        mmaccel.attach(model, "jacobi", strict=True)
+    ids = torch.full((2, 1), 5)
+    plain = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)
+    with warnings.catch_warnings(), mmaccel.attach(model, "jacobi") as run:
+        warnings.simplefilter("ignore")
+        ours = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)
+    assert torch.equal(ours, plain)
+    assert run.stats is not None and "standard deviations off" in run.stats.fallbacks[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "cohere", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_good_models_pass_in_every_dtype(name: str, dtype: torch.dtype) -> None:
+    check_by_trial(build_lm(name).to(dtype))
+
+
+def test_a_model_is_tried_once_and_again_with_another_attention() -> None:
+    model = build_lm("llama")
+    with PassCounter(model) as counter:
+        check_by_trial(model)
+        assert mmaccel.supports(model)
+        mmaccel.attach(model, "jacobi").detach()
+        assert counter.passes == 0  # the counter had it tried
+        model.set_attn_implementation("eager")
+        check_by_trial(model)
+        assert counter.passes == 4
+
+
+def test_a_model_that_raises_or_has_no_weights_is_refused_with_the_reason() -> None:
+    model = build_lm("llama")
+    model.model.layers[0].register_forward_pre_hook(_raise)
+    assert "received a ZeroDivisionError (no way)" in mmaccel.supports(model).reason
+    assert "no weights" in mmaccel.supports(build_lm("llama").to("meta")).reason
+
+
+def _raise(*_: object) -> None:
+    raise ZeroDivisionError("no way")
+
+
+def test_the_trial_leaves_torchs_generator_alone() -> None:
+    before = torch.get_rng_state()
+    check_by_trial(build_lm("qwen2"))
+    torch.manual_seed(7)  # as build_lm leaves it, after drawing weights
+    check_by_trial(build_lm("qwen2"))
+    after = torch.get_rng_state()
+    build_lm("qwen2")
+    assert torch.equal(torch.get_rng_state(), after)
+    torch.set_rng_state(before)
+
+
+def test_what_raised_once_is_tried_again() -> None:
+    model = build_lm("llama")
+    hook = model.model.layers[0].register_forward_pre_hook(_raise)
+    assert not mmaccel.supports(model)
+    hook.remove()
+    assert mmaccel.supports(model)
+
+
+def test_logits_that_are_not_finite_are_left_to_the_decoding() -> None:
+    model = build_lm("llama")
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    check_by_trial(model)
