@@ -41,7 +41,7 @@ class GroupedSpeculative:
     Args:
         window: tokens fed per pass.
         group: ranks on either side that belong to a token's group; 0 is the exact rule.
-        max_gap: members whose probability differs by this or more are left out, in (0, 1].
+        max_gap: members whose probability differs by this or more are left out, in [1e-6, 1].
         coupling: redraw of drafts behind the first rejection, as in `SpeculativeJacobi`.
         drafts: first content of new slots.
     """
@@ -58,13 +58,14 @@ class GroupedSpeculative:
         check_window(self.window, adaptive=False)
         check_coupling(self.coupling)
         check_source(self.drafts)
-        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 0:
+        whole = isinstance(self.group, int) and not isinstance(self.group, bool)
+        if not (whole and 0 <= self.group < 2**31):
             raise OptionError(
-                f"group: expected an integer >= 0, received {self.group!r}; 0 is exact"
+                f"group: expected an integer in 0..2**31-1, received {self.group!r}; 0 is exact"
             )
-        if not (isinstance(self.max_gap, int | float) and 0 < self.max_gap <= 1):
+        if not (isinstance(self.max_gap, int | float) and 1e-6 <= self.max_gap <= 1):
             raise OptionError(
-                f"max_gap: expected a number in (0, 1], received {self.max_gap!r}; "
+                f"max_gap: expected a number in [1e-6, 1], received {self.max_gap!r}; "
                 "1 turns the limit off"
             )
 
@@ -125,7 +126,7 @@ def group_ratio(p_target: Tensor, p_draft: Tensor, group: int, max_gap: float) -
         p_target: `[B, K, V]`.
         p_draft: `[B, K, V]`.
         group: ranks on either side.
-        max_gap: largest difference in probability, exclusive.
+        max_gap: largest difference in probability, exclusive, at least 1e-6.
 
     Returns:
         `[B, K, V]` in 0..1.

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmaccel import Filters, GroupedSpeculative, Noise, OptionError, SpeculativeJacobi
 from mmaccel.results import Stats
 from mmaccel.samplers.accept import count_leading
+from mmaccel.samplers.grouped_speculative import group_ratio
 from tests.toy import make_prompt
 from tests.toy_law import Setting, assert_exact, assert_rejected, measure
 
@@ -71,7 +72,7 @@ def group_by_hand(p: list[float], q: list[float], token: int, group: int, gap: f
     return 1.0 if mass_q == 0 else min(1.0, mass_p / mass_q)
 
 
-@pytest.mark.parametrize("group, max_gap", [(1, 1.0), (2, 0.15), (3, 0.02), (9, 1.0), (2, 1e-9)])
+@pytest.mark.parametrize("group, max_gap", [(1, 1.0), (2, 0.15), (3, 0.02), (9, 1.0), (2, 1e-6)])
 def test_acceptance_is_the_larger_of_group_and_exact(group: int, max_gap: float) -> None:
     p, q = random_laws(12, 7, seed=3), random_laws(12, 7, seed=4)
     a, _ = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
@@ -81,6 +82,33 @@ def test_acceptance_is_the_larger_of_group_and_exact(group: int, max_gap: float)
             exact = min(1.0, p_row[x] / q_row[x]) if q_row[x] > 0 else 1.0
             wanted = max(exact, group_by_hand(p_row, q_row, x, group, max_gap))
             assert float(a[row, x]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_gap_of_exactly_max_gap_leaves_a_token_out() -> None:
+    p = torch.tensor([[[0.5, 0.5, 0.0, 0.0]]])
+    q = torch.tensor([[[0.1, 0.2, 0.3, 0.4]]])
+    assert group_ratio(p, q, 7, 0.5)[0, 0].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("max_gap", [1 / 64, 1 / 16, 1 / 8, 0.15, 1 / 2, 1.0, 1e-6])
+def test_groups_of_laws_with_many_ties(max_gap: float) -> None:
+    """Probabilities are multiples of 1/64, so that ties and gaps of exactly `max_gap` occur."""
+    generator = torch.Generator().manual_seed(11)
+    p, q = (
+        torch.nn.functional.one_hot(
+            (24 * torch.rand(30, 64, generator=generator) ** power).long(), 24
+        )
+        .sum(1, keepdim=True)
+        .div(64.0)
+        for power in (4, 2)
+    )
+    for group in (1, 3, 30):
+        ratio = group_ratio(p, q, group, max_gap)
+        for row in range(30):
+            p_row, q_row = p[row, 0].tolist(), q[row, 0].tolist()
+            for x in range(24):
+                wanted = group_by_hand(p_row, q_row, x, group, max_gap)
+                assert float(ratio[row, 0, x]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_group_0_is_exact_and_spends_nothing() -> None:
@@ -153,7 +181,14 @@ def run(
 
 @pytest.mark.parametrize(
     "options",
-    [{"group": -1}, {"group": True}, {"group": 1.5}, {"max_gap": 0.0}, {"max_gap": 1.5}],
+    [
+        {"group": -1},
+        {"group": 10**20},
+        {"group": True},
+        {"group": 1.5},
+        {"max_gap": 0.0},
+        {"max_gap": 1.5},
+    ],
     ids=str,
 )
 def test_bad_options(options: dict) -> None:
