@@ -46,6 +46,7 @@ _PUBLIC = {
     "UnsupportedModelError": "mmaccel.errors",
     "MissingBackendError": "mmaccel.errors",
     "AttachError": "mmaccel.errors",
+    "BusyError": "mmaccel.errors",
     "NumericsError": "mmaccel.errors",
 }
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer
     from mmaccel.errors import (
         AttachError,
+        BusyError,
         MissingBackendError,
         MMAccelError,
         NumericsError,

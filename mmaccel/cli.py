@@ -18,6 +18,7 @@ from mmaccel.commands.bench import bench
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
+from mmaccel.commands.terminal import Stopped
 from mmaccel.errors import MMAccelError, OptionError
 
 app = typer.Typer(
@@ -53,8 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     argv = None if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a name the terminal cannot show is no failure
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
+    except Stopped as error:
+        return _say(error, 130)
     except (KeyboardInterrupt, typer.Abort):
         return _say("stopped", 130)
     except OptionError as error:
@@ -67,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         complaint = error.format_message().rstrip(".")
         return _say(f"{complaint}; see mmaccel --help", 2) if complaint else 2
+    if code == 130:  # what typer makes of Ctrl-C
+        return _say("stopped", 130)
     return code if isinstance(code, int) else 0
 
 

@@ -171,15 +171,15 @@ class Policy(Protocol):
 
 
 def check_window(window: Any, *, adaptive: bool) -> None:
-    """Refuse a window that is no integer >= 1 (nor "adaptive" where that is safe).
+    """Refuse a window that is no integer in 1..4096 (nor "adaptive" where that is safe).
 
     Raises:
         OptionError: with the values that are possible.
     """
     if adaptive and window == "adaptive":
         return
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        expected = 'an integer >= 1 or "adaptive"' if adaptive else "an integer >= 1"
+    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 4096:
+        expected = "an integer in 1..4096" + (' or "adaptive"' if adaptive else "")
         raise OptionError(
             f"window: expected {expected}, received {window!r}; 16 to 64 suits most models"
         )

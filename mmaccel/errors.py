@@ -31,5 +31,9 @@ class AttachError(MMAccelError, RuntimeError):
     """A policy cannot be attached to, or detached from, this object."""
 
 
+class BusyError(MMAccelError, RuntimeError):
+    """An object that makes one thing at a time was called while it still made another."""
+
+
 class NumericsError(MMAccelError, ArithmeticError):
     """The model returned NaN, or a filter left no token to choose from."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from mmaccel.catalog import make_policy
 from mmaccel.contracts import Policy, check_policy
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import FAMILY, CausalLM, check_generator
 from mmaccel.pipelines.inject import Injection
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import check_seed
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,12 @@ class Handle:
         self._injection.remove()
 
     def __enter__(self) -> Handle:
+        """Raises `AttachError` if the policy was detached before."""
+        if not self._injection.is_active:
+            raise AttachError(
+                "handle: expected an attached policy, received one that was detached; "
+                "call mmaccel.attach again"
+            )
         return self
 
     def __exit__(
@@ -108,7 +114,7 @@ def attach(
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
     chosen = _choose_policy(policy)
-    _check_seed(seed)
+    own_seed = None if seed is None else check_seed(seed)
     model = _unwrap(target)
     if not hasattr(type(model), "_sample"):
         raise UnsupportedModelError(
@@ -118,7 +124,7 @@ def attach(
     support = supports(model)  # tried now, so that the first generate pays for nothing else
     if strict and not support:
         raise UnsupportedModelError(support.reason)
-    service = CausalLM(chosen, seed, strict)
+    service = CausalLM(chosen, own_seed, strict)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)
@@ -142,11 +148,6 @@ def _choose_policy(policy: Any) -> Policy:
     check_policy(policy)
     check_source(getattr(policy, "drafts", "left"), final=True)
     return policy
-
-
-def _check_seed(seed: Any) -> None:
-    if seed is not None:
-        Noise.from_seed(seed, len(seed) if isinstance(seed, Sequence) else 1)
 
 
 def _unwrap(target: Any) -> Any:

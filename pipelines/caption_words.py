@@ -11,7 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 
 FILE = "words.json"
@@ -21,6 +25,19 @@ _N_SPECIAL = 3
 def split_words(caption: str) -> list[str]:
     """Lower-case words of a caption; commas, full stops, colons and hyphens count as blanks."""
     return re.sub(r"[\s,.;:!\-]+", " ", caption.lower()).split()
+
+
+def check_captions(captions: Any) -> list[str]:
+    """Captions as a list of their own; `CaptionWords.encode` checks each.
+
+    Raises:
+        OptionError: no list, or an empty one.
+    """
+    if isinstance(captions, str) or not isinstance(captions, Sequence) or not captions:
+        raise OptionError(
+            f"prompt: expected a caption or a list of them, received {captions!r}; write one"
+        )
+    return list(captions)
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,24 @@ class CaptionWords:
     def unconditional(self) -> list[int]:
         """Prompt ids of the empty caption: `[bos, boi]`."""
         return [self.bos, self.boi]
+
+    def make_prompt(
+        self, ids: Sequence[list[int]], guided: bool, layout: Layout, device: torch.device
+    ) -> Prompt:
+        """What stands before the pictures.
+
+        Args:
+            ids: prompt ids of B captions.
+            guided: whether a branch of B empty captions follows.
+            layout: of a picture.
+            device: where the tensors go.
+        """
+        branches = 2 if guided else 1
+        rows = [*ids, *[self.unconditional()] * (len(ids) * (branches - 1))]
+        longest = max(map(len, rows))
+        padded = [row + [self.pad] * (longest - len(row)) for row in rows]  # [R, T]
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        return Prompt(torch.tensor(padded, device=device), lengths, branches, layout=layout)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The words among `ids`, separated by blanks; all other ids are skipped."""

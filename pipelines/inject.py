@@ -75,6 +75,11 @@ class Injection:
             ) from error
         self._objects.append(target)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether an object is injected."""
+        return bool(self._objects)
+
     def remove(self) -> None:
         """Give every object its own class back, the last one first. A second call does nothing.
 

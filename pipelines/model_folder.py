@@ -16,6 +16,8 @@ from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.window_trial import check_by_trial
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
+_CONFIGURING = ("config.json", "tokenizer.json", "words.json")
+
 
 def find_folder(name: str | Path) -> Path:
     """The folder of a model: a path, or the name of a model that ships with the package.
@@ -24,23 +26,48 @@ def find_folder(name: str | Path) -> Path:
         OptionError: neither; with the names that ship.
     """
     shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
-    for folder in (shelf / str(name), Path(name)):
-        if (folder / "config.json").is_file():
-            return folder
+    if isinstance(name, str | Path):
+        for folder in (shelf / name, Path(name)):
+            if str(name) and (folder / "config.json").is_file():
+                return folder
     shipped = sorted(f.parent.name for f in shelf.glob("*/config.json"))
     raise OptionError(
         f"model: expected a folder with config.json, or one of: {', '.join(shipped) or '(none)'}; "
-        f"received {str(name)!r}; check the spelling"
+        f"received {name if name is None else str(name)!r}; check the spelling"
     )
 
 
-def weights_hash(folder: Path) -> str:
-    """SHA-256 of a model's weight files in the order of their names, as 64 hexadecimal digits."""
+def content_hash(folder: Path) -> str:
+    """SHA-256 of what a model computes with, as 64 hexadecimal digits.
+
+    Of its weights, and of the JSON files that say how they are used, in the order of their names.
+    """
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted([*folder.glob("*.safetensors"), *(folder / name for name in _CONFIGURING)]):
         with file.open("rb") as opened:
+            digest.update(file.name.encode("utf-8"))
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Refuse a device that holds no numbers here, and a dtype no model computes in.
+
+    Raises:
+        OptionError: with what the machine says.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise OptionError(
+            f"dtype: expected torch.float32, torch.bfloat16, torch.float16 or torch.float64, "
+            f"received {dtype!r}; float32 keeps every promise"
+        )
+    try:
+        float(torch.zeros(1, device=device, dtype=dtype))
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(
+            f"device: expected a device of this machine, received {device!r} ({reason}); use cpu"
+        ) from error
 
 
 def load_folder(
@@ -55,9 +82,10 @@ def load_folder(
         dtype: of the causal LM; the tokenizer stays in float32.
 
     Raises:
-        OptionError: a file is missing.
+        OptionError: a file is missing, or such a device or dtype.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
+    check_place(device, dtype)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 

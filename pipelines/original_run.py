@@ -30,7 +30,8 @@ def run_original(
         args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
         options: those given by name.
         seed: of torch's generators while it runs; they stand as before afterwards. Several are
-            folded into one. None leaves the generators alone.
+            folded into one. None leaves the generators alone. The generators are the process's own:
+            seeded runs in several threads at once disturb each other.
 
     Returns:
         What the loop returned, and tokens, passes and seconds. Every pass counts as one, the
@@ -60,7 +61,7 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
         yield
         return
     if isinstance(seed, Sequence):
-        text = ",".join(str(value % 2**64) for value in seed)
+        text = ",".join(map(str, seed))
         seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 import torch
 
-from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer, check_policy
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.contracts import Policy, TokenModel, VisualTokenizer, check_policy
+from mmaccel.errors import BusyError, OptionError
+from mmaccel.pipelines.caption_words import CaptionWords, check_captions
 from mmaccel.pipelines.model_folder import find_folder, load_folder
 from mmaccel.pipelines.pictures import Pictures, join, to_images
 from mmaccel.results import Generation, OnStep
@@ -20,7 +21,7 @@ from mmaccel.tokenizers_vq.grid import Grid
 
 
 class TextToImage:
-    """Pictures from captions, by any policy.
+    """Pictures from captions, by any policy. One run at a time: the model keeps one cache.
 
     Args:
         model: predicts picture tokens: logits `[R, W, V]`, V of `tokenizer`.
@@ -31,6 +32,7 @@ class TextToImage:
     def __init__(self, model: TokenModel, tokenizer: VisualTokenizer, words: CaptionWords) -> None:
         self.model, self.tokenizer, self.words = model, tokenizer, words
         self.layout = Grid(*tokenizer.grid, tokenizer.vocab_size)
+        self._busy = Lock()
 
     @classmethod
     def from_pretrained(
@@ -48,7 +50,7 @@ class TextToImage:
             dtype: of the causal LM; "bitwise" is promised in float32 and float64.
 
         Raises:
-            OptionError: there is no such model, or a file of it is missing.
+            OptionError: there is no such model, device or dtype, or a file is missing.
             UnsupportedModelError: the folder holds no causal LM, or one of another vocabulary.
         """
         return cls(*load_folder(find_folder(name), device, dtype))
@@ -93,13 +95,10 @@ class TextToImage:
         Raises:
             OptionError: a caption or an argument outside its domain, before anything is made.
             NumericsError: the model returned NaN.
+            BusyError: another run of this pipeline has not ended (another thread, or `on_step`).
         """
         filters = Filters(guidance_scale, temperature, top_k, top_p, min_p)
-        if not isinstance(prompt, Sequence):
-            raise OptionError(
-                f"prompt: expected a caption or a list of them, received {prompt!r}; write one"
-            )
-        captions = [prompt] if isinstance(prompt, str) else list(prompt)
+        captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
         _check_at_least_one("num_images_per_prompt", num_images_per_prompt)
         captions = [caption for caption in captions for _ in range(num_images_per_prompt)]
         batches = self.stream(
@@ -130,19 +129,31 @@ class TextToImage:
         Raises:
             OptionError: as in `__call__`.
         """
-        _check_at_least_one("prompt", len(captions))
+        captions = check_captions(captions)
         _check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
         ids = [self.words.encode(caption) for caption in captions]
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = Jacobi() if policy is None else policy
         check_policy(run)
+        if not isinstance(filters, Filters):
+            raise OptionError(
+                f"filters: expected mmaccel.Filters(...), received {filters!r}; make one"
+            )
         step = len(captions) if batch_size is None else batch_size
 
         def batches() -> Iterator[Pictures]:
             for first in range(0, len(captions), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
-                made = self._decode(ids[part], run, filters, own, on_step)
+                if not self._busy.acquire(blocking=False):
+                    raise BusyError(
+                        "pipeline: expected one run at a time, received a call while another has "
+                        "not ended; wait for it, or load a second TextToImage"
+                    )
+                try:
+                    made = self._decode(ids[part], run, filters, own, on_step)
+                finally:
+                    self._busy.release()
                 images = to_images(self.tokenizer.decode(made.tokens))
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)
@@ -159,17 +170,8 @@ class TextToImage:
         on_step: OnStep | None,
     ) -> Generation:
         """Prompt ids of a batch to tokens `[B, h*w]`."""
-        branches = 1 if filters.guidance_scale == 1 else 2
-        rows = ids + [self.words.unconditional()] * len(ids) * (branches - 1)
-        longest = max(map(len, rows))
-        padded = [row + [self.words.pad] * (longest - len(row)) for row in rows]  # [R, T]
-        device = self.model.device
-        prompt = Prompt(
-            torch.tensor(padded, device=device),
-            torch.tensor([len(row) for row in rows], device=device),
-            branches,
-            layout=self.layout,
-        )
+        guided = filters.guidance_scale != 1
+        prompt = self.words.make_prompt(ids, guided, self.layout, self.model.device)
         return policy.sample(
             self.model, prompt, self.length, filters=filters, noise=noise, on_step=on_step
         )

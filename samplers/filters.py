@@ -35,9 +35,14 @@ _NEVER = float("-inf")
 
 
 def _is_within(value: Any, low: float, high: float) -> bool:
-    """Whether a value is a finite number in low..high; True and False are no numbers."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and low <= value <= high
+    """Whether a value is a number that a float can hold in low..high; True and False are none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        number = float(value)
+    except OverflowError:
+        return False
+    return math.isfinite(number) and low <= number <= high
 
 
 @dataclass(frozen=True)

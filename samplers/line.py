@@ -6,10 +6,13 @@ calls a position is counted from the row's own first token.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
+from mmaccel.errors import ShapeError
 
 
 def open_line(prompt: Prompt, room: int) -> Tensor:
@@ -52,3 +55,18 @@ def cut_at_stop(tokens: Tensor, n_new: Tensor, stop_tokens: Tensor) -> tuple[Ten
     stops = torch.isin(tokens, stop_tokens) & (index < n_new[:, None])
     first = torch.where(stops, index, width).amin(1)  # [B]
     return torch.minimum(n_new, first + 1), first < width
+
+
+def check_limit(limit: Any, made: Tensor) -> Tensor:
+    """What `on_step` returned, as lengths `[B]` int64, at least 0.
+
+    Raises:
+        ShapeError: it is no tensor like `made` `[B]`.
+    """
+    if isinstance(limit, Tensor) and limit.shape == made.shape and not limit.is_complex():
+        return limit.to(made).clamp(min=0)
+    received = list(limit.shape) if isinstance(limit, Tensor) else repr(limit)
+    raise ShapeError(
+        f"on_step: expected None or lengths [{made.shape[0]}] in return, received {received}; "
+        "return progress.lengths to end every row"
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,30 @@ class Fresh(NamedTuple):
     drafts: Tensor  # draw first drafts of new slots
 
 
+def check_seed(seed: Any) -> int | tuple[int, ...]:
+    """A seed, or one per row, as integers in 0..2**64-1 (a negative one counts from 2**64 down).
+
+    Raises:
+        OptionError: something else, or an integer of more than 64 bits.
+    """
+    several = isinstance(seed, Sequence) and not isinstance(seed, str | bytes)
+    try:
+        if any(isinstance(value, bool) for value in (seed if several else [seed])):
+            raise TypeError
+        values = tuple(index(value) for value in (seed if several else [seed]))
+    except TypeError as error:
+        raise OptionError(
+            f"seed: expected an integer or one per row, received {seed!r}; write 0"
+        ) from error
+    for value in values:
+        if not -(2**63) <= value < 2**64:
+            raise OptionError(
+                f"seed: expected a 64-bit integer, received {value}; take it modulo 2**64"
+            )
+    reduced = tuple(value % 2**64 for value in values)
+    return reduced if several else reduced[0]
+
+
 @dataclass(frozen=True)
 class Noise:
     """Counter-based noise of a batch.
@@ -61,29 +85,16 @@ class Noise:
             OptionError: if there is neither one seed nor one per row, or a seed needs more than 64
                 bits.
         """
-        given = seed if isinstance(seed, Sequence) else [seed] * batch
-        try:
-            seeds = [index(value) for value in given]
-        except TypeError as error:
-            raise OptionError(
-                f"seed: expected an integer or one per row, received {seed!r}; write 0"
-            ) from error
+        checked = check_seed(seed)
+        single = isinstance(checked, int)
+        seeds = (checked,) * batch if isinstance(checked, int) else checked
         if len(seeds) != batch:
             raise OptionError(
                 f"seed: expected an integer or {batch} of them, received {len(seeds)}; "
                 "give one seed per row"
             )
-        for value in seeds:
-            if not -(2**63) <= value < 2**64:
-                raise OptionError(
-                    f"seed: expected a 64-bit integer, received {value}; take it modulo 2**64"
-                )
         signed = [value - 2**64 if value >= 2**63 else value for value in seeds]
-        items = (
-            torch.zeros(batch, dtype=torch.int64)
-            if isinstance(seed, Sequence)
-            else torch.arange(batch)
-        )
+        items = torch.arange(batch) if single else torch.zeros(batch, dtype=torch.int64)
         return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
 
     def frozen(self, slots: Tensor, vocab_size: int, temperature: float) -> Tensor:

@@ -18,7 +18,7 @@ from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.adaptive_width import recall
 from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.line import cut_at_stop
+from mmaccel.samplers.line import check_limit, cut_at_stop
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.width import make_chooser
 
@@ -188,6 +188,7 @@ class WindowRun(DraftWindow):
         tokens = self.line[:, self.origin : self.origin + self.length]
         limit = self.on_step(Progress(tokens, self.made, previous, self.stats.passes))
         if limit is not None:
+            limit = check_limit(limit, self.made)
             self._ended |= limit <= self.made
             self.made = torch.minimum(self.made, limit)
         return (self.made - previous).clamp(min=0)

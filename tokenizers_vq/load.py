@@ -36,13 +36,16 @@ def load_tokenizer(folder: str | Path) -> PictureTokenizer:
     for file in (config_file, weights_file):
         if not file.is_file():
             raise OptionError(
-                f"folder: expected {file.name} in {folder}, found none. "
-                "Give the folder save_tokenizer wrote."
+                f"folder: expected {file.name} in {folder}, received none; "
+                "give the folder that save_tokenizer wrote"
             )
     config: dict[str, Any] = json.loads(config_file.read_text(encoding="utf-8"))
     name = config.pop("class", None)
     if name != _CLASS:
-        raise OptionError(f"tokenizer.json: expected class '{_CLASS}', received {name!r}.")
+        raise OptionError(
+            f"tokenizer.json: expected class '{_CLASS}', received {name!r}; "
+            "give the folder that save_tokenizer wrote"
+        )
     tokenizer = PictureTokenizer(**config)
     weights = {k: v.float() for k, v in load_file(weights_file).items()}
     tokenizer.load_state_dict(weights)

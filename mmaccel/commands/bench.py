@@ -41,6 +41,7 @@ def bench(
     from mmaccel.commands.measure import Setup, measure
     from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import check_count, open_folder, open_pipeline, parse_window
+    from mmaccel.commands.terminal import Stopped
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.model_folder import find_folder
     from mmaccel.samplers.filters import Filters
@@ -51,8 +52,8 @@ def bench(
     names = [name for name in names if name != "autoregressive"]
     if policies == _ALL:
         names.remove("speculative")  # without a draft model it is prompt-lookup
-    widths = [parse_window(text) for text in _split(windows)]
-    scales = [_number("guidance", text) for text in _split(guidance)]
+    widths = list(dict.fromkeys(parse_window(text) for text in _split(windows)))
+    scales = list(dict.fromkeys(_number("guidance", text) for text in _split(guidance)))
     lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
     for name, text in lists.items():
         if not _split(text):
@@ -65,9 +66,14 @@ def bench(
     for dtype in _split(dtypes):
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
         for name in names:
-            for width in widths:
-                if width != "adaptive" or name == "jacobi":
-                    setups.append(Setup(name, make_policy(name, window=width), width, dtype))
+            own = [width for width in widths if width != "adaptive" or name == "jacobi"]
+            if not own and policies != _ALL:
+                raise OptionError(
+                    f"--windows: expected a fixed width for {name}, received {windows!r}; "
+                    "add one such as 32"
+                )
+            for width in own:
+                setups.append(Setup(name, make_policy(name, window=width), width, dtype))
     filters = [Filters(guidance_scale=scale, temperature=temperature) for scale in scales]
     pipes = {dtype: open_pipeline(model, device, dtype) for dtype in _split(dtypes)}
     source = MODELS.get(model, MODELS["scenes"])
@@ -83,28 +89,28 @@ def bench(
     done = rows[0].images if rows else 0
     if rows:
         card = _read_card(find_folder(model))
+        if json_file is not None:
+            report = {
+                "command": " ".join(["mmaccel", *sys.argv[1:]]),
+                "machine": describe_machine(device),
+                "model": model,
+                "card": card,
+                "captions": captions[:done],
+                "batch_size": batch_size,
+                "temperature": temperature,
+                "seed": seed,
+                "rows": [row.to_dict() for row in rows],
+            }
+            text = json.dumps(report, indent=1) + "\n"
+            write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
         _print(rows, card, batch_size)
-    if rows and json_file is not None:
-        report = {
-            "command": " ".join(["mmaccel", *sys.argv[1:]]),
-            "machine": describe_machine(device),
-            "model": model,
-            "card": card,
-            "captions": captions[:done],
-            "batch_size": batch_size,
-            "temperature": temperature,
-            "seed": seed,
-            "rows": [row.to_dict() for row in rows],
-        }
-        text = json.dumps(report, indent=1) + "\n"
-        write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
     if done < count:
-        typer.echo(f"mmaccel: stopped; measured {done} of {count} captions", err=True)
-        raise typer.Exit(130)
+        raise Stopped(f"stopped; measured {done} of {count} captions")
 
 
 def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """The parts between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _number(name: str, text: str) -> float:

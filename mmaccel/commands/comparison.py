@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.picture_sheet import Panel, draw_sheet
-from mmaccel.results import EXACT_DTYPE
+from mmaccel.results import EXACT_DTYPE, promise_in
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.pictures import Pictures
@@ -43,20 +43,23 @@ def verdict(plain: Pictures, made: Pictures, dtype: str) -> str:
     return f"{same} of {count} images identical: {kept}"
 
 
-def promise(stats: Stats) -> str:
-    """What a run promised, in words; a relaxed one says what it spent."""
+def promise(stats: Stats, dtype: str) -> str:
+    """What a run promised in a dtype, in words; a relaxed one says what it spent."""
     if stats.exactness == "relaxed":
         spent = stats.total_variation / stats.tokens
         return f"relaxed: total variation {spent:.3f} spent a token"
-    words = {"bitwise": "same seed, same tokens", "distribution": "another draw from the same law"}
-    return f"{stats.exactness}: {words[stats.exactness]}"
+    if stats.exactness == "distribution":
+        return "distribution: another draw from the same law"
+    if dtype != EXACT_DTYPE:
+        return f"same seed, same tokens {promise_in(stats.exactness, dtype)} ({dtype})"
+    return "bitwise: same seed, same tokens"
 
 
 def draw_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> Any:
     """Both sides on one sheet; `name` is the short name of the policy on the right."""
     panels = [
         make_panel("Token by token", "the plain loop", plain, _cost(plain)),
-        make_panel(name, promise(made.stats), made, _cost(made)),
+        make_panel(name, promise(made.stats, dtype), made, _cost(made)),
     ]
     return draw_sheet(panels, columns=2, foot=verdict(plain, made, dtype))
 
@@ -84,7 +87,7 @@ def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> 
             f"{stats.seconds / count:.2f}",
             f"{plain.stats.seconds / stats.seconds:.2f}",
             "-" if side is plain else ("yes" if same == count else f"no, {same} of {count}"),
-            stats.exactness,
+            promise_in(stats.exactness, dtype),
         )
     console = wide_console()
     console.print(table)

@@ -46,6 +46,7 @@ def generate(
         open_pipeline,
         parse_window,
     )
+    from mmaccel.commands.terminal import Stopped
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.noise import Noise
 
@@ -71,5 +72,4 @@ def generate(
     job = Job(pipe, captions, seed, policy, chosen, filters, batch_size, out, model, dtype)
     kept, finished = run_job(job, compare=compare)
     if not finished:
-        typer.echo(f"mmaccel: stopped; kept {kept} of {count} pictures in {out}", err=True)
-        raise typer.Exit(130)
+        raise Stopped(f"stopped; kept {kept} of {count} pictures in {out}")

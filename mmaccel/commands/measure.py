@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.comparison import identical
 from mmaccel.commands.run_setup import warm_up
+from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy
@@ -36,7 +37,7 @@ class Row:
     Attributes:
         policy, window, dtype, guidance: what was measured.
         settings: the policy's repr.
-        exactness: its promise.
+        exactness: its promise; `to_dict` adds what is left of it in this dtype as `promise`.
         images: pictures made.
         passes: forward passes a picture took part in while unfinished.
         tokens_per_pass: tokens it gained in one.
@@ -65,8 +66,8 @@ class Row:
     total_variation: float
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, ready for JSON."""
-        return asdict(self)
+        """All fields and `promise`, ready for JSON."""
+        return {**asdict(self), "promise": promise_in(self.exactness, self.dtype)}
 
 
 def measure(

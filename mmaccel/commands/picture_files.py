@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.machine import versions
+from mmaccel.pipelines.caption_words import split_words
+from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,14 +40,15 @@ def short_hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
 
 
-def picture_name(seed: int, prompt: str, settings: Mapping[str, Any]) -> str:
+def picture_name(seed: int, prompt: str, policy: str, recipe: Mapping[str, Any]) -> str:
     """A file name that sorts by seed and can be read: `0003-a-red-circle-jacobi-1c9f03ab.png`.
 
-    Another caption, or any other setting, gives another name: only the same picture is overwritten.
+    Another caption, or anything else in `recipe`, gives another name: only the same picture is
+    overwritten. `policy` is a short name.
     """
-    words = ["".join(c for c in word if c.isalnum()) for word in prompt.lower().split()[:3]]
-    mark = short_hash({"prompt": prompt, **settings})
-    return "-".join([f"{seed:04d}", *filter(None, words), settings["policy"], mark]) + ".png"
+    words = split_words(prompt)
+    mark = short_hash({"words": words, **recipe})
+    return "-".join([f"{seed % 2**64:04d}", *words[:3], policy, mark]) + ".png"
 
 
 def describe(
@@ -65,7 +68,7 @@ def describe(
         "prompt": prompt,
         "seed": seed,
         **settings,
-        "exactness": batch.stats.exactness,
+        "exactness": promise_in(batch.stats.exactness, settings["dtype"]),
         "tokens": tokens,
         "passes": passes,
         "tokens_per_pass": tokens / passes,
@@ -76,7 +79,7 @@ def describe(
 
 def human_line(facts: Mapping[str, Any]) -> str:
     """`facts` from `describe` as text: the caption, then one line of settings."""
-    names = ("dtype", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
+    names = ("dtype", "device", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
     options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
     parts = [f"Seed: {facts['seed']}", f"Model: {facts['model']}"]
     parts += [f"Policy: {facts['policy']}({options})"]
@@ -86,7 +89,7 @@ def human_line(facts: Mapping[str, Any]) -> str:
         f"{facts['tokens']} tokens in {facts['passes']} forward passes",
         f"mmaccel {facts['versions']['mmaccel']}",
     ]
-    return f"{facts['prompt']}\n{', '.join(parts)}"
+    return f"{' '.join(facts['prompt'].split())}\n{', '.join(parts)}"
 
 
 def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:

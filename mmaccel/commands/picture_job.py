@@ -20,7 +20,8 @@ from mmaccel.commands.picture_files import (
 )
 from mmaccel.commands.picture_sheet import draw_sheet
 from mmaccel.commands.run_setup import warm_up
-from mmaccel.pipelines.model_folder import find_folder, weights_hash
+from mmaccel.pipelines.model_folder import content_hash, find_folder
+from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -77,20 +78,32 @@ class Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All that pictures of this run depend on beside caption and seed, ready for JSON."""
+        """What pictures of this run were made from beside caption and seed, ready for JSON."""
         names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
         return {
             "model": self.model,
-            "weights": weights_hash(find_folder(self.model)),
+            "weights": content_hash(find_folder(self.model)),
             "dtype": self.dtype,
+            "device": str(self.pipe.model.device),
             "policy": self.name,
             "policy_options": dict(vars(self.policy)),
             **{name: getattr(self.filters, name) for name in names},
         }
 
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """What file names depend on: the settings under one name each, however they were spelt.
+
+        Outside float32 a picture may differ with the batch it is made in.
+        """
+        spelling = ("model", "policy", "policy_options")
+        own = {name: value for name, value in self.settings.items() if name not in spelling}
+        own["policy"] = repr(self.policy)
+        return own if self.dtype == EXACT_DTYPE else {**own, "batch_size": self.batch_size}
+
     def sheet_name(self, kind: str) -> str:
         """File name of a sheet: only one of the same pictures is overwritten."""
-        run = {"captions": self.captions, "seed": self.seed, **self.settings}
+        run = {"captions": self.captions, "seed": self.seed % 2**64, **self.recipe}
         return f"{kind}-{self.name}-{short_hash(run)}.png"
 
     def write(self, batch: Pictures) -> None:
@@ -98,7 +111,8 @@ class Job:
         for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
             seed = self.seed + batch.first + k
             facts = describe(prompt, seed, self.settings, batch, k)
-            write_png(self.out / picture_name(seed, prompt, self.settings), image, facts)
+            name = picture_name(seed, prompt, self.name, self.recipe)
+            write_png(self.out / name, image, facts)
             self.kept += 1
 
 
@@ -114,8 +128,9 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
         with _progress(job, compare) as tick:
             plain_policy = make_policy("autoregressive")
             if compare:
+                rows = min(job.batch_size, len(job.captions))
                 for policy in (plain_policy, job.policy):
-                    warm_up(job.pipe, policy, job.filters, job.captions[0], job.batch_size)
+                    warm_up(job.pipe, policy, job.filters, job.captions[0], rows)
             plain = job.batches(plain_policy, tick) if compare else None
             for batch in job.batches(job.policy, tick):
                 shown = slice(max(0, _SHOWN - batch.first))
@@ -129,7 +144,7 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
         sheet = (
             draw_comparison(job.title, join(job.plain), made, job.dtype)
             if compare
-            else draw_contact_sheet(job.title, made)
+            else draw_contact_sheet(job.title, made, job.dtype)
         )
         write_whole(file, lambda path: sheet.save(path, format="PNG"))
     except KeyboardInterrupt:
@@ -140,11 +155,11 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
     return job.kept, True
 
 
-def draw_contact_sheet(name: str, made: Pictures) -> Any:
+def draw_contact_sheet(name: str, made: Pictures, dtype: str) -> Any:
     """All pictures of a run on one sheet, under the policy's name."""
     stats, count = made.stats, len(made.prompts)
     foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
-    return draw_sheet([make_panel(name, promise(stats), made, foot)], columns=4)
+    return draw_sheet([make_panel(name, promise(stats, dtype), made, foot)], columns=4)
 
 
 @contextmanager

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 _WIDTH_OF_A_FILE = 120
 
 
+class Stopped(Exception):
+    """Ctrl-C came; the text says what was kept."""
+
+
 def wide_console() -> Console:
     """A console on stdout; where that is no terminal, lines are long enough for every table."""
     from rich.console import Console
@@ -27,5 +31,6 @@ def make_table(*heads: str, title: str | None = None) -> Table:
     looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "show_edge": False}
     table = Table(title=title, padding=0, **looks)
     for k, head in enumerate(heads):
-        table.add_column(head, no_wrap=k == 0)  # a name is never cut or broken
+        # a name is never cut or broken, and nothing else is cut
+        table.add_column(head, no_wrap=k == 0, overflow="fold")
     return table

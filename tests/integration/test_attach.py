@@ -186,3 +186,13 @@ def test_statistics_are_complete() -> None:
     assert told["tokens"] == 60 and told["exactness"] == "bitwise" and told["fallbacks"] == []
     assert 4 <= told["passes"] <= 20 and told["prefill_passes"] == 1 and told["seconds"] > 0
     assert told["tokens_per_pass"] == 60 / told["row_passes"]
+
+
+def test_a_handle_that_was_detached_is_not_used_again() -> None:
+    model = build_lm("llama")
+    run = mmaccel.attach(model, "jacobi")
+    with run:
+        _use(model)
+    with pytest.raises(AttachError, match="call mmaccel.attach again"), run:
+        pass
+    assert run.stats is not None and type(model).__name__ == "LlamaForCausalLM"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -302,3 +303,27 @@ def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None
     assert not torch.equal(use([4, 5, 6]), use([4, 5, 7]))
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(use(None), use(None))
+
+
+@pytest.mark.parametrize("wrap", [np.int64, torch.tensor])
+def test_seeds_of_other_libraries_reach_the_fallback(wrap: Any) -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = dict(max_new_tokens=8, do_sample=True)
+
+    def use(seed: Any, **more: Any) -> Tensor:
+        with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", seed=seed):
+            warnings.simplefilter("ignore")
+            out = model.generate(**PROMPTS, **options, return_dict_in_generate=True, **more)
+        return out.sequences
+
+    for more in ({}, {"output_scores": True}):
+        seeds = [wrap(value) for value in (4, 5, 6)]
+        assert torch.equal(use(seeds, **more), use([4, 5, 6], **more))
+
+
+def test_a_list_of_seeds_is_copied() -> None:
+    model, seeds = build_lm("llama"), [4, 5, 6]
+    with mmaccel.attach(model, "jacobi", seed=seeds, strict=True):
+        first = model.generate(**PROMPTS, max_new_tokens=8, do_sample=True)
+        seeds[1] = 99
+        assert torch.equal(model.generate(**PROMPTS, max_new_tokens=8, do_sample=True), first)

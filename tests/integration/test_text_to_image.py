@@ -104,7 +104,7 @@ def test_stream_hands_out_batches_as_they_finish(pipe: TextToImage) -> None:
     [
         ({"prompt": "a green circle"}, "received 'green'; it knows: a red blue"),
         ({"prompt": ""}, "at least one word"),
-        ({"prompt": []}, "prompt: expected an integer of at least 1"),
+        ({"prompt": []}, "prompt: expected a caption or a list"),
         ({"prompt": 5}, "prompt: expected a caption or a list"),
         ({"prompt": [5]}, "prompt: expected a caption, received 5"),
         ({"policy": "jacobi"}, "policy: expected a policy such as .*received 'jacobi'"),

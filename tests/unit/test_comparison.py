@@ -48,6 +48,10 @@ def test_a_dtype_that_rounds_is_not_reported_as_a_broken_promise() -> None:
 
 
 def test_a_relaxed_run_says_what_it_spent() -> None:
-    assert promise(Stats(exactness="bitwise")) == "bitwise: same seed, same tokens"
+    assert promise(Stats(exactness="bitwise"), "float32") == "bitwise: same seed, same tokens"
     spent = Stats(exactness="relaxed", tokens=200, total_variation=25.0)
-    assert promise(spent) == "relaxed: total variation 0.125 spent a token"
+    assert promise(spent, "float32") == "relaxed: total variation 0.125 spent a token"
+    rounded = "same seed, same tokens up to rounding (float16)"
+    assert promise(Stats(exactness="bitwise"), "float16") == rounded
+    other = Stats(exactness="distribution")
+    assert promise(other, "float16") == promise(other, "float32")
