@@ -28,7 +28,7 @@ def find_folder(name: str | Path) -> Path:
     shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
     if isinstance(name, str | Path):
         for folder in (shelf / name, Path(name)):
-            if str(name) and (folder / "config.json").is_file():
+            if (folder / "config.json").is_file():
                 return folder
     shipped = sorted(f.parent.name for f in shelf.glob("*/config.json"))
     raise OptionError(
