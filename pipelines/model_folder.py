@@ -43,7 +43,8 @@ def content_hash(folder: Path) -> str:
     Of its weights, and of the JSON files that say how they are used, in the order of their names.
     """
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *(folder / name for name in _CONFIGURING)]):
+    weights = [file for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern)]
+    for file in sorted([*weights, *(folder / name for name in _CONFIGURING)]):
         with file.open("rb") as opened:
             digest.update(file.name.encode("utf-8"))
             digest.update(hashlib.file_digest(opened, "sha256").digest())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,9 +29,10 @@ def run_original(
         name: a decoding loop of `GenerationMixin`.
         args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
         options: those given by name.
-        seed: of torch's generators while it runs; they stand as before afterwards. Several are
-            folded into one. None leaves the generators alone. The generators are the process's own:
-            seeded runs in several threads at once disturb each other.
+        seed: of torch's generators (the CPU's and the model's device's) while it runs; they stand
+            as before afterwards. Several are folded into one. None leaves the generators alone.
+            The generators are the process's own: seeded runs in several threads at once disturb
+            each other.
 
     Returns:
         What the loop returned, and tokens, passes and seconds. Every pass counts as one, the
@@ -63,9 +64,25 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
     if isinstance(seed, Sequence):
         text = ",".join(map(str, seed))
         seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    own, on_device = torch.get_rng_state(), None
+    module: Any = None if device.type == "cpu" else torch.get_device_module(device.type)
+    torch.default_generator.manual_seed(seed)
+    with _current(module, device):
+        if module is not None:
+            on_device = module.get_rng_state()
+            module.manual_seed(seed)
+    try:
         yield
+    finally:
+        torch.set_rng_state(own)
+        with _current(module, device):
+            if module is not None:
+                module.set_rng_state(on_device)
+
+
+def _current(module: Any, device: torch.device) -> Any:
+    """Makes `device` its backend's current one, where the backend has several."""
+    return module.device(device) if hasattr(module, "device") else nullcontext()
 
 
 def _count(tokens: Tensor, ends: Tensor | None) -> int:

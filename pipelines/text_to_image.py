@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Lock
 
 import torch
 
 from mmaccel.contracts import Policy, TokenModel, VisualTokenizer, check_policy
-from mmaccel.errors import BusyError, OptionError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.caption_words import CaptionWords, check_captions
 from mmaccel.pipelines.model_folder import find_folder, load_folder
+from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.pictures import Pictures, join, to_images
 from mmaccel.results import Generation, OnStep
 from mmaccel.samplers.filters import Filters
@@ -32,7 +32,6 @@ class TextToImage:
     def __init__(self, model: TokenModel, tokenizer: VisualTokenizer, words: CaptionWords) -> None:
         self.model, self.tokenizer, self.words = model, tokenizer, words
         self.layout = Grid(*tokenizer.grid, tokenizer.vocab_size)
-        self._busy = Lock()
 
     @classmethod
     def from_pretrained(
@@ -89,13 +88,14 @@ class TextToImage:
             on_step: called after every pass with the state of the running batch.
 
         Returns:
-            Images, tokens `[B, h*w]` int64 and stats. `policy` (where it is bitwise) and
-            `batch_size` change what the pictures cost, not the pictures.
+            Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
+            what the pictures cost, not the pictures; under other policies a picture may differ
+            between batch sizes where an acceptance hangs on the last bit of a probability.
 
         Raises:
             OptionError: a caption or an argument outside its domain, before anything is made.
             NumericsError: the model returned NaN.
-            BusyError: another run of this pipeline has not ended (another thread, or `on_step`).
+            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         filters = Filters(guidance_scale, temperature, top_k, top_p, min_p)
         captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
@@ -145,15 +145,8 @@ class TextToImage:
             for first in range(0, len(captions), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
-                if not self._busy.acquire(blocking=False):
-                    raise BusyError(
-                        "pipeline: expected one run at a time, received a call while another has "
-                        "not ended; wait for it, or load a second TextToImage"
-                    )
-                try:
+                with alone(self.model):
                     made = self._decode(ids[part], run, filters, own, on_step)
-                finally:
-                    self._busy.release()
                 images = to_images(self.tokenizer.decode(made.tokens))
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)

@@ -8,7 +8,7 @@ decode other tokens without a word. So every model is tried once on a few made-u
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,11 +20,14 @@ from mmaccel.pipelines.window_model import CausalLMWindow
 _LENGTH = 9
 _PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # where rows start and how wide; some roll back
 _EXACT, _ROUNDED = 1e-3, 0.05  # largest mean difference, in standard deviations of the logits
+_MASKED = 1e3  # below a position's largest logit: such entries say nothing about attention
 _passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention implementation
 
 
 def check_by_trial(model: Any) -> None:
     """Refuse a model whose windows do not give what the model itself gives.
+
+    Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
 
     Args:
         model: one that `check_causal_lm` accepts, in evaluation mode.
@@ -32,52 +35,56 @@ def check_by_trial(model: Any) -> None:
     Raises:
         UnsupportedModelError: with what was seen.
 
-    A model whose own logits are not finite passes: decoding finds that and says so.
-
     Cost: four short passes, until the model has passed once with its attention implementation.
     """
     implementation = model.config._attn_implementation
     if _passed.get(model) == implementation:
         return
-    difference = _find_difference(model)
-    if difference is not None:
-        raise UnsupportedModelError(
-            f"model: expected windows to give the model's own logits, received {difference} from a "
-            f"{type(model).__name__}; its generate cannot be served"
-        )
+    if model.device.type == "meta":
+        _refuse(model, "no weights (the model is on the meta device)")
+    try:
+        worst = _largest_difference(model)
+    except Exception as error:  # whatever it is, generate is left to the original
+        _refuse(model, f"a {type(error).__name__} ({' '.join(str(error).split())[:80]})")
+    if worst is None:
+        return
+    if worst > (_EXACT if model.dtype in (torch.float32, torch.float64) else _ROUNDED):
+        _refuse(model, f"logits that are {worst:.2g} standard deviations off")
     _passed[model] = implementation
 
 
+def _refuse(model: Any, received: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"model: expected windows to give the model's own logits, received {received} from a "
+        f"{type(model).__name__}; its generate cannot be served"
+    )
+
+
 @torch.no_grad()
-def _find_difference(model: Any) -> str | None:
-    """What is wrong, or None."""
-    if model.device.type == "meta":
-        return "no weights (the model is on the meta device)"
+def _largest_difference(model: Any) -> float | None:
+    """Of any pass, in standard deviations of the model's own logits; None if there is no saying."""
     window = CausalLMWindow(model)
-    n_ids = min(window.vocab_size, model.get_input_embeddings().weight.shape[0])
-    spread = torch.Generator().manual_seed(0)
-    ids = torch.randint(n_ids, (2, _LENGTH), generator=spread).to(model.device)
-    try:
-        own = model(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            position_ids=torch.arange(_LENGTH, device=ids.device).expand_as(ids),
-            use_cache=False,
-            return_dict=True,
-        ).logits.float()
-        if not own.isfinite().all():
-            return None
-        worst = max(_differences(window, ids, own))
-    except Exception as error:  # whatever it is, generate is left to the original
-        return f"a {type(error).__name__} ({' '.join(str(error).split())[:80]})"
-    if worst <= (_EXACT if model.dtype in (torch.float32, torch.float64) else _ROUNDED):
+    if window.max_positions is not None and window.max_positions < _LENGTH:
         return None
-    return f"logits that are {worst:.2g} standard deviations off"
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    n_ids = window.vocab_size if table is None else min(window.vocab_size, table.shape[0])
+    spread = torch.Generator().manual_seed(0)
+    ids = torch.randint(n_ids, (2, _LENGTH), generator=spread, device="cpu").to(model.device)
+    own = model(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        position_ids=torch.arange(_LENGTH, device=ids.device).expand_as(ids),
+        use_cache=False,
+        return_dict=True,
+    ).logits.float()  # [2, L, V]
+    if own.isnan().any() or not float(own[_is_possible(own)].std()) > 0:
+        return None
+    return max(_differences(window, ids, own))
 
 
 def _differences(window: CausalLMWindow, ids: Tensor, own: Tensor) -> list[float]:
     """Mean difference of every pass's logits from `own` `[2, L, V]`, in its standard deviations."""
-    scale = own.std().clamp(min=1e-12)
+    scale = own[_is_possible(own)].std()
     window.reserve(*ids.shape)
     found = []
     for places, width in _PASSES:
@@ -85,6 +92,14 @@ def _differences(window: CausalLMWindow, ids: Tensor, own: Tensor) -> list[float
         at = start[:, None] + torch.arange(width, device=ids.device)  # [2, W]
         logits = window.forward(ids.gather(1, at), start).float()
         wanted = own.gather(1, at[..., None].expand(-1, -1, own.shape[-1]))
-        difference = float((logits - wanted).abs().mean() / scale)
+        is_possible = _is_possible(wanted)
+        if not torch.equal(_is_possible(logits), is_possible):
+            return [math.inf]
+        difference = float((logits - wanted)[is_possible].abs().mean() / scale)
         found.append(difference if math.isfinite(difference) else math.inf)
     return found
+
+
+def _is_possible(logits: Tensor) -> Tensor:
+    """Which entries are not masked, by -inf or a number that is as good."""
+    return logits > logits.amax(-1, keepdim=True) - _MASKED

@@ -95,6 +95,14 @@ class Filters:
             raise OptionError(
                 f"min_p: expected a number in [0, 1] or None, received {self.min_p!r}; 0 keeps all"
             )
+        for name in (
+            "guidance_scale",
+            "temperature",
+            "top_p",
+            "min_p",
+        ):  # fractions, arrays' numbers
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
 
     def apply(
         self,

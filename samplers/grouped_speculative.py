@@ -63,7 +63,8 @@ class GroupedSpeculative:
             raise OptionError(
                 f"group: expected an integer in 0..2**31-1, received {self.group!r}; 0 is exact"
             )
-        if not (isinstance(self.max_gap, int | float) and 1e-6 <= self.max_gap <= 1):
+        is_number = isinstance(self.max_gap, int | float) and not isinstance(self.max_gap, bool)
+        if not (is_number and 1e-6 <= self.max_gap <= 1):
             raise OptionError(
                 f"max_gap: expected a number in [1e-6, 1], received {self.max_gap!r}; "
                 "1 turns the limit off"

@@ -14,6 +14,8 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import ShapeError
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def open_line(prompt: Prompt, room: int) -> Tensor:
     """The line before the first token.
@@ -63,10 +65,11 @@ def check_limit(limit: Any, made: Tensor) -> Tensor:
     Raises:
         ShapeError: it is no tensor like `made` `[B]`.
     """
-    if isinstance(limit, Tensor) and limit.shape == made.shape and not limit.is_complex():
+    if isinstance(limit, Tensor) and limit.shape == made.shape and limit.dtype in _WHOLE:
         return limit.to(made).clamp(min=0)
-    received = list(limit.shape) if isinstance(limit, Tensor) else repr(limit)
+    is_tensor = isinstance(limit, Tensor)
+    received = f"{limit.dtype} {list(limit.shape)}" if is_tensor else repr(limit)
     raise ShapeError(
-        f"on_step: expected None or lengths [{made.shape[0]}] in return, received {received}; "
-        "return progress.lengths to end every row"
+        f"on_step: expected None or whole lengths [{made.shape[0]}] in return, received "
+        f"{received}; return progress.lengths to end every row"
     )

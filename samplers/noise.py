@@ -44,11 +44,12 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
     Raises:
         OptionError: something else, or an integer of more than 64 bits.
     """
-    several = isinstance(seed, Sequence) and not isinstance(seed, str | bytes)
+    given = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
     try:
-        if any(isinstance(value, bool) for value in (seed if several else [seed])):
+        if several and not given:
             raise TypeError
-        values = tuple(index(value) for value in (seed if several else [seed]))
+        values = tuple(map(_to_integer, given if several else [given]))
     except TypeError as error:
         raise OptionError(
             f"seed: expected an integer or one per row, received {seed!r}; write 0"
@@ -60,6 +61,13 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
             )
     reduced = tuple(value % 2**64 for value in values)
     return reduced if several else reduced[0]
+
+
+def _to_integer(value: Any) -> int:
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, bool):
+        raise TypeError
+    return index(plain)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,13 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write results here")] = None,
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved picture by picture."""
-    from mmaccel.catalog import MODELS, load, make_policy
+    from mmaccel.catalog import MODELS, find_policy, load, make_policy
     from mmaccel.commands.machine import describe_machine
     from mmaccel.commands.measure import Setup, measure
     from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import check_count, open_folder, open_pipeline, parse_window
     from mmaccel.commands.terminal import Stopped
+    from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.model_folder import find_folder
     from mmaccel.samplers.filters import Filters
@@ -49,18 +50,22 @@ def bench(
     check_count("count", count)
     check_count("batch-size", batch_size)
     names = policy_names() if policies == _ALL else _split(policies)
+    for name in names:
+        find_policy(name)
     names = [name for name in names if name != "autoregressive"]
     if policies == _ALL:
         names.remove("speculative")  # without a draft model it is prompt-lookup
     widths = list(dict.fromkeys(parse_window(text) for text in _split(windows)))
+    for width in widths:
+        check_window(width, adaptive=True)
     scales = list(dict.fromkeys(_number("guidance", text) for text in _split(guidance)))
     lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
     for name, text in lists.items():
         if not _split(text):
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
-    if json_file is not None and (json_file.is_dir() or not json_file.name):
+    if json_file is not None and (json_file.exists() != json_file.is_file() or not json_file.name):
         raise OptionError(
-            f"--json: expected a file name, received {str(json_file)!r}; name a file in it"
+            f"--json: expected a file name, received {str(json_file)!r}; name a file in a folder"
         )
     setups = []
     for dtype in _split(dtypes):
@@ -85,6 +90,8 @@ def bench(
         next(iter(pipes.values())).words.encode(caption)
     if json_file is not None:
         open_folder(json_file.parent, "--json")
+        write_whole(json_file.with_name(f"{json_file.name}.trial"), Path.touch)
+        json_file.with_name(f"{json_file.name}.trial").unlink()
     rows = measure(pipes, captions, setups, filters, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
@@ -102,8 +109,11 @@ def bench(
                 "rows": [row.to_dict() for row in rows],
             }
             text = json.dumps(report, indent=1) + "\n"
-            write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
-        _print(rows, card, batch_size)
+        try:
+            if json_file is not None:
+                write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
+        finally:
+            _print(rows, card, batch_size)
     if done < count:
         raise Stopped(f"stopped; measured {done} of {count} captions")
 

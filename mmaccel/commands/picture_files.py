@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from mmaccel.pipelines.pictures import Pictures
 
+_LONGEST = 20  # characters of a word in a file name
+
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """Write under a temporary name in the same folder, then rename.
@@ -48,7 +50,8 @@ def picture_name(seed: int, prompt: str, policy: str, recipe: Mapping[str, Any])
     """
     words = split_words(prompt)
     mark = short_hash({"words": words, **recipe})
-    return "-".join([f"{seed % 2**64:04d}", *words[:3], policy, mark]) + ".png"
+    shown = ["".join(c for c in word if c.isalnum())[:_LONGEST] for word in words[:3]]
+    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, mark]) + ".png"
 
 
 def describe(

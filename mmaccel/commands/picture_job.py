@@ -90,20 +90,21 @@ class Job:
             **{name: getattr(self.filters, name) for name in names},
         }
 
-    @cached_property
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self, rows: int) -> dict[str, Any]:
         """What file names depend on: the settings under one name each, however they were spelt.
 
-        Outside float32 a picture may differ with the batch it is made in.
+        A picture may differ with the number of rows it is made among where the promise is up to
+        rounding: outside float32, and where an acceptance hangs on a probability's last bit.
         """
         spelling = ("model", "policy", "policy_options")
         own = {name: value for name, value in self.settings.items() if name not in spelling}
         own["policy"] = repr(self.policy)
-        return own if self.dtype == EXACT_DTYPE else {**own, "batch_size": self.batch_size}
+        is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
+        return own if is_exact else {**own, "rows": rows}
 
     def sheet_name(self, kind: str) -> str:
         """File name of a sheet: only one of the same pictures is overwritten."""
-        run = {"captions": self.captions, "seed": self.seed % 2**64, **self.recipe}
+        run = {"captions": self.captions, "seed": self.seed % 2**64, **self.recipe(self.batch_size)}
         return f"{kind}-{self.name}-{short_hash(run)}.png"
 
     def write(self, batch: Pictures) -> None:
@@ -111,7 +112,7 @@ class Job:
         for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
             seed = self.seed + batch.first + k
             facts = describe(prompt, seed, self.settings, batch, k)
-            name = picture_name(seed, prompt, self.name, self.recipe)
+            name = picture_name(seed, prompt, self.name, self.recipe(len(batch.prompts)))
             write_png(self.out / name, image, facts)
             self.kept += 1
 

@@ -27,7 +27,7 @@ def bench(tiny_folder: Path, *arguments: str) -> int:
     return main(["bench", CAPTIONS[0], *fixed, "--guidance", "1.0", *arguments])
 
 
-def test_results_are_written_before_the_table(
+def test_results_are_written_although_the_table_is_not_printed(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -37,6 +37,31 @@ def test_results_are_written_before_the_table(
     file = tmp_path / "bench.json"
     assert bench(tiny_folder, "--policies", "jacobi", "--json", str(file)) == 1
     assert [row["policy"] for row in json.loads(file.read_text())["rows"]][1] == "jacobi"
+
+
+def test_the_table_is_printed_although_results_are_not_written(
+    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def fail(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError("disk is full")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    file = tmp_path / "bench.json"
+    assert bench(tiny_folder, "--policies", "jacobi", "--json", str(file)) == 1
+    captured = capsys.readouterr()
+    assert "jacobi 4" in captured.out and "disk is full" in captured.err and not file.exists()
+
+
+def test_a_name_that_cannot_be_written_is_found_before_anything_is_measured(
+    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("mmaccel.commands.measure.measure", None)  # would not be callable
+    assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 1
+    assert "File name too long" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert bench(tiny_folder, "--json", str(tmp_path / "pipe")) == 2
+    assert "--json: expected a file name" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_bench_says_what_is_left_of_a_promise(tiny_folder: Path, tmp_path: Path) -> None:
@@ -60,6 +85,10 @@ def test_bench_refuses_a_policy_that_nothing_is_left_to_measure_of(
 ) -> None:
     assert bench(tiny_folder, "--policies", "jacobi,sjd", "--windows", "adaptive") == 2
     assert "--windows: expected a fixed width for sjd" in capsys.readouterr().err
+    assert bench(tiny_folder, "--policies", "jacobi,nonsense", "--windows", "adaptive") == 2
+    assert "received 'nonsense'" in capsys.readouterr().err
+    assert bench(tiny_folder, "--policies", "autoregressive", "--windows", "adaptive,0") == 2
+    assert "window: expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.commands.picture_files import human_line, picture_name
+from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.samplers.noise import check_seed
 from tests.tiny_model import CAPTIONS
 
@@ -54,13 +55,35 @@ def test_another_configuration_is_another_picture(
     assert not names(tmp_path, copy, CAPTIONS[0]) & first
 
 
-def test_outside_float32_the_batch_counts(tiny_folder: Path, tmp_path: Path) -> None:
-    def run(dtype: str, size: str) -> set[str]:
-        options = ["--dtype", dtype, "--batch-size", size]
+def test_the_batch_counts_where_promises_are_up_to_rounding(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    def run(policy: str, dtype: str, size: str) -> set[str]:
+        options = ["--policy", policy, "--dtype", dtype, "--batch-size", size]
         return names(tmp_path, tiny_folder, CAPTIONS[0], *options)
 
-    assert run("float32", "1") == run("float32", "2")
-    assert not run("bfloat16", "1") & run("bfloat16", "2")
+    assert run("jacobi", "float32", "1") == run("jacobi", "float32", "2")
+    assert not run("jacobi", "bfloat16", "1") & run("jacobi", "bfloat16", "2")
+    assert not run("sjd", "float32", "1") & run("sjd", "float32", "2")
+
+
+def test_the_last_picture_of_a_run_may_be_alone(tiny_folder: Path, tmp_path: Path) -> None:
+    options = ["--policy", "sjd", "--batch-size", "2", "--model", str(tiny_folder)]
+    for count in ("3", "4"):
+        out = ["--count", count, "--out", str(tmp_path)]
+        assert main(["generate", CAPTIONS[0], *options, *out]) == 0
+    assert len(list(tmp_path.glob("0002-*.png"))) == 2 and len(list(tmp_path.glob("0*.png"))) == 5
+
+
+def test_other_weights_are_other_pictures_whatever_file_holds_them(tmp_path: Path) -> None:
+    for file in ("config.json", "tokenizer.json", "words.json"):
+        (tmp_path / file).write_text("{}")
+    found = set()
+    for file in ("model.safetensors", "pytorch_model.bin", "model-00002-of-00002.safetensors"):
+        for content in (b"1", b"2"):
+            (tmp_path / file).write_bytes(content)
+            found.add(content_hash(tmp_path))
+    assert len(found) == 6
 
 
 def test_names_are_short_and_begin_with_the_seed() -> None:
@@ -69,6 +92,8 @@ def test_names_are_short_and_begin_with_the_seed() -> None:
     assert name.startswith("18446744073709551615-triangle-triangle-triangle-jacobi-")
     assert picture_name(-1, "a\n red,circle", "sjd", {})[20:].startswith("-a-red-circle-sjd-")
     assert len(name) < 100
+    odd = picture_name(3, f"a w/circle ?\0{'x' * 300}", "jacobi", {})
+    assert odd.startswith(f"0003-a-wcircle-{'x' * 20}-jacobi-") and len(odd) < 100
 
 
 def test_what_rounds_does_not_call_itself_bitwise(tiny_folder: Path, tmp_path: Path) -> None:

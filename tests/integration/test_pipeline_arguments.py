@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def test_a_call_inside_a_call_is_refused_and_harms_nothing(pipe: TextToImage) ->
     seen: list[str] = []
 
     def nested(_: object) -> None:
-        with pytest.raises(BusyError, match="one run at a time"):
+        with pytest.raises(BusyError, match="one run of a model at a time"):
             pipe(CAPTIONS[0])
         seen.append("refused")
 
@@ -60,6 +62,24 @@ def test_a_run_that_failed_frees_the_pipeline(pipe: TextToImage) -> None:
     assert pipe(CAPTIONS[0]).stats.tokens == N_TOKENS
 
 
+def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
+    other = TextToImage(pipe.model, pipe.tokenizer, pipe.words)
+    with pytest.raises(BusyError):
+        pipe(CAPTIONS[0], on_step=lambda _: other(CAPTIONS[0]))  # type: ignore[arg-type, return-value]
+
+
+def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
+    twin, wanted = copy.deepcopy(pipe), pipe(CAPTIONS, seed=2).tokens
+    seen = []
+
+    def nested(_: object) -> None:
+        if not seen:
+            seen.append(twin(CAPTIONS, seed=2).tokens)
+
+    assert torch.equal(pipe(CAPTIONS, seed=2, on_step=nested).tokens, wanted)
+    assert torch.equal(seen[0], wanted)
+
+
 def test_two_streams_may_take_turns(pipe: TextToImage) -> None:
     streams = [pipe.stream(CAPTIONS, Filters(), seed=s, batch_size=1) for s in (1, 2)]
     turns = [torch.cat([p.tokens for p in side]) for side in zip(*zip(*streams))]
@@ -85,9 +105,21 @@ def test_filters_are_asked_for(pipe: TextToImage) -> None:
         pipe.stream(CAPTIONS, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("returned", [[1], 3, torch.zeros(2), torch.zeros(1, 1)])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1],
+        3,
+        torch.zeros(2).long(),
+        torch.zeros(1, 1).long(),
+        torch.tensor([float("inf")]),
+        torch.tensor([False]),
+    ],
+)
 def test_on_step_may_return_lengths_only(pipe: TextToImage, returned: Any) -> None:
-    with pytest.raises(ShapeError, match=r"on_step: expected None or lengths \[1\] in return"):
+    with pytest.raises(
+        ShapeError, match=r"on_step: expected None or whole lengths \[1\] in return"
+    ):
         pipe(CAPTIONS[0], on_step=lambda _: returned)
 
 
@@ -122,10 +154,17 @@ def test_numbers_no_float_can_hold(pipe: TextToImage, name: str) -> None:
         pipe(CAPTIONS[0], **{name: 10**400})
 
 
-@pytest.mark.parametrize("seed", [True, b"12", "12", [False], [b"1"], None, np.arange(1)])
+def test_numbers_of_any_kind_are_taken(pipe: TextToImage) -> None:
+    half = pipe(CAPTIONS[0], temperature=0.5, top_p=0.5).tokens
+    for number in (Fraction(1, 2), np.float32(0.5), np.float64(0.5)):
+        assert torch.equal(pipe(CAPTIONS[0], temperature=number, top_p=number).tokens, half)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [True, b"12", bytearray(b"1"), "12", [False], [b"1"], [], None, np.ones(1), torch.tensor(True)],
+)
 def test_what_is_no_seed(pipe: TextToImage, seed: Any) -> None:
-    if isinstance(seed, np.ndarray):
-        seed = seed.astype(float)
     with pytest.raises(OptionError, match="seed: expected an integer or one per row"):
         pipe(CAPTIONS[:1], seed=seed)
 
@@ -134,6 +173,8 @@ def test_what_is_no_seed(pipe: TextToImage, seed: Any) -> None:
 def test_seeds_of_other_libraries(pipe: TextToImage, wrap: Any) -> None:
     wanted = pipe(CAPTIONS, seed=[4, 5, 6]).tokens
     assert torch.equal(pipe(CAPTIONS, seed=[wrap(s) for s in (4, 5, 6)]).tokens, wanted)
+    several = np.array([4, 5, 6]) if wrap is np.int64 else torch.tensor([4, 5, 6])
+    assert torch.equal(pipe(CAPTIONS, seed=several).tokens, wanted)
     policy = mmaccel.Jacobi(window=4)
     assert torch.equal(
         pipe(CAPTIONS[0], seed=wrap(9), policy=policy).tokens, pipe(CAPTIONS[0], seed=9).tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -97,8 +98,62 @@ def test_what_raised_once_is_tried_again() -> None:
     assert mmaccel.supports(model)
 
 
-def test_logits_that_are_not_finite_are_left_to_the_decoding() -> None:
+def _masking(model: Any, fill: float) -> Any:
+    """The model with one id masked, as models do that know ids for pictures."""
+
+    def mask(_: Any, __: Any, out: Any) -> None:
+        out.logits[..., 7] = fill
+
+    model.register_forward_hook(mask)
+    return model
+
+
+@pytest.mark.parametrize("fill", [-float("inf"), torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_a_masked_id_hides_nothing(fill: float) -> None:
+    assert "standard deviations off" in mmaccel.supports(_masking(own_mask("gpt_neo"), fill)).reason
+    assert mmaccel.supports(_masking(build_lm("llama"), fill))
+
+
+def test_ids_that_only_windows_mask_are_found() -> None:
     model = build_lm("llama")
+
+    def mask(_: Any, __: Any, options: Any, out: Any) -> None:
+        if options.get("use_cache"):
+            out.logits[..., 7] = -1e9
+
+    model.register_forward_hook(mask, with_kwargs=True)
+    assert "inf standard deviations off" in mmaccel.supports(model).reason
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.0])
+def test_where_nothing_can_be_compared_the_next_trial_decides(value: float) -> None:
+    model = own_mask("gpt_neo")
+    good = copy.deepcopy(model.state_dict())
     with torch.no_grad():
-        model.lm_head.weight[5] = float("nan")
-    check_by_trial(model)
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    assert mmaccel.supports(model)  # decoding finds NaN and says so
+    model.load_state_dict(good)
+    assert not mmaccel.supports(model)
+
+
+def test_odd_models_are_tried_all_the_same() -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, ids: Any) -> Any:
+            return self.inner(ids)
+
+    model = build_lm("llama")
+    model.set_input_embeddings(Wrapped(model.get_input_embeddings()))
+    assert mmaccel.supports(model)
+    assert mmaccel.supports(build_lm("llama", max_position_embeddings=8))
+    with torch.device("meta"):
+        assert mmaccel.supports(model) and mmaccel.supports(build_lm_on_the_cpu())
+
+
+def build_lm_on_the_cpu() -> Any:
+    with torch.device("cpu"):
+        return build_lm("qwen2")
