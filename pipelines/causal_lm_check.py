@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -10,24 +12,25 @@ from torch import nn
 from mmaccel.errors import UnsupportedModelError
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 _VIEWING = ("gpt_neox_japanese",)  # attention of these takes no keys that are views
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
 
 
-def check_causal_lm(model: Any) -> int:
-    """Refuse whatever is no decoder-only language model with full attention in every layer.
+def check_causal_lm(model: Any) -> list[int | None]:
+    """Refuse whatever is no decoder-only language model with ordinary attention in every layer.
 
     Args:
         model: a transformers model.
 
     Returns:
-        Number of attention layers.
+        For every attention layer its sliding window in positions, None where it has none.
 
     Raises:
         UnsupportedModelError: with what is in the way.
     """
-    expected = "a transformers causal LM with full attention in every layer"
+    expected = "a transformers causal LM with ordinary attention in every layer"
     if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}; "
@@ -39,7 +42,7 @@ def check_causal_lm(model: Any) -> int:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
         )
-    return len(_layers(model))
+    return _windows(model)
 
 
 def text_config(model: Any) -> Any:
@@ -79,11 +82,16 @@ def _find_obstacle(model: Any) -> tuple[str, str] | None:
     lacking = [name for name in _NEEDED if name not in parameters]
     if lacking:
         return f"whose forward takes no {' nor '.join(lacking)}", other
-    kinds = sorted({type(layer).__name__ for layer in _layers(model)})
-    if kinds != ["DynamicLayer"] or getattr(model, "_is_stateful", False):
-        return f"whose cache has layers of other kinds ({', '.join(kinds)})", (
-            "turn sliding windows off in its configuration, or use a model without recurrent layers"
+    others = sorted({type(layer).__name__ for layer in _layers(model)} - _LAYERS)
+    if others or getattr(model, "_is_stateful", False):
+        return (
+            f"whose cache has layers of other kinds ({', '.join(others) or 'recurrent ones'})",
+            "use a model without recurrent, chunked or shared layers",
         )
+    if getattr(config, "attention_chunk_size", None) is not None:
+        return "whose attention is chunked", other
+    if len(set(_windows(model))) > 1 and not _takes_masks_by_kind(type(model.base_model)):
+        return "whose layers see different positions, but whose forward takes one mask", other
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         return f"whose rotary positions change with the length ({rope['rope_type']})", other
@@ -107,6 +115,23 @@ def _layers(model: Any) -> list[Any]:
     from transformers.cache_utils import DynamicCache
 
     return DynamicCache(config=text_config(model)).layers
+
+
+def _windows(model: Any) -> list[int | None]:
+    """Sliding window of every layer, None where it sees everything."""
+    return [getattr(layer, "sliding_window", None) for layer in _layers(model)]
+
+
+@cache
+def _takes_masks_by_kind(decoder: Hashable) -> bool:
+    """Whether a decoder takes a dictionary of masks, one per kind of layer.
+
+    Nothing in a signature says so; all of transformers' that do ask for it in these words.
+    """
+    try:
+        return "attention_mask, dict)" in inspect.getsource(decoder.forward)  # type: ignore[attr-defined]
+    except (OSError, TypeError):  # no source at hand
+        return False
 
 
 def _has_two_sided_attention(model: nn.Module) -> bool:

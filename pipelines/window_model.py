@@ -1,8 +1,8 @@
 """A Hugging Face causal LM as a `TokenModel`: windows of tokens, each row at its own positions.
 
-Any decoder-only model of transformers whose layers all use ordinary full attention will do. The
-model is called as it is, with explicit positions, a prepared 4-D mask and the cache of
-`mmaccel.pipelines.window_cache`.
+Any decoder-only model of transformers will do whose layers use ordinary attention, full or with a
+sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and the
+cache of `mmaccel.pipelines.window_cache`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CausalLMWindow:
             default 64 on a CPU, where the length is known without waiting, and None elsewhere.
 
     Raises:
-        UnsupportedModelError: no causal LM, or one whose layers do not all use full attention.
+        UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
         OptionError: vocab_size outside 1..the head's, or stride < 1.
     """
 
@@ -43,7 +43,7 @@ class CausalLMWindow:
         vocab_size: int | None = None,
         stride: int | Literal["auto"] | None = "auto",
     ) -> None:
-        self._n_layers = check_causal_lm(model)
+        self._windows = check_causal_lm(model)
         self.model = model
         head = model.get_output_embeddings()
         full = int(head.weight.shape[0])
@@ -105,12 +105,13 @@ class CausalLMWindow:
             )
         self._positions = positions
         self._placement = Placement(rows, positions + 1)
-        self._cache = make_cache(self._n_layers, self._placement)
+        self._cache = make_cache(len(self._windows), self._placement)
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """One pass; see `mmaccel.contracts.TokenModel.forward`.
 
-        Cost: one pass, no host synchronisation on an accelerator; one mask of `[R, 1, W, span]`.
+        Cost: one pass, no host synchronisation on an accelerator; one mask of `[R, 1, W, span]`,
+        two for a model that slides in some layers. Such layers keep all positions.
 
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
@@ -139,18 +140,36 @@ class CausalLMWindow:
         width = tokens.shape[1]
         positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
         place.aim(positions, self._span(start, width))
-        keys = torch.arange(place.span, device=start.device)
-        hidden = keys[None, None, None] > positions[:, None, :, None]  # [R, 1, W, span]
-        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=start.device)
         return self._run(
             input_ids=tokens,
-            attention_mask=mask.masked_fill_(hidden, float("-inf")),
+            attention_mask=self._masks(positions, place.span),
             position_ids=positions.clamp(max=self._positions - 1),
             past_key_values=self._cache,
             use_cache=True,
             return_dict=True,
             **options,
         )
+
+    def _masks(self, positions: Tensor, span: int) -> Tensor | dict[str, Tensor]:
+        """Masks of a pass at `positions` `[R, W]`: one for all layers, or one per kind."""
+        kinds = set(self._windows)
+        masks = {
+            "full_attention" if window is None else "sliding_attention": self._mask(
+                positions, span, window
+            )
+            for window in kinds
+        }
+        return masks if len(kinds) > 1 else next(iter(masks.values()))
+
+    def _mask(self, positions: Tensor, span: int, window: int | None) -> Tensor:
+        """`[R, 1, W, span]` in the model's dtype: 0 where a key is seen, -inf elsewhere."""
+        keys = torch.arange(span, device=positions.device)[None, None, None]
+        own = positions[:, None, :, None]
+        hidden = keys > own  # [R, 1, W, span]
+        if window is not None:
+            hidden |= keys <= own - window
+        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=positions.device)
+        return mask.masked_fill_(hidden, float("-inf"))
 
     def _span(self, start: Tensor, width: int) -> int:
         """How many positions the model has to look at."""

@@ -16,6 +16,10 @@ _BASE: dict[str, Any] = dict(
     num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=96,
     initializer_range=0.25, bos_token_id=1, eos_token_id=EOS, pad_token_id=PAD,
 )  # fmt: skip
+_TURNS = ["sliding_attention", "full_attention"]
+_SLIDING: dict[str, Any] = dict(
+    sliding_window=5, head_dim=8, query_pre_attn_scalar=8, layer_types=_TURNS
+)
 _GPT2: dict[str, Any] = dict(
     vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=96, initializer_range=0.25,
     bos_token_id=1, eos_token_id=EOS, pad_token_id=PAD,
@@ -32,10 +36,15 @@ def build_lm(name: str, **changes: Any) -> Any:
         "qwen2": ("Qwen2", _BASE | {"num_key_value_heads": 2}),
         "gemma": ("Gemma", _BASE | {"num_key_value_heads": 1, "head_dim": 8}),
         "cohere": ("Cohere", _BASE | {"logit_scale": 0.5}),
-        "mistral": ("Mistral", _BASE),
+        "mistral": ("Mistral", _BASE | {"sliding_window": 5}),
+        "gemma3": ("Gemma3", _BASE | _SLIDING),
+        "olmo3": ("Olmo3", _BASE | {"sliding_window": 5, "layer_types": _TURNS}),
+        "qwen3": ("Qwen3", _BASE | {"head_dim": 8}),
+        "lfm2": ("Lfm2", _BASE | {"layer_types": ["conv", "full_attention"]}),  # recurrent
         "gpt2": ("GPT2", _GPT2),
     }[name]
-    config = getattr(transformers, f"{kind}Config")(**(arguments | changes))
+    config_kind = "Gemma3Text" if kind == "Gemma3" else kind
+    config = getattr(transformers, f"{config_kind}Config")(**(arguments | changes))
     head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     torch.manual_seed(7)
     return getattr(transformers, head)(config).eval()

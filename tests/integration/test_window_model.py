@@ -20,7 +20,7 @@ from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
 from tests.recorder import Recorder
 from tests.tiny_lms import VOCAB, build_lm
 
-MODELS = ["llama", "qwen2", "gemma", "gpt2", "cohere"]
+MODELS = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt2", "cohere"]
 LENGTH, PROMPTS = 26, [5, 3, 1]
 
 
@@ -185,15 +185,17 @@ def _unsuitable() -> dict[str, Any]:
 
     small = dict(hidden_size=16, num_hidden_layers=2, vocab_size=VOCAB, num_attention_heads=2)
     t5 = dict(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=VOCAB)
-    gemma = dict(head_dim=8, intermediate_size=16, num_key_value_heads=1)
     flex = build_lm("llama")
     flex.config._attn_implementation = "flex_attention"
+    chunked = build_lm("llama", attention_chunk_size=4)
+    one_mask = build_lm(
+        "llama", sliding_window=5, layer_types=["sliding_attention", "full_attention"]
+    )
     stretched = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     return {
-        "other kinds .*Sliding": build_lm("mistral"),
-        "other kinds .*DynamicLayer, .*Sliding": hf.Gemma2ForCausalLM(
-            hf.Gemma2Config(**small, **gemma)
-        ),
+        "other kinds .*LinearAttention": build_lm("lfm2"),
+        "attention is chunked": chunked,
+        "whose forward takes one mask": one_mask,
         "takes no position_ids": hf.MambaForCausalLM(
             hf.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCAB)
         ),
@@ -207,11 +209,10 @@ def _unsuitable() -> dict[str, Any]:
     }
 
 
-def test_what_is_no_full_attention_causal_lm_is_refused() -> None:
+def test_what_is_no_causal_lm_with_ordinary_attention_is_refused() -> None:
     for reason, model in _unsuitable().items():
         with pytest.raises(UnsupportedModelError, match=f"model: expected .*{reason}.*; "):
             CausalLMWindow(model)
-    CausalLMWindow(build_lm("mistral", sliding_window=None))
 
 
 def test_bad_arguments_are_refused() -> None:
