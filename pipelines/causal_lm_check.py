@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
@@ -90,7 +89,8 @@ def _find_obstacle(model: Any) -> tuple[str, str] | None:
         )
     if getattr(config, "attention_chunk_size", None) is not None:
         return "whose attention is chunked", other
-    if len(set(_windows(model))) > 1 and not _takes_masks_by_kind(type(model.base_model)):
+    decoder: Any = type(model.base_model)
+    if len(set(_windows(model))) > 1 and not _takes_masks_by_kind(decoder):
         return "whose layers see different positions, but whose forward takes one mask", other
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
@@ -123,7 +123,7 @@ def _windows(model: Any) -> list[int | None]:
 
 
 @cache
-def _takes_masks_by_kind(decoder: Hashable) -> bool:
+def _takes_masks_by_kind(decoder: Any) -> bool:
     """Whether a decoder takes a dictionary of masks, one per kind of layer.
 
     Nothing in a signature says so; all of transformers' that do ask for it in these words.
