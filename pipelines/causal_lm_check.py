@@ -129,7 +129,7 @@ def _takes_masks_by_kind(decoder: Any) -> bool:
     Nothing in a signature says so; all of transformers' that do ask for it in these words.
     """
     try:
-        return "attention_mask, dict)" in inspect.getsource(decoder.forward)  # type: ignore[attr-defined]
+        return "attention_mask, dict)" in inspect.getsource(decoder.forward)
     except (OSError, TypeError):  # no source at hand
         return False
 
