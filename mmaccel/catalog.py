@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 from mmaccel.errors import OptionError
@@ -66,6 +67,13 @@ POLICIES: dict[str, Entry] = {
         "grouped speculative decoding: other pictures, says what it spends",
     ),
 }
+
+FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
+    "glm_image": "mmaccel.pipelines.glm_image:GlmImage",
+    "imagegpt": "mmaccel.pipelines.imagegpt:ImageGPT",
+}
+_ANY_FAMILY = "mmaccel.pipelines.causal_lm:CausalLM"
+_ENTRY_POINTS = "mmaccel.families"
 
 MODELS: dict[str, DemoModel] = {
     "scenes": DemoModel(
@@ -133,6 +141,18 @@ def make_policy(name: str, **options: Any) -> Any:
                 f"received {option!r}; leave it out or choose another policy"
             )
     return policy(**entry.preset, **options)
+
+
+def find_family(model_type: str | None) -> str:
+    """ "module:Class" of the family a transformers model belongs to.
+
+    Another package adds one as an entry point of the group `mmaccel.families`, named like the
+    `model_type` of its configuration; it goes before ours.
+    """
+    for found in entry_points(group=_ENTRY_POINTS):
+        if found.name == model_type:
+            return found.value
+    return FAMILIES.get(model_type or "", _ANY_FAMILY)
 
 
 def find_demo(name: str) -> DemoModel:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import make_policy
+from mmaccel.catalog import find_family, load, make_policy
 from mmaccel.contracts import Policy, check_policy
 from mmaccel.errors import AttachError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm import FAMILY, CausalLM, check_generator
+from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
@@ -38,7 +39,7 @@ class Support:
 class Handle:
     """An attached policy; leaving the `with` block, or `detach()`, gives the model back."""
 
-    def __init__(self, target: Any, service: CausalLM, injection: Injection) -> None:
+    def __init__(self, target: Any, service: GenerateService, injection: Injection) -> None:
         self._target, self._service, self._injection = target, service, injection
 
     @property
@@ -124,7 +125,7 @@ def attach(
     support = supports(model)  # tried now, so that the first generate pays for nothing else
     if strict and not support:
         raise UnsupportedModelError(support.reason)
-    service = CausalLM(chosen, own_seed, strict)
+    service = GenerateService(chosen, _family_of(model), own_seed, strict)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)
@@ -135,11 +136,19 @@ def supports(target: Any) -> Support:
 
     Nothing is changed; at the first call for a model a few made-up tokens are run through it.
     """
+    model = _unwrap(target)
+    family = _family_of(model)
     try:
-        check_generator(_unwrap(target))
+        family.check(model)
     except UnsupportedModelError as error:
         return Support(False, None, str(error))
-    return Support(True, FAMILY, "")
+    return Support(True, family.name, "")
+
+
+def _family_of(model: Any) -> CausalLM:
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    family: CausalLM = load(find_family(kind))()
+    return family
 
 
 def _choose_policy(policy: Any) -> Policy:

@@ -22,13 +22,18 @@ _SERVED = {
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def find_obstacles(call: GenerateCall) -> list[str]:
-    """Why the call cannot be served; empty if it can."""
-    found = list(_find_in_arguments(call)) or list(_find_in_prompt(call))
+def find_obstacles(call: GenerateCall, served: frozenset[str] = frozenset()) -> list[str]:
+    """Why the call cannot be served; empty if it can.
+
+    Args:
+        call: the call.
+        served: arguments meant for the model that its family heeds, beside the usual ones.
+    """
+    found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call))
     return list(dict.fromkeys([*found, *_find_in_lists(call)]))
 
 
-def _find_in_arguments(call: GenerateCall) -> Iterator[str]:
+def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[str]:
     config, others = call.config, call.others
     if call.synced_gpus:
         yield "synced_gpus"
@@ -36,9 +41,10 @@ def _find_in_arguments(call: GenerateCall) -> Iterator[str]:
         yield "a model that drafts for another one"
     if config.return_dict_in_generate:
         yield from (name for name in _RECORDS if getattr(config, name, False))
-    yield from sorted(
-        name for name, value in others.items() if value is not None and name not in _SERVED
-    )
+    given = {name for name, value in others.items() if value is not None}
+    if not others.get("mm_encoder_outputs"):  # no pictures in the prompt
+        given.discard("mm_encoder_outputs")
+    yield from sorted(given - _SERVED - served)
     cache = others.get("past_key_values")
     if cache is not None:
         if type(cache).__name__ not in ("DynamicCache", "StaticCache") or cache.offloading:

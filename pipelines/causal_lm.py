@@ -1,196 +1,64 @@
-"""The family of causal LMs: `generate` of any decoder-only transformers model, decoded by a policy.
+"""The family of causal LMs: any decoder-only transformers model, as `generate` runs it.
 
-`generate` looks its loops up on the model's class. The policy takes the place of `_sample`; the
-other loops (beams, assistants) are only watched, so that what they do stands in the statistics.
+Other families are children of `CausalLM` that change what is different about their models; each is
+one file and one line in `mmaccel.catalog.FAMILIES`, or an entry point of another package.
 """
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from mmaccel.contracts import Policy
-from mmaccel.errors import AttachError, UnsupportedModelError
-from mmaccel.pipelines.call_obstacles import find_obstacles
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random
-from mmaccel.pipelines.generate_call import GenerateCall, hand_over
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.inject import original
-from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
-from mmaccel.pipelines.original_run import run_original
-from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.window_trial import check_by_trial
-from mmaccel.results import Progress, Stats
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise
 
-FAMILY = "causal_lm"
-_WATCHED = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
 _OWN = ("_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 
 
-def check_generator(model: Any) -> None:
-    """Refuse a model whose `generate` no policy can serve.
-
-    Raises:
-        UnsupportedModelError: with what is in the way.
-    """
-    from transformers import GenerationMixin
-
-    check_causal_lm(model)
-    for name in _OWN:
-        own: Any = original(model, name)
-        if own.__func__ is not getattr(GenerationMixin, name):
-            raise UnsupportedModelError(
-                f"model: expected transformers' own {name}, received a {type(model).__name__} "
-                "with another; its generate cannot be served"
-            )
-    if not is_random(model) and not drops_cache(model):  # else nothing can be compared, nor served
-        check_by_trial(model)
-
-
-@dataclass
 class CausalLM:
-    """Serves the `generate` calls of one model.
-
-    Args:
-        policy: how to decode.
-        seed: one for all rows, one per row, or None to draw one from torch's global generator at
-            every call.
-        strict: raise instead of running the original.
+    """How a kind of model is decoded in windows.
 
     Attributes:
-        history: statistics of all calls, the last one at the end.
+        name: of the family.
+        served: arguments meant for the model's forward that `open` heeds, beside the usual ones.
+        known: methods of `GenerationMixin` that models of this family may have of their own.
     """
 
-    policy: Policy
-    seed: int | Sequence[int] | None = None
-    strict: bool = False
-    history: list[Stats] = field(default_factory=list)
-    _warned: set[str] = field(default_factory=set)
+    name: ClassVar[str] = "causal_lm"
+    served: ClassVar[frozenset[str]] = frozenset()
+    known: ClassVar[frozenset[str]] = frozenset()
 
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """What to put in the place of the model's own methods."""
+    def check(self, model: Any) -> None:
+        """Refuse a model whose `generate` no policy can serve.
 
-        def sample(
-            model: Any,
-            input_ids: Tensor,
-            logits_processor: Any,
-            stopping_criteria: Any,
-            generation_config: Any,
-            synced_gpus: bool = False,
-            streamer: Any = None,
-            **others: Any,
-        ) -> Any:
-            call = GenerateCall(
-                model, input_ids, logits_processor, stopping_criteria, generation_config,
-                synced_gpus, streamer, others,
-            )  # fmt: skip
-            try:
-                check_generator(model)
-            except UnsupportedModelError as error:
-                if self.strict:
-                    raise
-                reasons = [str(error)]
-            else:
-                reasons = find_obstacles(call)
-            if not reasons:
-                return self._decode(call)
-            return self._fall_back(
-                model, "_sample", reasons, input_ids, logits_processor, stopping_criteria,
-                generation_config, synced_gpus=synced_gpus, streamer=streamer, **others,
-            )  # fmt: skip
+        Raises:
+            UnsupportedModelError: with what is in the way.
+        """
+        from transformers import GenerationMixin
 
-        def watch(name: str, words: str) -> Callable[..., Any]:
-            return lambda model, *args, **options: self._fall_back(
-                model, name, [words], *args, **options
-            )
+        check_causal_lm(model)
+        for name in _OWN:
+            own: Any = original(model, name)
+            if own.__func__ is not getattr(GenerationMixin, name) and name not in self.known:
+                raise UnsupportedModelError(
+                    f"model: expected transformers' own {name}, received a {type(model).__name__} "
+                    "with another; its generate cannot be served"
+                )
+        if not is_random(model) and not drops_cache(model):  # else nothing is served, nor compared
+            check_by_trial(model, self.wrap(model))
 
-        def generate(model: Any, *args: Any, **options: Any) -> Any:
-            noted, own = len(self.history), options.get("custom_generate")
-            if own is not None and self.strict:
-                self._refuse("custom_generate, a decoding loop of the caller's own")
-            began = time.perf_counter()
-            out = original(model, "generate")(*args, **options)
-            if len(self.history) == noted:  # no loop that is replaced or watched was reached
-                reason = "a decoding loop that is not transformers' own"
-                self._warn(reason, stacklevel=3)
-                seconds = time.perf_counter() - began
-                self.history.append(Stats(repr(self.policy), fallbacks=[reason], seconds=seconds))
-            return out
+    def wrap(self, model: Any) -> CausalLMWindow:
+        """The model in windows, for a prompt of text alone."""
+        return CausalLMWindow(model)
 
-        return {"_sample": sample, "generate": generate} | {
-            name: watch(name, words) for name, words in _WATCHED.items()
-        }
+    def open(self, call: GenerateCall) -> CausalLMWindow:
+        """The model in windows, for one call."""
+        return self.wrap(call.model)
 
-    def _decode(self, call: GenerateCall) -> Any:
-        """Run the policy and hand its tokens over as `_sample` would."""
-        prompt, length = call.prompt(), call.length
-        assert length is not None  # else an obstacle
-        kinds = call.kinds()
-        chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
-        temperature = 1.0 if call.config.do_sample else 0.0
-        filters = Filters(temperature=temperature, processor=chain)
-        if call.guidance is not None:
-            scale = float(call.guidance.guidance_scale)
-            filters = LogGuidance(scale, temperature=temperature, processor=chain)
-        feed = None
-        if call.needs_feed:
-            feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)
-
-        def on_step(progress: Progress) -> Tensor | None:
-            ends = feed(progress) if feed is not None else None
-            if chain is not None:
-                made = progress.lengths
-                chain.check(progress.previous, made if ends is None else made.minimum(ends))
-            return ends
-
-        made = self.policy.sample(
-            CausalLMWindow(call.model),
-            prompt,
-            length,
-            filters=filters,
-            noise=Noise.from_seed(self._choose_seed(call), prompt.batch, prompt.tokens.device),
-            on_step=on_step if feed is not None or chain is not None else None,
-        )
-        self.history.append(made.stats)
-        if call.streamer is not None:
-            call.streamer.end()
-        return hand_over(call, made)
-
-    def _choose_seed(self, call: GenerateCall) -> int | Sequence[int]:
-        if self.seed is not None:
-            return self.seed
-        if not call.config.do_sample:  # greedy: leave torch's generator alone
-            return 0
-        return int(torch.randint(2**63 - 1, ()))
-
-    def _fall_back(
-        self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any
-    ) -> Any:
-        """Run the original method, warn once and note why."""
-        text = "; ".join(reasons)
-        if self.strict:
-            self._refuse(text)
-        self._warn(text, stacklevel=7)  # generate's caller
-        out, stats = run_original(model, name, args, options, self.seed)
-        stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
-        self.history.append(stats)
-        return out
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise AttachError(
-            f"generate: expected a call that {type(self.policy).__name__} can serve, received "
-            f"{reason}; leave that out, or attach with strict=False to run it without the policy"
-        )
-
-    def _warn(self, reason: str, stacklevel: int) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=stacklevel)
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """What in a call only the original can serve, beside what stands in every family's way."""
+        yield from ()

@@ -123,6 +123,6 @@ def load_folder(
             f"model: expected a vocabulary of {words.vocab_size} ids (picture tokens, special ids "
             f"and words), received {model.config.vocab_size}; the files do not belong together"
         )
-    check_by_trial(model.to(device).eval())
+    check_by_trial(model.to(device).eval(), CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
     return window, tokenizer, words

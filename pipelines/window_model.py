@@ -143,7 +143,7 @@ class CausalLMWindow:
         return self._run(
             input_ids=tokens,
             attention_mask=self._masks(positions, place.span),
-            position_ids=positions.clamp(max=self._positions - 1),
+            position_ids=self.position_ids(positions),
             past_key_values=self._cache,
             use_cache=True,
             return_dict=True,
@@ -171,6 +171,10 @@ class CausalLMWindow:
         mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=positions.device)
         return mask.masked_fill_(hidden, float("-inf"))
 
+    def position_ids(self, positions: Tensor) -> Tensor:
+        """What the model is told of cache positions `[R, W]` int64; surplus ones stay inside."""
+        return positions.clamp(max=self._positions - 1)
+
     def _span(self, start: Tensor, width: int) -> int:
         """How many positions the model has to look at."""
         assert self._placement is not None
@@ -183,10 +187,17 @@ class CausalLMWindow:
         return -(-reach // stride) * stride
 
     def _run(self, **inputs: Any) -> Any:
-        if not self._narrow:
+        swapped = self.swapped()
+        if not swapped:
             return self.model(**inputs)
+        return functional_call(self.model, swapped, (), inputs, tie_weights=False)
+
+    def swapped(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the model that a pass sees in another form, by full name."""
+        if not self._narrow:
+            return {}
         head = self.model.get_submodule(self._head)
         swapped = {f"{self._head}.weight": head.weight[: self.vocab_size]}
         if head.bias is not None:
             swapped[f"{self._head}.bias"] = head.bias[: self.vocab_size]
-        return functional_call(self.model, swapped, (), inputs, tie_weights=False)
+        return swapped

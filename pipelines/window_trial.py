@@ -24,13 +24,14 @@ _MASKED = 1e3  # below a position's largest logit: such entries say nothing abou
 _passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention implementation
 
 
-def check_by_trial(model: Any) -> None:
+def check_by_trial(model: Any, window: CausalLMWindow) -> None:
     """Refuse a model whose windows do not give what the model itself gives.
 
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
 
     Args:
         model: one that `check_causal_lm` accepts, in evaluation mode.
+        window: around it.
 
     Raises:
         UnsupportedModelError: with what was seen.
@@ -43,7 +44,7 @@ def check_by_trial(model: Any) -> None:
     if model.device.type == "meta":
         _refuse(model, "no weights (the model is on the meta device)")
     try:
-        worst = _largest_difference(model)
+        worst = _largest_difference(model, window)
     except Exception as error:  # whatever it is, generate is left to the original
         _refuse(model, f"a {type(error).__name__} ({' '.join(str(error).split())[:80]})")
     if worst is None:
@@ -61,19 +62,20 @@ def _refuse(model: Any, received: str) -> NoReturn:
 
 
 @torch.no_grad()
-def _largest_difference(model: Any) -> float | None:
+def _largest_difference(model: Any, window: CausalLMWindow) -> float | None:
     """Of any pass, in standard deviations of the model's own logits; None if there is no saying."""
-    window = CausalLMWindow(model)
     if window.max_positions is not None and window.max_positions < _LENGTH:
         return None
     table = getattr(model.get_input_embeddings(), "weight", None)
     n_ids = window.vocab_size if table is None else min(window.vocab_size, table.shape[0])
     spread = torch.Generator().manual_seed(0)
     ids = torch.randint(n_ids, (2, _LENGTH), generator=spread, device="cpu").to(model.device)
+    window.reserve(2, _LENGTH)
+    line = torch.arange(_LENGTH, device=ids.device).expand_as(ids)
     own = model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        position_ids=torch.arange(_LENGTH, device=ids.device).expand_as(ids),
+        position_ids=window.position_ids(line),
         use_cache=False,
         return_dict=True,
     ).logits.float()  # [2, L, V]
@@ -85,7 +87,6 @@ def _largest_difference(model: Any) -> float | None:
 def _differences(window: CausalLMWindow, ids: Tensor, own: Tensor) -> list[float]:
     """Mean difference of every pass's logits from `own` `[2, L, V]`, in its standard deviations."""
     scale = own[_is_possible(own)].std()
-    window.reserve(*ids.shape)
     found = []
     for places, width in _PASSES:
         start = torch.tensor(places, device=ids.device)

@@ -1,0 +1,176 @@
+"""The service of `generate`: calls of a transformers model, decoded by a policy.
+
+`generate` looks its loops up on the model's class. The policy takes the place of `_sample`; the
+other loops (beams, assistants) are only watched, so that what they do stands in the statistics.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Policy
+from mmaccel.errors import AttachError, UnsupportedModelError
+from mmaccel.pipelines.call_obstacles import find_obstacles
+from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.generate_call import GenerateCall, hand_over
+from mmaccel.pipelines.inject import original
+from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
+from mmaccel.pipelines.original_run import run_original
+from mmaccel.pipelines.token_feed import TokenFeed
+from mmaccel.results import Progress, Stats
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+_WATCHED = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
+
+
+@dataclass
+class GenerateService:
+    """Serves the `generate` calls of one model.
+
+    Args:
+        policy: how to decode.
+        family: what the model is.
+        seed: one for all rows, one per row, or None to draw one from torch's global generator at
+            every call.
+        strict: raise instead of running the original.
+
+    Attributes:
+        history: statistics of all calls, the last one at the end.
+    """
+
+    policy: Policy
+    family: CausalLM
+    seed: int | Sequence[int] | None = None
+    strict: bool = False
+    history: list[Stats] = field(default_factory=list)
+    _warned: set[str] = field(default_factory=set)
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What to put in the place of the model's own methods."""
+
+        def sample(
+            model: Any,
+            input_ids: Tensor,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: Any,
+            synced_gpus: bool = False,
+            streamer: Any = None,
+            **others: Any,
+        ) -> Any:
+            call = GenerateCall(
+                model, input_ids, logits_processor, stopping_criteria, generation_config,
+                synced_gpus, streamer, others,
+            )  # fmt: skip
+            try:
+                self.family.check(model)
+            except UnsupportedModelError as error:
+                if self.strict:
+                    raise
+                reasons = [str(error)]
+            else:
+                reasons = find_obstacles(call, self.family.served) + list(
+                    self.family.obstacles(call)
+                )
+            if not reasons:
+                return self._decode(call)
+            return self._fall_back(
+                model, "_sample", reasons, input_ids, logits_processor, stopping_criteria,
+                generation_config, synced_gpus=synced_gpus, streamer=streamer, **others,
+            )  # fmt: skip
+
+        def watch(name: str, words: str) -> Callable[..., Any]:
+            return lambda model, *args, **options: self._fall_back(
+                model, name, [words], *args, **options
+            )
+
+        def generate(model: Any, *args: Any, **options: Any) -> Any:
+            noted, own = len(self.history), options.get("custom_generate")
+            if own is not None and self.strict:
+                self._refuse("custom_generate, a decoding loop of the caller's own")
+            began = time.perf_counter()
+            out = original(model, "generate")(*args, **options)
+            if len(self.history) == noted:  # no loop that is replaced or watched was reached
+                reason = "a decoding loop that is not transformers' own"
+                self._warn(reason, stacklevel=3)
+                seconds = time.perf_counter() - began
+                self.history.append(Stats(repr(self.policy), fallbacks=[reason], seconds=seconds))
+            return out
+
+        return {"_sample": sample, "generate": generate} | {
+            name: watch(name, words) for name, words in _WATCHED.items()
+        }
+
+    def _decode(self, call: GenerateCall) -> Any:
+        """Run the policy and hand its tokens over as `_sample` would."""
+        prompt, length = call.prompt(), call.length
+        assert length is not None  # else an obstacle
+        kinds = call.kinds()
+        chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
+        temperature = 1.0 if call.config.do_sample else 0.0
+        filters = Filters(temperature=temperature, processor=chain)
+        if call.guidance is not None:
+            scale = float(call.guidance.guidance_scale)
+            filters = LogGuidance(scale, temperature=temperature, processor=chain)
+        feed = None
+        if call.needs_feed:
+            feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)
+
+        def on_step(progress: Progress) -> Tensor | None:
+            ends = feed(progress) if feed is not None else None
+            if chain is not None:
+                made = progress.lengths
+                chain.check(progress.previous, made if ends is None else made.minimum(ends))
+            return ends
+
+        made = self.policy.sample(
+            self.family.open(call),
+            prompt,
+            length,
+            filters=filters,
+            noise=Noise.from_seed(self._choose_seed(call), prompt.batch, prompt.tokens.device),
+            on_step=on_step if feed is not None or chain is not None else None,
+        )
+        self.history.append(made.stats)
+        if call.streamer is not None:
+            call.streamer.end()
+        return hand_over(call, made)
+
+    def _choose_seed(self, call: GenerateCall) -> int | Sequence[int]:
+        if self.seed is not None:
+            return self.seed
+        if not call.config.do_sample:  # greedy: leave torch's generator alone
+            return 0
+        return int(torch.randint(2**63 - 1, ()))
+
+    def _fall_back(
+        self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any
+    ) -> Any:
+        """Run the original method, warn once and note why."""
+        text = "; ".join(reasons)
+        if self.strict:
+            self._refuse(text)
+        self._warn(text, stacklevel=7)  # generate's caller
+        out, stats = run_original(model, name, args, options, self.seed)
+        stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
+        self.history.append(stats)
+        return out
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise AttachError(
+            f"generate: expected a call that {type(self.policy).__name__} can serve, received "
+            f"{reason}; leave that out, or attach with strict=False to run it without the policy"
+        )
+
+    def _warn(self, reason: str, stacklevel: int) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=stacklevel)

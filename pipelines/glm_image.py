@@ -1,0 +1,82 @@
+"""GLM-Image: a small preview grid, then the large one, at positions of three axes.
+
+Model: `GlmImageForConditionalGeneration` of transformers, the first stage of diffusers'
+`GlmImagePipeline`. The positions (time, row, column) of the picture's tokens are no function of the
+cache's length alone: the model computes them from the prompt and the grids when a call begins, and
+keeps them. Here each call has a table of its own, so that rows may stand at different places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.window_model import CausalLMWindow
+
+_KEPT = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")  # of the model, per call
+
+
+class GlmImage(CausalLM):
+    """`GlmImageForConditionalGeneration`; text to image."""
+
+    name: ClassVar[str] = "glm_image"
+    served: ClassVar[frozenset[str]] = frozenset({"image_grid_thw", "images_per_sample"})
+    known: ClassVar[frozenset[str]] = frozenset({"prepare_inputs_for_generation"})
+
+    def wrap(self, model: Any) -> CausalLMWindow:
+        """The model in windows, all positions those of text."""
+        return _ThreeAxes(model)
+
+    def open(self, call: GenerateCall) -> CausalLMWindow:
+        """The model in windows, at the positions of the call's grids."""
+        return _ThreeAxes(call.model, _position_table(call))
+
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """What only the original can serve."""
+        if call.others.get("image_grid_thw") is None:
+            yield "a call without image_grid_thw"
+        if call.guidance is not None:
+            yield "guidance for a model whose positions depend on the prompt"
+
+
+class _ThreeAxes(CausalLMWindow):
+    def __init__(self, model: Any, table: Tensor | None = None) -> None:
+        super().__init__(model)
+        self._table = table  # [R, 3, P]
+
+    def position_ids(self, positions: Tensor) -> Tensor:
+        """Positions `[R, W]` in the cache to `[3, R, W]`; behind the last grid, the last one's."""
+        if self._table is None:
+            return super().position_ids(positions).expand(3, -1, -1)
+        index = positions.clamp(max=self._table.shape[-1] - 1)[:, None].expand(-1, 3, -1)
+        return self._table.gather(2, index).transpose(0, 1)
+
+
+def _position_table(call: GenerateCall) -> Tensor:
+    """`[B, 3, P]` int64: the prompt's positions without its padding, then the grids'."""
+    inner, others, mask = call.model.model, call.others, call.mask
+    before = {name: getattr(inner, name) for name in _KEPT}
+    try:
+        prompt, _ = inner.get_rope_index(
+            call.ids,
+            image_grid_thw=others["image_grid_thw"],
+            images_per_sample=others.get("images_per_sample"),
+            attention_mask=mask.long(),
+        )  # [3, B, T]
+        grids = inner._cached_decode_position_ids  # [B, 3, L]
+    finally:
+        for name, value in before.items():
+            setattr(inner, name, value)
+    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(mask)]
+    longest = max(row.shape[1] for row in rows)
+    return torch.stack([_lengthen(row, longest) for row in rows])
+
+
+def _lengthen(row: Tensor, length: int) -> Tensor:
+    """`[3, P]` to `[3, length]` by repeating the last position."""
+    return torch.cat([row, row[:, -1:].expand(-1, length - row.shape[1])], 1)

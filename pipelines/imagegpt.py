@@ -1,0 +1,47 @@
+"""ImageGPT: pixels of a palette as tokens, in raster order.
+
+Model: M. Chen et al., "Generative Pretraining from Pixels", ICML 2020. Its attention cuts a causal
+mask of its own from a table, by the length of the cache, and takes no other; a window whose rows
+stand at different places needs one for each row. So a pass puts its own masks into that table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.window_model import CausalLMWindow
+
+
+class ImageGPT(CausalLM):
+    """`ImageGPTForCausalImageModeling`."""
+
+    name: ClassVar[str] = "imagegpt"
+
+    def wrap(self, model: Any) -> CausalLMWindow:
+        """The model in windows, with causal tables of each pass's own."""
+        return _Tables(model)
+
+
+class _Tables(CausalLMWindow):
+    _table: Tensor
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Also makes room for one table `[R, 1, S, S]` of booleans, shared by all layers."""
+        super().reserve(rows, positions)
+        room = positions + 1
+        self._table = torch.zeros(rows, 1, room, room, dtype=torch.bool, device=self.device)
+
+    def swapped(self) -> dict[str, Tensor]:
+        """Every layer's causal table, replaced by the pass's."""
+        names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
+        return super().swapped() | dict.fromkeys(names, self._table)
+
+    def _run(self, **inputs: Any) -> Any:
+        seen = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
+        width, span = seen.shape[2:]
+        self._table[:, :, span - width : span, :span] = seen  # where the model looks for it
+        return super()._run(**inputs)
