@@ -31,6 +31,7 @@ _PUBLIC = {
     "TextToImage": "mmaccel.pipelines.text_to_image",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
     "attach": "mmaccel.handle",
+    "decoder": "mmaccel.custom_generate",
     "supports": "mmaccel.handle",
     "Handle": "mmaccel.handle",
     "TokenModel": "mmaccel.contracts",
@@ -54,6 +55,7 @@ __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer
+    from mmaccel.custom_generate import decoder
     from mmaccel.errors import (
         AttachError,
         BusyError,

@@ -71,6 +71,7 @@ POLICIES: dict[str, Entry] = {
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "glm_image": "mmaccel.pipelines.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.imagegpt:ImageGPT",
+    "janus": "mmaccel.pipelines.janus:Janus",
 }
 _ANY_FAMILY = "mmaccel.pipelines.causal_lm:CausalLM"
 _ENTRY_POINTS = "mmaccel.families"

@@ -13,6 +13,7 @@ from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
+from mmaccel.pipelines.targets import find_generator
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.noise import check_seed
@@ -97,7 +98,8 @@ def attach(
     this object is changed.
 
     Args:
-        target: a transformers causal LM (one compiled by torch or wrapped by peft is looked into).
+        target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
+            diffusers pipeline with such a model in it, is looked into.
         policy: a policy, or its short name in `mmaccel.catalog`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
             draws one from torch's global generator at every sampled call, so that
@@ -114,9 +116,9 @@ def attach(
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
-    chosen = _choose_policy(policy)
+    chosen = choose_policy(policy)
     own_seed = None if seed is None else check_seed(seed)
-    model = _unwrap(target)
+    model = find_generator(target)
     if not hasattr(type(model), "_sample"):
         raise UnsupportedModelError(
             "attach: expected a transformers model that generates, received a "
@@ -125,7 +127,7 @@ def attach(
     support = supports(model)  # tried now, so that the first generate pays for nothing else
     if strict and not support:
         raise UnsupportedModelError(support.reason)
-    service = GenerateService(chosen, _family_of(model), own_seed, strict)
+    service = GenerateService(chosen, family_of(model), own_seed, strict)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)
@@ -136,33 +138,30 @@ def supports(target: Any) -> Support:
 
     Nothing is changed; at the first call for a model a few made-up tokens are run through it.
     """
-    model = _unwrap(target)
-    family = _family_of(model)
     try:
+        model = find_generator(target)
+        family = family_of(model)
         family.check(model)
     except UnsupportedModelError as error:
         return Support(False, None, str(error))
     return Support(True, family.name, "")
 
 
-def _family_of(model: Any) -> CausalLM:
+def family_of(model: Any) -> CausalLM:
+    """The family a model belongs to, by the `model_type` of its configuration."""
     kind = getattr(getattr(model, "config", None), "model_type", None)
     family: CausalLM = load(find_family(kind))()
     return family
 
 
-def _choose_policy(policy: Any) -> Policy:
+def choose_policy(policy: Any) -> Policy:
+    """A policy, given as one or by its short name.
+
+    Raises:
+        OptionError: neither, or one that needs to know rows or frames.
+    """
     if isinstance(policy, str):
         policy = make_policy(policy)
     check_policy(policy)
     check_source(getattr(policy, "drafts", "left"), final=True)
     return policy
-
-
-def _unwrap(target: Any) -> Any:
-    """The model inside torch.compile's and peft's wrappers."""
-    while hasattr(target, "_orig_mod"):
-        target = target._orig_mod
-    if hasattr(target, "peft_config") and hasattr(target, "get_base_model"):
-        target = target.get_base_model()
-    return target

@@ -13,6 +13,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.inject import original
+from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.window_trial import check_by_trial
 
@@ -58,6 +59,12 @@ class CausalLM:
     def open(self, call: GenerateCall) -> CausalLMWindow:
         """The model in windows, for one call."""
         return self.wrap(call.model)
+
+    def own_loop(
+        self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> OwnLoop | None:
+        """A `generate` call that runs a loop of the model's own, as a task; None if it does not."""
+        return None
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """What in a call only the original can serve, beside what stands in every family's way."""

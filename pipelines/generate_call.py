@@ -96,7 +96,7 @@ class GenerateCall:
             branches.append(self.unconditional())
         longest = max(ids.shape[1] for ids, _ in branches)
         aligned = [
-            pad(_to_the_left(ids, mask), (0, longest - ids.shape[1])) for ids, mask in branches
+            pad(align_left(ids, mask), (0, longest - ids.shape[1])) for ids, mask in branches
         ]
         lengths = torch.cat([mask.sum(1) for _, mask in branches])
         tokens = torch.cat(aligned)[:, : int(lengths.max())]
@@ -111,7 +111,7 @@ def _is_criterion(criterion: Any, name: str) -> bool:
     return own.__module__ == "transformers.generation.stopping_criteria" and own.__name__ == name
 
 
-def _to_the_left(ids: Tensor, mask: Tensor) -> Tensor:
+def align_left(ids: Tensor, mask: Tensor) -> Tensor:
     """Move padding from the left to the right; what fills it is never looked at."""
     shift = ids.shape[1] - mask.sum(1, keepdim=True)
     index = torch.arange(ids.shape[1], device=ids.device) + shift  # [B, T]

@@ -23,11 +23,13 @@ from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.original_run import run_original
+from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
+_UNKNOWN = "a decoding loop that is not transformers' own"
 _WATCHED = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
 
 
@@ -70,22 +72,7 @@ class GenerateService:
                 model, input_ids, logits_processor, stopping_criteria, generation_config,
                 synced_gpus, streamer, others,
             )  # fmt: skip
-            try:
-                self.family.check(model)
-            except UnsupportedModelError as error:
-                if self.strict:
-                    raise
-                reasons = [str(error)]
-            else:
-                reasons = find_obstacles(call, self.family.served) + list(
-                    self.family.obstacles(call)
-                )
-            if not reasons:
-                return self._decode(call)
-            return self._fall_back(
-                model, "_sample", reasons, input_ids, logits_processor, stopping_criteria,
-                generation_config, synced_gpus=synced_gpus, streamer=streamer, **others,
-            )  # fmt: skip
+            return self.serve(call)
 
         def watch(name: str, words: str) -> Callable[..., Any]:
             return lambda model, *args, **options: self._fall_back(
@@ -96,18 +83,54 @@ class GenerateService:
             noted, own = len(self.history), options.get("custom_generate")
             if own is not None and self.strict:
                 self._refuse("custom_generate, a decoding loop of the caller's own")
+            loop = self._find_own_loop(model, args, options)
+            if loop is not None and not loop.reasons:
+                out, stats = loop.decode(self.policy, self._choose_seed(loop.samples))
+                self.history.append(stats)
+                return out
+            if loop is not None and self.strict:
+                self._refuse("; ".join(loop.reasons))
             began = time.perf_counter()
             out = original(model, "generate")(*args, **options)
             if len(self.history) == noted:  # no loop that is replaced or watched was reached
-                reason = "a decoding loop that is not transformers' own"
-                self._warn(reason, stacklevel=3)
+                reasons = loop.reasons if loop is not None else [_UNKNOWN]
+                self._warn("; ".join(reasons), stacklevel=3)
                 seconds = time.perf_counter() - began
-                self.history.append(Stats(repr(self.policy), fallbacks=[reason], seconds=seconds))
+                self.history.append(Stats(repr(self.policy), fallbacks=reasons, seconds=seconds))
             return out
 
         return {"_sample": sample, "generate": generate} | {
             name: watch(name, words) for name, words in _WATCHED.items()
         }
+
+    def serve(self, call: GenerateCall) -> Any:
+        """Decode a call, or run the original where that cannot be."""
+        try:
+            self.family.check(call.model)
+        except UnsupportedModelError as error:
+            if self.strict:
+                raise
+            reasons = [str(error)]
+        else:
+            own = self.family.obstacles(call)
+            reasons = [*find_obstacles(call, self.family.served), *own]
+        if not reasons:
+            return self._decode(call)
+        return self._fall_back(
+            call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
+            call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **call.others,
+        )  # fmt: skip
+
+    def _find_own_loop(
+        self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> OwnLoop | None:
+        loop = self.family.own_loop(model, args, options)
+        if loop is not None and not loop.reasons:
+            try:
+                self.family.check(model)
+            except UnsupportedModelError as error:
+                return OwnLoop([str(error)])
+        return loop
 
     def _decode(self, call: GenerateCall) -> Any:
         """Run the policy and hand its tokens over as `_sample` would."""
@@ -131,12 +154,13 @@ class GenerateService:
                 chain.check(progress.previous, made if ends is None else made.minimum(ends))
             return ends
 
+        seed = self._choose_seed(call.config.do_sample)
         made = self.policy.sample(
             self.family.open(call),
             prompt,
             length,
             filters=filters,
-            noise=Noise.from_seed(self._choose_seed(call), prompt.batch, prompt.tokens.device),
+            noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
             on_step=on_step if feed is not None or chain is not None else None,
         )
         self.history.append(made.stats)
@@ -144,10 +168,10 @@ class GenerateService:
             call.streamer.end()
         return hand_over(call, made)
 
-    def _choose_seed(self, call: GenerateCall) -> int | Sequence[int]:
+    def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:
             return self.seed
-        if not call.config.do_sample:  # greedy: leave torch's generator alone
+        if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, ()))
 

@@ -1,0 +1,79 @@
+"""A policy for one call: what `generate(custom_generate=...)` takes, with nothing attached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.contracts import Policy
+from mmaccel.handle import choose_policy, family_of
+from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.generate_service import GenerateService
+from mmaccel.results import Stats
+from mmaccel.samplers.noise import check_seed
+
+
+@dataclass
+class Decoder:
+    """A decoding loop for `custom_generate`; see `decoder`.
+
+    Attributes:
+        history: statistics of all calls, the last one at the end.
+    """
+
+    policy: Policy
+    seed: int | Sequence[int] | None
+    strict: bool
+    history: list[Stats]
+
+    @property
+    def stats(self) -> Stats | None:
+        """Statistics of the last finished call; None before the first."""
+        return self.history[-1] if self.history else None
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **others: Any,
+    ) -> Any:
+        """What transformers calls in the place of its own loop."""
+        service = GenerateService(
+            self.policy, family_of(model), self.seed, self.strict, self.history
+        )
+        call = GenerateCall(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, others=others
+        )
+        return service.serve(call)
+
+
+def decoder(
+    policy: Policy | str,
+    *,
+    seed: int | Sequence[int] | None = None,
+    strict: bool = False,
+) -> Decoder:
+    """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
+
+    Nothing is attached. transformers hands its streamer and `synced_gpus` to no loop given like
+    this: a streamer sees nothing (use `attach` for one). Models with a `generate` of their own
+    (Janus for pictures, say) ignore the argument or refuse it.
+
+    Args:
+        policy: a policy, or its short name in `mmaccel.catalog`.
+        seed, strict: as in `mmaccel.attach`.
+
+    Returns:
+        The loop; it keeps `stats` and `history`, and may be used again.
+
+    Raises:
+        OptionError: no policy, or no seed.
+    """
+    own_seed = None if seed is None else check_seed(seed)
+    return Decoder(choose_policy(policy), own_seed, strict, [])

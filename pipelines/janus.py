@@ -1,0 +1,143 @@
+"""Janus: pictures from an embedding table and a head of their own, in a loop of its own.
+
+Model: X. Chen et al., "Janus-Pro", 2025 (arXiv 2501.17811), as transformers'
+`JanusForConditionalGeneration`. `generate(generation_mode="image")` doubles the rows for guidance,
+feeds picture codes through `generation_embeddings` and reads `generation_head`; text mode is an
+ordinary causal LM. The call is prepared by the library's own code, up to its first pass.
+
+Departures: the library shows its logits processors the prompt alone, never the tokens made; those
+that read a prefix therefore run the original.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import MMAccelError
+from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.generate_call import align_left
+from mmaccel.pipelines.inject import original
+from mmaccel.pipelines.logits_chain import LogitsChain
+from mmaccel.pipelines.own_loop import OwnLoop
+from mmaccel.pipelines.processor_kinds import find_kind, is_own
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.results import Generation
+from mmaccel.samplers.filters import Filters
+
+_GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
+_RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+class Janus(CausalLM):
+    """`JanusForConditionalGeneration`: text as any causal LM, pictures by a loop of its own."""
+
+    name: ClassVar[str] = "janus"
+
+    def own_loop(
+        self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> OwnLoop | None:
+        """The call as a task, if it asks for pictures."""
+        if options.get("generation_mode", "text") == "text":
+            return None
+        seen = _prepare(model, args, options)
+        config, processors = seen.config, list(seen.processors)
+        reasons = [name for name in _RECORDS if getattr(config, name, False)]
+        if not processors or not is_own(processors[0], _GUIDANCE):
+            reasons.append("guidance that does not come first")
+        blank = torch.zeros(seen.ids.shape[0], 1, device=seen.ids.device)
+        kinds = [(p, find_kind(p, seen.ids, blank)) for p in processors[1:]]
+        reasons += [
+            f"a {type(p).__name__}, which Janus shows the prompt alone"
+            for p, kind in kinds
+            if kind != "flat"
+        ]
+        length = model.model.vision_model.config.num_image_tokens
+        longest, limit = seen.tokens.shape[1], model.config.text_config.max_position_embeddings
+        if longest + length - 1 > limit:
+            reasons.append(f"more positions than the model's {limit}")
+        if reasons:
+            return OwnLoop(reasons)
+        chain = LogitsChain(kinds, seen.ids, longest) if kinds else None
+        prompt = Prompt(align_left(seen.tokens, seen.mask), seen.mask.sum(1), branches=2)
+        scale, temperature = float(processors[0].guidance_scale), 1.0 if config.do_sample else 0.0
+
+        def hand_over(made: Generation) -> Any:
+            return _wrap(made.tokens.to(seen.ids.device), config)
+
+        return OwnLoop(
+            window=_Codes(model, prompt.lengths),
+            prompt=prompt,
+            length=length,
+            filters=Filters(scale, temperature, processor=chain),
+            samples=config.do_sample,
+            hand_over=hand_over,
+        )
+
+
+class _Codes(CausalLMWindow):
+    """Text ids up to a row's prompt, picture codes behind it; logits of picture codes."""
+
+    def __init__(self, model: Any, lengths: Tensor) -> None:
+        super().__init__(model)
+        self.vocab_size = model.model.vqmodel.config.num_embeddings
+        self._lengths = lengths  # [R]
+
+    def _run(self, **inputs: Any) -> Any:
+        tokens, inner = inputs.pop("input_ids"), self.model.model
+        is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
+        codes = tokens.masked_fill(is_text, 0)
+        embedded = torch.where(
+            is_text[..., None],
+            self.model.get_input_embeddings()(tokens.masked_fill(~is_text, 0)),
+            self.model.prepare_embeddings_for_image_generation(codes),
+        )
+        n_kept = inputs.pop("logits_to_keep", 0)
+        out = inner.language_model(inputs_embeds=embedded, **inputs)
+        return SimpleNamespace(logits=inner.generation_head(out.last_hidden_state[:, -n_kept:]))
+
+
+class _Prepared(MMAccelError):
+    """Raised where the library would run its first pass."""
+
+
+def _prepare(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
+    """What the library's own code makes of a call, up to its first pass.
+
+    Returns:
+        config, processors, ids `[B, T]` as they were given, tokens `[2 B, T]` with the rows for
+        guidance, mask `[2 B, T]` bool.
+    """
+    seen = SimpleNamespace()
+    make = model._get_logits_processor
+
+    def note_processors(generation_config: Any, **others: Any) -> Any:
+        seen.config, seen.ids = generation_config, others["encoder_input_ids"]
+        seen.processors = make(generation_config=generation_config, **others)
+        return seen.processors
+
+    def stop(input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        seen.tokens, seen.mask = input_ids, attention_mask.bool()
+        raise _Prepared
+
+    model._get_logits_processor, model.prepare_inputs_for_generation = note_processors, stop
+    try:
+        original(model, "generate")(*args, **options)
+    except _Prepared:
+        pass
+    finally:
+        del model._get_logits_processor, model.prepare_inputs_for_generation
+    seen.ids = seen.tokens[: seen.tokens.shape[0] // 2]
+    return seen
+
+
+def _wrap(tokens: Tensor, config: Any) -> Any:
+    if not config.return_dict_in_generate:
+        return tokens
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=tokens)  # type: ignore[arg-type]

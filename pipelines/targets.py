@@ -1,0 +1,37 @@
+"""The model inside what users hand over: compiled, wrapped for adapters, or part of a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmaccel.errors import UnsupportedModelError
+
+
+def find_generator(target: Any) -> Any:
+    """The part of `target` whose `generate` is to be served.
+
+    Args:
+        target: a transformers model; one compiled by torch or wrapped by peft; or a diffusers
+            pipeline, of whose components exactly one generates.
+
+    Returns:
+        That model, or `target` itself where there is nothing to look into.
+
+    Raises:
+        UnsupportedModelError: a pipeline with no such component, or with several.
+    """
+    while hasattr(target, "_orig_mod"):
+        target = target._orig_mod
+    if hasattr(target, "peft_config") and hasattr(target, "get_base_model"):
+        target = target.get_base_model()
+    parts = getattr(target, "components", None)
+    if not isinstance(parts, dict) or hasattr(type(target), "_sample"):
+        return target
+    found = {name: part for name, part in parts.items() if hasattr(type(part), "_sample")}
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise UnsupportedModelError(
+            f"attach: expected a pipeline with one component that generates, received a "
+            f"{type(target).__name__} with {names}; attach to the component itself"
+        )
+    return find_generator(next(iter(found.values())))
