@@ -35,10 +35,10 @@ class _Tables(CausalLMWindow):
         room = positions + 1
         self._table = torch.zeros(rows, 1, room, room, dtype=torch.bool, device=self.device)
 
-    def swapped(self) -> dict[str, Tensor]:
+    def _swapped(self) -> dict[str, Tensor]:
         """Every layer's causal table, replaced by the pass's."""
         names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
-        return super().swapped() | dict.fromkeys(names, self._table)
+        return super()._swapped() | dict.fromkeys(names, self._table)
 
     def _run(self, **inputs: Any) -> Any:
         seen = inputs.pop("attention_mask") == 0  # [R, 1, W, span]

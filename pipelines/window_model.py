@@ -17,6 +17,7 @@ from torch.func import functional_call
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random, text_config
 from mmaccel.pipelines.window_cache import Placement, make_cache
+from mmaccel.pipelines.window_masks import make_masks
 
 _CPU_STRIDE = 64
 
@@ -142,34 +143,13 @@ class CausalLMWindow:
         place.aim(positions, self._span(start, width))
         return self._run(
             input_ids=tokens,
-            attention_mask=self._masks(positions, place.span),
+            attention_mask=make_masks(positions, place.span, self._windows, self.model.dtype),
             position_ids=self.position_ids(positions),
             past_key_values=self._cache,
             use_cache=True,
             return_dict=True,
             **options,
         )
-
-    def _masks(self, positions: Tensor, span: int) -> Tensor | dict[str, Tensor]:
-        """Masks of a pass at `positions` `[R, W]`: one for all layers, or one per kind."""
-        kinds = set(self._windows)
-        masks = {
-            "full_attention" if window is None else "sliding_attention": self._mask(
-                positions, span, window
-            )
-            for window in kinds
-        }
-        return masks if len(kinds) > 1 else next(iter(masks.values()))
-
-    def _mask(self, positions: Tensor, span: int, window: int | None) -> Tensor:
-        """`[R, 1, W, span]` in the model's dtype: 0 where a key is seen, -inf elsewhere."""
-        keys = torch.arange(span, device=positions.device)[None, None, None]
-        own = positions[:, None, :, None]
-        hidden = keys > own  # [R, 1, W, span]
-        if window is not None:
-            hidden |= keys <= own - window
-        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=positions.device)
-        return mask.masked_fill_(hidden, float("-inf"))
 
     def position_ids(self, positions: Tensor) -> Tensor:
         """What the model is told of cache positions `[R, W]` int64; surplus ones stay inside."""
@@ -187,12 +167,12 @@ class CausalLMWindow:
         return -(-reach // stride) * stride
 
     def _run(self, **inputs: Any) -> Any:
-        swapped = self.swapped()
+        swapped = self._swapped()
         if not swapped:
             return self.model(**inputs)
         return functional_call(self.model, swapped, (), inputs, tie_weights=False)
 
-    def swapped(self) -> dict[str, Tensor]:
+    def _swapped(self) -> dict[str, Tensor]:
         """Parameters and buffers of the model that a pass sees in another form, by full name."""
         if not self._narrow:
             return {}

@@ -102,3 +102,30 @@ def _glm_image() -> Any:
     )  # fmt: skip
     torch.manual_seed(7)
     return hf.GlmImageForConditionalGeneration(config).eval()
+
+
+def build_janus(n_codes: int = 16) -> Any:
+    """Janus, 16 picture tokens of `n_codes` codes."""
+    import transformers as hf
+
+    vision = dict(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4,
+        projection_dim=32, num_image_tokens=16, intermediate_size=32,
+    )  # fmt: skip
+    vq = _VQ | dict(
+        num_embeddings=n_codes, embed_dim=8, latent_channels=8, num_patches=4, projection_dim=32,
+        image_token_embed_dim=32,
+    )  # fmt: skip
+    text = _TEXT | dict(model_type="llama", num_key_value_heads=4)
+    config = hf.JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=5)
+    torch.manual_seed(7)
+    model = hf.JanusForConditionalGeneration(config).eval()
+    for name, value in dict(pad_token_id=0, bos_token_id=1, eos_token_id=3).items():
+        setattr(model.generation_config, name, value)
+    model.generation_config.generation_kwargs = {"boi_token_id": 7}
+    return model
+
+
+def janus_prompts(rows: list[list[int]]) -> dict[str, Tensor]:
+    """`[bos, words, boi]`, padded on the left."""
+    return prompts("janus", [[1, *row, 7] for row in rows])

@@ -19,6 +19,7 @@ PLACES = {
     "mmaccel.pruning": (3, True),
     "mmaccel.pipelines": (4, False),
     "mmaccel.handle": (5, False),
+    "mmaccel.custom_generate": (5, False),
     "mmaccel.catalog": (5, False),
     "mmaccel.cli": (5, False),
     "mmaccel.commands": (5, True),

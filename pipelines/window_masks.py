@@ -1,0 +1,43 @@
+"""Masks of a window pass: what each position of each row may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+
+def make_masks(
+    positions: Tensor, span: int, windows: Collection[int | None], dtype: torch.dtype
+) -> Tensor | dict[str, Tensor]:
+    """The masks of a pass, as transformers' decoders take them.
+
+    Args:
+        positions: `[R, W]` int64, where the tokens of the pass stand.
+        span: keys that are shown.
+        windows: sliding window of every layer, in positions; None where a layer sees everything.
+        dtype: of the model.
+
+    Returns:
+        `[R, 1, W, span]`, 0 where a key is seen and -inf elsewhere; a dictionary of these by
+        transformers' name of the layer's kind, where layers differ.
+    """
+    kinds = set(windows)
+    masks = {
+        "full_attention" if window is None else "sliding_attention": _make_mask(
+            positions, span, window, dtype
+        )
+        for window in kinds
+    }
+    return masks if len(kinds) > 1 else next(iter(masks.values()))
+
+
+def _make_mask(positions: Tensor, span: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    keys = torch.arange(span, device=positions.device)[None, None, None]
+    own = positions[:, None, :, None]
+    hidden = keys > own  # [R, 1, W, span]
+    if window is not None:
+        hidden |= keys <= own - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
+    return mask.masked_fill_(hidden, float("-inf"))

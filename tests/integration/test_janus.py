@@ -1,0 +1,129 @@
+"""Janus under a policy: its own picture loop, guidance and all, and its text mode."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.evaluation.exactness import count_sequences, g_test
+from mmaccel.evaluation.power import power
+from tests.beds import build_janus, janus_prompts
+
+ROWS = [[20, 21], [22, 23, 24, 25, 26], [27], [28, 29, 30]]
+PICTURE: dict[str, Any] = dict(generation_mode="image", guidance_scale=3.0, do_sample=False)
+
+
+def run(
+    model: Any, policy: Any, rows: Any = ROWS, seed: Any = 3, strict: bool = True, **options: Any
+) -> tuple[Any, mmaccel.Stats]:
+    with mmaccel.attach(model, policy, seed=seed, strict=strict) as handle:
+        out = model.generate(**janus_prompts(rows), **(PICTURE | options))
+    assert handle.stats is not None
+    return out, handle.stats
+
+
+def test_greedy_pictures_are_the_librarys_own() -> None:
+    model = build_janus()
+    assert mmaccel.supports(model).family == "janus"
+    plain = model.generate(**janus_prompts(ROWS), **PICTURE)
+    assert plain.shape == (4, 16) and len(set(plain.flatten().tolist())) > 8
+    for policy in (mmaccel.Jacobi(window=5), mmaccel.Jacobi(window=40), mmaccel.Autoregressive()):
+        ours, stats = run(model, policy)
+        assert torch.equal(ours, plain) and stats.passes <= 16 and stats.fallbacks == []
+    assert torch.equal(model.generate(**janus_prompts(ROWS), **PICTURE), plain)
+    assert not {"_get_logits_processor", "prepare_inputs_for_generation"} & set(vars(model))
+
+
+def test_guidance_counts() -> None:
+    model = build_janus()
+    weak, strong = (run(model, "jacobi", guidance_scale=scale)[0] for scale in (1.5, 9.0))
+    assert not torch.equal(weak, strong)
+    assert torch.equal(
+        strong, model.generate(**janus_prompts(ROWS), **PICTURE | {"guidance_scale": 9.0})
+    )
+
+
+def test_the_same_seed_gives_the_plain_policys_tokens() -> None:
+    model = build_janus()
+    options: dict[str, Any] = dict(do_sample=True, top_k=9, temperature=0.8)
+    oracle, _ = run(model, mmaccel.Autoregressive(), **options)
+    for window in (3, 7, 30):
+        assert torch.equal(run(model, mmaccel.Jacobi(window=window), **options)[0], oracle)
+    drawn = [run(model, "jacobi", seed=None, **options)[0] for _ in range(2)]
+    assert not torch.equal(*drawn)
+
+
+def test_a_ragged_batch_equals_single_runs() -> None:
+    model = build_janus()
+    together, _ = run(model, mmaccel.Jacobi(window=6), seed=[4, 5, 6, 7], do_sample=True)
+    for row, prompt in enumerate(ROWS):
+        alone, _ = run(model, mmaccel.Jacobi(window=4), [prompt], 4 + row, do_sample=True)
+        assert torch.equal(alone[0], together[row])
+
+
+def law_by_hand(model: Any, row: list[int], scale: float, length: int, size: int) -> Tensor:
+    """Probability `[V^L]` of the first tokens: full passes, no cache, guidance written out."""
+    sequences = torch.tensor(list(itertools.product(range(size), repeat=length)))
+    given = torch.tensor([1, *row, 7])
+    empty = torch.tensor([1, *[0] * len(row), 7])
+    codes = model.prepare_embeddings_for_image_generation(sequences[:, :-1])
+    scores = []
+    for ids in (given, empty):
+        words = model.get_input_embeddings()(ids)[None].expand(len(sequences), -1, -1)
+        hidden = model.model.language_model(inputs_embeds=torch.cat([words, codes], 1))
+        scores.append(model.model.generation_head(hidden.last_hidden_state[:, len(ids) - 1 :]))
+    law = (scores[1] + scale * (scores[0] - scores[1])).double().softmax(-1)
+    return law.gather(2, sequences[..., None])[..., 0].prod(1)
+
+
+@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
+@torch.no_grad()
+def test_the_law_is_the_models_own(coupling: Any) -> None:
+    model, n_samples, length, size = build_janus(n_codes=4), 4000, 3, 4
+    policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
+    out, stats = run(model, policy, [ROWS[0]] * n_samples, do_sample=True, guidance_scale=1.5)
+    law = law_by_hand(model, ROWS[0], 1.5, length, size)
+    test = g_test(count_sequences(out[:, :length], size), law)
+    assert power(0.1, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
+    assert test.p_value > 1e-4, test
+    other = law_by_hand(model, ROWS[0], 2.5, length, size)  # another guidance is found out
+    assert g_test(count_sequences(out[:, :length], size), other).p_value < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"repetition_penalty": 1.3}, "guidance that does not come first"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+    ],
+)
+def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) -> None:
+    model = build_janus()
+    plain = model.generate(**janus_prompts(ROWS), **(PICTURE | options))
+    with pytest.warns(UserWarning, match=reason):
+        ours, stats = run(model, "jacobi", strict=False, **options)
+    assert torch.equal(getattr(ours, "sequences", ours), getattr(plain, "sequences", plain))
+    assert reason in "; ".join(stats.fallbacks)
+    with pytest.raises(mmaccel.AttachError, match=reason):
+        run(model, "jacobi", **options)
+
+
+def test_text_mode_is_an_ordinary_causal_lm() -> None:
+    model = build_janus()
+    options: dict[str, Any] = dict(
+        generation_mode="text", guidance_scale=None, max_new_tokens=12, do_sample=False
+    )
+    plain = model.generate(**janus_prompts(ROWS), **options)
+    ours, stats = run(model, mmaccel.Jacobi(window=6), **options)
+    assert torch.equal(ours, plain) and stats.fallbacks == []
+
+
+def test_a_wrapped_answer_keeps_its_shape() -> None:
+    model = build_janus()
+    ours, _ = run(model, "jacobi", return_dict_in_generate=True)
+    assert torch.equal(ours.sequences, run(model, "jacobi")[0])
