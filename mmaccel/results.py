@@ -43,6 +43,8 @@ class Stats:
         seconds: wall time of the run.
         forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
             time to launch passes, not to finish them.
+        pixel_seconds: time behind the run that made pictures of the tokens; 0.0 where none were.
+        branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
     """
 
@@ -57,6 +59,8 @@ class Stats:
     total_variation: float = 0.0
     seconds: float = 0.0
     forward_seconds: float = 0.0
+    pixel_seconds: float = 0.0
+    branches: int = 1
     fallbacks: list[str] = field(default_factory=list)
 
     @property
@@ -64,16 +68,41 @@ class Stats:
         """Tokens a row gains in one forward pass, on average."""
         return self.tokens / self.row_passes if self.row_passes else 0.0
 
+    @property
+    def kept_by_slot(self) -> list[float]:
+        """Share of a row's passes in which slot k of the window was kept, k from 0; the first one
+        always is.
+        """
+        n_passes = sum(self.accepted)
+        return [sum(self.accepted[k:]) / n_passes for k in range(len(self.accepted))]
+
     def to_dict(self) -> dict[str, Any]:
-        """All fields and `tokens_per_pass`, ready for JSON."""
-        return {**asdict(self), "tokens_per_pass": self.tokens_per_pass}
+        """All fields, `tokens_per_pass` and `kept_by_slot`, ready for JSON."""
+        derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.kept_by_slot}
+        return {**asdict(self), **derived}
 
     def __str__(self) -> str:
-        text = (
-            f"{self.tokens} tokens in {self.passes} forward passes "
-            f"({self.tokens_per_pass:.2f} a pass), {self.exactness}, {self.seconds:.2f} s"
+        """A small table."""
+        passes = (
+            f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass)"
         )
-        return text + "".join(f"; fell back: {reason}" for reason in self.fallbacks)
+        lines = [("tokens", passes), ("exactness", self.exactness)]
+        if self.branches > 1:
+            lines.append(("guidance", f"{self.branches} rows of a pass per row"))
+        if self.draft_passes:
+            lines.append(("draft model", f"{self.draft_passes} passes"))
+        if self.total_variation:
+            spent = self.total_variation / max(1, self.tokens)
+            lines.append(("spent", f"total variation {spent:.3f} a token"))
+        if len(self.accepted) > 1:
+            shares = " ".join(f"{100 * share:.0f}" for share in self.kept_by_slot[:16])
+            lines.append(("kept by slot", f"{shares} %" + " …" * (len(self.accepted) > 16)))
+        parts = [("model", self.forward_seconds), ("pixels", self.pixel_seconds)]
+        parts.insert(1, ("sampler", self.seconds - self.forward_seconds))
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in parts if value)
+        lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f} ({shown})"))
+        lines += [("fell back", reason) for reason in self.fallbacks]
+        return "\n".join(f"{name:13}{value}" for name, value in lines)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     Args:
         parts: at least one, all of the same policy.
     """
-    total: dict[str, Any] = {"policy": parts[0].policy}
+    total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
     total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
     total["fallbacks"] = list(dict.fromkeys(reason for p in parts for reason in p.fallbacks))
     widest = max(len(p.accepted) for p in parts)

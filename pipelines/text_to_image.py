@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -147,7 +148,9 @@ class TextToImage:
                 own = Noise(noise.seeds[part], noise.items[part])
                 with alone(self.model):
                     made = self._decode(ids[part], run, filters, own, on_step)
+                began = time.perf_counter()
                 images = to_images(self.tokenizer.decode(made.tokens))
+                made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)
 

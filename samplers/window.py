@@ -71,7 +71,9 @@ class WindowRun(DraftWindow):
         super().__init__(prompt, model.vocab_size, length, self.chooser.widest, drafts)
         self.model, self.filters, self.on_step = model, filters, on_step
         self._index = torch.arange(self.chooser.widest, device=self.made.device)
-        self.stats = Stats(policy=repr(policy), exactness=policy.exactness)
+        self.stats = Stats(
+            policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
+        )
         self._began = time.perf_counter()
         self._ended = torch.zeros_like(self.made, dtype=torch.bool)
         self._gains: list[Tensor] = []  # [B] each, tokens gained by every row in a pass

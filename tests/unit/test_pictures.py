@@ -34,3 +34,26 @@ def test_pixels_round_and_keep_their_axes() -> None:
     (image,) = to_images(pixels)
     assert image.size == (3, 2) and image.mode == "RGB"
     assert image.getpixel((2, 1)) == (255, 0, 0) and image.getpixel((0, 0)) == (0, 0, 128)
+
+
+def test_stats_tell_kept_slots_and_parts_of_the_time() -> None:
+    stats = Stats(
+        "P", "distribution", 10, 4, 4, 1, accepted=[1, 0, 3], seconds=2.0, forward_seconds=1.5,
+        pixel_seconds=0.25, branches=2, fallbacks=["a reason", "another"],
+    )  # fmt: skip
+    assert stats.kept_by_slot == [1.0, 0.75, 0.75]
+    assert stats.to_dict()["kept_by_slot"] == [1.0, 0.75, 0.75]
+    assert str(stats).splitlines() == [
+        "tokens       10 in 4 forward passes (2.50 a pass)",
+        "exactness    distribution",
+        "guidance     2 rows of a pass per row",
+        "kept by slot 100 75 75 %",
+        "seconds      2.25 (model 1.50, sampler 0.50, pixels 0.25)",
+        "fell back    a reason",
+        "fell back    another",
+    ]
+    assert Stats().kept_by_slot == [] and "0 forward passes" in str(Stats())
+    total = add_stats([stats, stats])
+    assert total.branches == 2 and total.pixel_seconds == 0.5
+    wide = Stats("P", accepted=[1] * 40)
+    assert str(wide).splitlines()[2].endswith(" % …") and len(wide.kept_by_slot) == 40
