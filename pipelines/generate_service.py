@@ -22,7 +22,7 @@ from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
-from mmaccel.pipelines.original_run import run_original
+from mmaccel.pipelines.original_run import find_caller, run_original
 from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.results import Progress, Stats
@@ -94,7 +94,7 @@ class GenerateService:
             out = original(model, "generate")(*args, **options)
             if len(self.history) == noted:  # no loop that is replaced or watched was reached
                 reasons = loop.reasons if loop is not None else [_UNKNOWN]
-                self._warn("; ".join(reasons), stacklevel=3)
+                self._warn("; ".join(reasons))
                 seconds = time.perf_counter() - began
                 self.history.append(Stats(repr(self.policy), fallbacks=reasons, seconds=seconds))
             return out
@@ -182,7 +182,7 @@ class GenerateService:
         text = "; ".join(reasons)
         if self.strict:
             self._refuse(text)
-        self._warn(text, stacklevel=7)  # generate's caller
+        self._warn(text)
         out, stats = run_original(model, name, args, options, self.seed)
         stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
         self.history.append(stats)
@@ -194,7 +194,7 @@ class GenerateService:
             f"{reason}; leave that out, or attach with strict=False to run it without the policy"
         )
 
-    def _warn(self, reason: str, stacklevel: int) -> None:
+    def _warn(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=stacklevel)
+            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -91,3 +92,14 @@ def _count(tokens: Tensor, ends: Tensor | None) -> int:
         return tokens.numel()
     is_end = torch.isin(tokens, ends.to(tokens.device)).long()
     return int((is_end.cumsum(1) - is_end == 0).sum())
+
+
+def find_caller() -> int:
+    """`stacklevel` with which the function that calls this warns in the name of the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("mmaccel", "transformers", "torch"):
+            break
+        level, frame = level + 1, frame.f_back
+    return level
