@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import find_family, load, make_policy
+from mmaccel.catalog import find_family, load, make_policy, policy_names
 from mmaccel.contracts import Policy, check_policy
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
@@ -27,11 +27,14 @@ class Support:
         supported: whether.
         family: the family of models it belongs to, or None.
         reason: what is in the way, or an empty text.
+        policies: short names of what can be attached; single calls may still fall back, for
+            reasons that stand in their statistics.
     """
 
     supported: bool
     family: str | None
     reason: str
+    policies: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.supported
@@ -144,7 +147,7 @@ def supports(target: Any) -> Support:
         family.check(model)
     except UnsupportedModelError as error:
         return Support(False, None, str(error))
-    return Support(True, family.name, "")
+    return Support(True, family.name, "", tuple(policy_names()))
 
 
 def family_of(model: Any) -> CausalLM:

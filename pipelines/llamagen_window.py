@@ -138,7 +138,7 @@ class LlamaGenWindow:
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
         mask = make_masks(positions, place.span, [None], hidden.dtype)
         assert isinstance(mask, Tensor)
-        if self._seen is not None:  # padding is seen by itself alone
+        if self._seen is not None:  # padding is seen by itself alone, lest it see nothing: NaN
             keys = torch.arange(n_first, device=start.device)
             unseen = ~self._seen[:, None, None] & (keys != positions[:, None, :, None])
             mask[..., :n_first].masked_fill_(unseen, float("-inf"))

@@ -48,7 +48,10 @@ def doctor(
     if broken:
         console.print(f"Cannot generate before this is mended: {', '.join(broken)}.")
         raise typer.Exit(1)
-    console.print('Ready: mmaccel generate "a red circle on grass" --compare')
+    if is_checkpoint(model):
+        console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
+    else:
+        console.print('Ready: mmaccel generate "a red circle on grass" --compare')
 
 
 def check_packages() -> list[Finding]:
@@ -121,6 +124,8 @@ def _formats(device: str) -> str:
 
 def check_model(name: str) -> Finding:
     """Are the weights there, do they load, and does a pass make finite scores?"""
+    if is_checkpoint(name):
+        return check_checkpoint(Path(name))
     try:
         from mmaccel.commands.run_setup import open_pipeline, warm_up
         from mmaccel.samplers.autoregressive import Autoregressive
@@ -131,6 +136,35 @@ def check_model(name: str) -> Finding:
     except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
     return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a name is a folder with a transformers model, and no text-to-image model of ours."""
+    return (Path(name) / "config.json").is_file() and not (Path(name) / "words.json").is_file()
+
+
+def check_checkpoint(folder: Path) -> Finding:
+    """Can policies be attached to the transformers model that lies in a folder?"""
+    what = f"model {folder}"
+    try:
+        import transformers
+
+        from mmaccel.handle import supports
+
+        transformers.utils.logging.disable_progress_bar()
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        names = config.architectures or ["no architecture"]
+        kind = getattr(transformers, names[0], None)
+        if kind is None:
+            detail = f"transformers {transformers.__version__} has no {names[0]}"
+            return Finding(what, "needed", detail)
+        support = supports(kind.from_pretrained(folder, local_files_only=True).eval())
+    except (ImportError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        return Finding(what, "needed", " ".join(str(error).split())[:300])
+    if not support:
+        return Finding(what, "no", support.reason)
+    policies = ", ".join(support.policies)
+    return Finding(what, "yes", f"family {support.family}; attach takes {policies}")
 
 
 def check_writing(folder: Path) -> Finding:

@@ -23,6 +23,7 @@ from mmaccel.commands import doctor, measure, picture_job
 from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.pictures import Pictures
 from mmaccel.results import Stats
+from tests.tiny_lms import build_lm
 from tests.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -243,6 +244,24 @@ def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert main(["models"]) == 0
     said = capsys.readouterr().out
     assert "scenes" in said and "gsd" in said and "relaxed" in said
+
+
+def test_doctor_says_whether_policies_can_be_attached(tmp_path: Path, capsys) -> None:
+    for name in ("gpt2", "lfm2"):
+        build_lm(name).save_pretrained(tmp_path / name)
+    capsys.readouterr()
+    assert main(["doctor", "--model", str(tmp_path / "gpt2"), "--out", str(tmp_path)]) == 0
+    assert "family causal_lm; attach takes autoregressive, jacobi" in _flat(capsys)
+    assert main(["doctor", "--model", str(tmp_path / "lfm2"), "--out", str(tmp_path)]) == 0
+    assert "layers of other kinds" in _flat(capsys)
+    config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"architectures": ["GPT9"]}))
+    assert main(["doctor", "--model", str(tmp_path / "gpt2")]) == 1
+    assert "has no GPT9" in _flat(capsys)
+
+
+def _flat(capsys: Any) -> str:
+    return " ".join(capsys.readouterr().out.split())
 
 
 def test_doctor_finds_old_packages_and_broken_weights(tmp_path: Path, monkeypatch) -> None:
