@@ -47,6 +47,8 @@ class Janus(CausalLM):
         seen = _prepare(model, args, options)
         config, processors = seen.config, list(seen.processors)
         reasons = [name for name in _RECORDS if getattr(config, name, False)]
+        if options.get("past_key_values") is not None:
+            reasons.append("past_key_values given by the caller")
         if not processors or not is_own(processors[0], _GUIDANCE):
             reasons.append("guidance that does not come first")
         blank = torch.zeros(seen.ids.shape[0], 1, device=seen.ids.device)
@@ -112,6 +114,8 @@ def _prepare(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Simp
         config, processors, ids `[B, T]` as they were given, tokens `[2 B, T]` with the rows for
         guidance, mask `[2 B, T]` bool.
     """
+    from transformers import DynamicCache
+
     seen = SimpleNamespace()
     make = model._get_logits_processor
 
@@ -120,13 +124,16 @@ def _prepare(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Simp
         seen.processors = make(generation_config=generation_config, **others)
         return seen.processors
 
-    def stop(input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+    def stop(  # the names tell the library which arguments it may pass on
+        input_ids: Tensor, attention_mask: Tensor, past_key_values: Any = None, **kwargs: Any
+    ) -> Any:
         seen.tokens, seen.mask = input_ids, attention_mask.bool()
         raise _Prepared
 
     model._get_logits_processor, model.prepare_inputs_for_generation = note_processors, stop
     try:
-        original(model, "generate")(*args, **options)
+        # with a cache at hand none is prepared: we need none, and 5.17 cannot
+        original(model, "generate")(*args, **{**options, "past_key_values": DynamicCache()})
     except _Prepared:
         pass
     finally:

@@ -176,7 +176,7 @@ def test_pictures_in_the_prompt_are_no_business_of_ours(name: str) -> None:
     def sample(model: Any, input_ids: Tensor, **others: Any) -> Any:
         lists = [others.pop(n) for n in ("logits_processor", "stopping_criteria")]
         config, _ = others.pop("generation_config"), others.pop("synced_gpus")
-        assert others.pop("mm_encoder_outputs") == {} and others.pop("streamer", None) is None
+        assert others.pop("mm_encoder_outputs", {}) == {} and others.pop("streamer", None) is None
         for encoded in ({}, {"image": object()}):
             others["mm_encoder_outputs"] = encoded
             call = GenerateCall(model, input_ids, *lists, config, others=others)
