@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from mmaccel.contracts import Policy
+from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
@@ -28,6 +29,7 @@ class Decoder:
     seed: int | Sequence[int] | None
     strict: bool
     history: list[Stats]
+    _warned: set[str] = field(default_factory=set)
 
     @property
     def stats(self) -> Stats | None:
@@ -43,9 +45,19 @@ class Decoder:
         generation_config: Any,
         **others: Any,
     ) -> Any:
-        """What transformers calls in the place of its own loop."""
+        """What transformers calls in the place of its own loop.
+
+        Raises:
+            AttachError: a call for beams or another search, whose loop nothing here can replace.
+        """
+        mode = str(getattr(generation_config.get_generation_mode(), "value", ""))
+        if mode not in ("greedy_search", "sample"):
+            raise AttachError(
+                f"custom_generate: expected greedy search or sampling, received {mode}; leave "
+                "custom_generate out of such a call"
+            )
         service = GenerateService(
-            self.policy, family_of(model), self.seed, self.strict, self.history
+            self.policy, family_of(model), self.seed, self.strict, self.history, self._warned
         )
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config, others=others
@@ -62,8 +74,8 @@ def decoder(
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
 
     Nothing is attached. transformers hands its streamer and `synced_gpus` to no loop given like
-    this: a streamer sees nothing (use `attach` for one). Models with a `generate` of their own
-    (Janus for pictures, say) ignore the argument or refuse it.
+    this: a streamer sees the prompt and is never ended, so do not pass one (use `attach`). Models
+    with a `generate` of their own (Janus for pictures, say) ignore the argument or refuse it.
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.

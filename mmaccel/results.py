@@ -100,7 +100,8 @@ class Stats:
         parts = [("model", self.forward_seconds), ("pixels", self.pixel_seconds)]
         parts.insert(1, ("sampler", self.seconds - self.forward_seconds))
         shown = ", ".join(f"{name} {value:.2f}" for name, value in parts if value)
-        lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f} ({shown})"))
+        shown = f" ({shown})" if self.forward_seconds else ""  # not measured where we fell back
+        lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f}{shown}"))
         lines += [("fell back", reason) for reason in self.fallbacks]
         return "\n".join(f"{name:13}{value}" for name, value in lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,13 +52,18 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
             yield f"a cache of its own kind ({type(cache).__name__})"
         elif getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()) > 0:
             yield "past_key_values given by the caller"
-    if is_random(call.model):
-        yield "training mode with dropout"
-    if drops_cache(call.model):
-        yield "training mode with gradient checkpointing, which leaves the cache out"
+    yield from find_in_model(call.model)
     if call.ids.device != call.model.device:
         yield "token ids on another device than the model"
-    if len(set((getattr(call.model, "hf_device_map", None) or {}).values())) > 1:
+
+
+def find_in_model(model: Any) -> Iterator[str]:
+    """What in a model's present state stands in the way of any call."""
+    if is_random(model):
+        yield "training mode with dropout"
+    if drops_cache(model):
+        yield "training mode with gradient checkpointing, which leaves the cache out"
+    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         yield "a model spread over several devices"
 
 
@@ -66,7 +72,7 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
         yield "a prompt that is not token ids [B, T]"
         return
     mask, positions = call.mask, call.others.get("position_ids")
-    if mask.shape != call.ids.shape or not _is_left_padded(mask):
+    if mask.shape != call.ids.shape or not is_left_padded(mask):
         yield "an attention mask that does more than hide padding on the left"
         return
     if positions is not None:
@@ -81,7 +87,7 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
         return
     if call.guidance is not None:
         ids, unconditional = call.unconditional()
-        if ids.shape[0] != call.ids.shape[0] or not _is_left_padded(unconditional):
+        if ids.shape[0] != call.ids.shape[0] or not is_left_padded(unconditional):
             yield "negative prompts that are not one per row, padded on the left"
             return
         if not bool(unconditional.all()) and not hasattr(
@@ -113,6 +119,6 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
         yield "an end token without a padding token"
 
 
-def _is_left_padded(mask: Tensor) -> bool:
+def is_left_padded(mask: Tensor) -> bool:
     """`[B, T]` bool: False, then True up to the end, at least once."""
     return bool((mask[:, 1:] >= mask[:, :-1]).all()) and bool(mask[:, -1].all())

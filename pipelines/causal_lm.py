@@ -44,7 +44,8 @@ class CausalLM:
         check_causal_lm(model)
         for name in _OWN:
             own: Any = original(model, name)
-            if own.__func__ is not getattr(GenerationMixin, name) and name not in self.known:
+            is_foreign = own.__func__ is not getattr(GenerationMixin, name)
+            if (is_foreign and name not in self.known) or name in vars(model):
                 raise UnsupportedModelError(
                     f"model: expected transformers' own {name}, received a {type(model).__name__} "
                     "with another; its generate cannot be served"

@@ -90,8 +90,10 @@ def _find_obstacle(model: Any) -> tuple[str, str] | None:
     if getattr(config, "attention_chunk_size", None) is not None:
         return "whose attention is chunked", other
     decoder: Any = type(model.base_model)
-    if len(set(_windows(model))) > 1 and not _takes_masks_by_kind(decoder):
+    if len(set(_windows(model))) > 1 and not _says(decoder, "attention_mask, dict)"):
         return "whose layers see different positions, but whose forward takes one mask", other
+    if any(_windows(model)) and not _says(decoder, "sliding"):
+        return "whose cache slides, but whose masks do not", other
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         return f"whose rotary positions change with the length ({rope['rope_type']})", other
@@ -123,13 +125,13 @@ def _windows(model: Any) -> list[int | None]:
 
 
 @cache
-def _takes_masks_by_kind(decoder: Any) -> bool:
-    """Whether a decoder takes a dictionary of masks, one per kind of layer.
+def _says(decoder: Any, words: str) -> bool:
+    """Whether the source of a decoder's forward has these words.
 
-    Nothing in a signature says so; all of transformers' that do ask for it in these words.
+    What masks it makes, and takes, is in no signature; transformers' own all say it alike.
     """
     try:
-        return "attention_mask, dict)" in inspect.getsource(decoder.forward)
+        return words in inspect.getsource(decoder.forward)
     except (OSError, TypeError):  # no source at hand
         return False
 

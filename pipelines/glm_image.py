@@ -38,8 +38,11 @@ class GlmImage(CausalLM):
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """What only the original can serve."""
-        if call.others.get("image_grid_thw") is None:
+        grids = call.others.get("image_grid_thw")
+        if grids is None or not grids.numel():
             yield "a call without image_grid_thw"
+        elif call.length is not None and call.length > 1 + _positions(call)[1].shape[-1]:
+            yield "more tokens than its grids have"
         if call.guidance is not None:
             yield "guidance for a model whose positions depend on the prompt"
 
@@ -59,22 +62,27 @@ class _ThreeAxes(CausalLMWindow):
 
 def _position_table(call: GenerateCall) -> Tensor:
     """`[B, 3, P]` int64: the prompt's positions without its padding, then the grids'."""
-    inner, others, mask = call.model.model, call.others, call.mask
+    prompt, grids = _positions(call)
+    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(call.mask)]
+    longest = max(row.shape[1] for row in rows)
+    return torch.stack([_lengthen(row, longest) for row in rows])
+
+
+def _positions(call: GenerateCall) -> tuple[Tensor, Tensor]:
+    """Positions of the prompt `[3, B, T]` and of the grids `[B, 3, L]`, by the model's own code."""
+    inner, others = call.model.model, call.others
     before = {name: getattr(inner, name) for name in _KEPT}
     try:
         prompt, _ = inner.get_rope_index(
             call.ids,
             image_grid_thw=others["image_grid_thw"],
             images_per_sample=others.get("images_per_sample"),
-            attention_mask=mask.long(),
+            attention_mask=call.mask.long(),
         )  # [3, B, T]
-        grids = inner._cached_decode_position_ids  # [B, 3, L]
+        return prompt, inner._cached_decode_position_ids
     finally:
         for name, value in before.items():
             setattr(inner, name, value)
-    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(mask)]
-    longest = max(row.shape[1] for row in rows)
-    return torch.stack([_lengthen(row, longest) for row in rows])
 
 
 def _lengthen(row: Tensor, length: int) -> Tensor:

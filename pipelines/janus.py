@@ -11,6 +11,7 @@ that read a prefix therefore run the original.
 
 from __future__ import annotations
 
+from copy import copy
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import MMAccelError
+from mmaccel.pipelines.call_obstacles import find_in_model, is_left_padded
 from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.inject import original
@@ -30,6 +32,8 @@ from mmaccel.results import Generation
 from mmaccel.samplers.filters import Filters
 
 _GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
+_REPLACED = ("_get_logits_processor", "prepare_inputs_for_generation")
+_HEEDED = {"inputs_embeds", "is_first_iteration", "use_cache", "guidance_scale", "logits_to_keep"}
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -47,6 +51,9 @@ class Janus(CausalLM):
         seen = _prepare(model, args, options)
         config, processors = seen.config, list(seen.processors)
         reasons = [name for name in _RECORDS if getattr(config, name, False)]
+        reasons += [*find_in_model(model), *seen.others]
+        if not is_left_padded(seen.mask):
+            reasons.append("an attention mask that does more than hide padding on the left")
         if options.get("past_key_values") is not None:
             reasons.append("past_key_values given by the caller")
         if not processors or not is_own(processors[0], _GUIDANCE):
@@ -110,9 +117,11 @@ class _Prepared(MMAccelError):
 def _prepare(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
     """What the library's own code makes of a call, up to its first pass.
 
+    Lists are copied, as the library appends to the caller's.
+
     Returns:
-        config, processors, ids `[B, T]` as they were given, tokens `[2 B, T]` with the rows for
-        guidance, mask `[2 B, T]` bool.
+        config, processors, others (names of arguments nobody heeds), ids `[B, T]` as they were
+        given, tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
     """
     from transformers import DynamicCache
 
@@ -127,17 +136,23 @@ def _prepare(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Simp
     def stop(  # the names tell the library which arguments it may pass on
         input_ids: Tensor, attention_mask: Tensor, past_key_values: Any = None, **kwargs: Any
     ) -> Any:
+        given = {name for name, value in kwargs.items() if value is not None}
+        seen.others = sorted(given - _HEEDED)
         seen.tokens, seen.mask = input_ids, attention_mask.bool()
         raise _Prepared
 
+    lists = [copy(value) if isinstance(value, list) else value for value in args]
+    named = {k: copy(v) if isinstance(v, list) else v for k, v in options.items()}
+    before = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
     model._get_logits_processor, model.prepare_inputs_for_generation = note_processors, stop
     try:
         # with a cache at hand none is prepared: we need none, and 5.17 cannot
-        original(model, "generate")(*args, **{**options, "past_key_values": DynamicCache()})
+        original(model, "generate")(*lists, **{**named, "past_key_values": DynamicCache()})
     except _Prepared:
         pass
     finally:
         del model._get_logits_processor, model.prepare_inputs_for_generation
+        vars(model).update(before)
     seen.ids = seen.tokens[: seen.tokens.shape[0] // 2]
     return seen
 

@@ -53,7 +53,7 @@ class LlamaGenConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
+        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
             raise OptionError(
                 f"dim: expected heads whose width divides by 4, received {self.dim} over "
                 f"{self.n_head} heads; check the checkpoint's sizes"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -32,16 +34,27 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return load_file(file)
-    content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    while isinstance(content, dict) and not any(isinstance(v, Tensor) for v in content.values()):
-        inner = [content[name] for name in _WRAPPERS if name in content]
+    try:
+        with torch.serialization.safe_globals([Namespace]):  # training saves its arguments too
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UnsupportedModelError(
+            f"weights: expected a checkpoint of tensors, received {file} ({reason}); "
+            "download it again"
+        ) from error
+    while isinstance(content, dict):
+        inner = [content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)]
         if not inner:
-            raise UnsupportedModelError(
-                f"weights: expected tensors by name in {file}, received {sorted(content)[:5]}; "
-                f"give a checkpoint that has them, or one of {', '.join(_WRAPPERS)}"
-            )
+            break
         content = inner[0]
-    return content
+    if not (isinstance(content, dict) and any(isinstance(v, Tensor) for v in content.values())):
+        received = sorted(map(str, content))[:5] if isinstance(content, dict) else type(content)
+        raise UnsupportedModelError(
+            f"weights: expected tensors by name in {file}, received {received}; "
+            f"give a checkpoint that has them, or one of {', '.join(_WRAPPERS)}"
+        )
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def load_transformer(

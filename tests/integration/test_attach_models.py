@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -95,3 +96,22 @@ def test_dropout_in_training_mode_is_left_to_the_original() -> None:
             model.generate(**PROMPTS, **SHORT)
         model.eval()
         model.generate(**PROMPTS, **SHORT)
+
+
+def test_methods_of_one_model_alone_are_not_passed_over() -> None:
+    """As adapters that add prompts do, for as long as a call lasts."""
+    model = build_lm("llama")
+    assert mmaccel.supports(model)
+    own = model.prepare_inputs_for_generation
+
+    def prepare(*args: Any, **options: Any) -> Any:
+        inputs = own(*args, **options)
+        return inputs | {"input_ids": (inputs["input_ids"] + 1) % 40}
+
+    prepare.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
+    with mmaccel.attach(model, "jacobi") as run:
+        model.prepare_inputs_for_generation = prepare
+        with pytest.warns(UserWarning, match="own prepare_inputs_for_generation"):
+            ours = model.generate(**PROMPTS, **SHORT)
+    assert run.stats is not None and run.stats.fallbacks
+    assert torch.equal(ours, model.generate(**PROMPTS, **SHORT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,37 @@ def test_what_it_cannot_serve_runs_the_original_or_is_refused() -> None:
     for bad in ({"policy": "warp"}, {"policy": "jacobi", "seed": 1.5}):
         with pytest.raises(OptionError):
             mmaccel.decoder(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 2}])
+def test_a_search_is_refused_rather_than_sampled(options: dict[str, Any]) -> None:
+    model, inputs = build_lm("llama"), left_padded([[5, 6, 7]])
+    with pytest.raises(AttachError, match="expected greedy search or sampling, received"):
+        model.generate(
+            **inputs, max_new_tokens=4, do_sample=False, **options,
+            custom_generate=mmaccel.decoder("jacobi"),
+        )  # fmt: skip
+
+
+def test_a_decoder_warns_once() -> None:
+    model, loop = build_lm("llama"), mmaccel.decoder("jacobi")
+    options: dict[str, Any] = dict(
+        max_new_tokens=4, do_sample=False, output_scores=True, return_dict_in_generate=True
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model.generate(**PROMPTS, **options, custom_generate=loop)
+    assert sum("output_scores" in str(w.message) for w in seen) == 1 and len(loop.history) == 3
+
+
+def test_a_model_inside_peft_is_found() -> None:
+    model = build_lm("llama")
+    wrapped = SimpleNamespace(peft_config={}, get_base_model=lambda: model)
+    assert mmaccel.supports(wrapped)
+    with mmaccel.attach(wrapped, "jacobi", strict=True) as run:
+        model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
+    assert run.stats is not None and run.stats.fallbacks == [] and run.stats.tokens > 8
 
 
 def pipeline(**parts: Any) -> Any:

@@ -158,13 +158,25 @@ def test_glm_image_without_grids_or_with_guidance_runs_the_original() -> None:
     model = build_bed("glm_image")
     inputs = prompts("glm_image", ROWS[:1])
     ids = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
+    none = inputs | {
+        "image_grid_thw": torch.zeros(0, 3).long(), "images_per_sample": torch.tensor([0])
+    }  # fmt: skip
     for given, options, reason in (
         (ids, {}, "a call without image_grid_thw"),
+        (none, {}, "a call without image_grid_thw"),
         (inputs, {"guidance_scale": 2.0}, "guidance for a model whose positions"),
     ):
         with mmaccel.attach(model, "jacobi") as run, pytest.warns(UserWarning, match=reason):
             model.generate(**given, max_new_tokens=4, do_sample=False, **options)
         assert run.stats is not None and reason in "; ".join(run.stats.fallbacks)
+
+
+def test_glm_image_makes_no_more_tokens_than_its_grids_have() -> None:
+    model, inputs = build_bed("glm_image"), prompts("glm_image", ROWS[:1])
+    with mmaccel.attach(model, "jacobi", strict=True):
+        model.generate(**inputs, max_new_tokens=22, do_sample=False)
+        with pytest.raises(mmaccel.AttachError, match="more tokens than its grids have"):
+            model.generate(**inputs, max_new_tokens=23, do_sample=False)
 
 
 @pytest.mark.parametrize("name", ["chameleon", "emu3"])

@@ -122,6 +122,92 @@ def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) 
         run(model, "jacobi", **options, past_key_values=DynamicCache())
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "more than hide padding"),
+        ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1]])}, "more than hide padding"),
+        ({"position_ids": torch.tensor([[0, 3, 7, 9, 11, 20]])}, "position_ids"),
+    ],
+)
+def test_odd_calls_run_the_original(options: dict[str, Any], reason: str) -> None:
+    import transformers as hf
+
+    model, inputs = build_janus(), {"input_ids": torch.tensor([[1, 20, 21, 22, 23, 7]])}
+    inputs |= {"attention_mask": torch.ones(1, 6).long()} | options
+    plain = model.generate(**inputs, **PICTURE, past_key_values=hf.DynamicCache())
+    with mmaccel.attach(model, "jacobi") as handle, pytest.warns(UserWarning, match=reason):
+        ours = model.generate(**inputs, **PICTURE, past_key_values=hf.DynamicCache())
+    assert torch.equal(ours, plain) and reason in "; ".join(handle.stats.fallbacks)
+
+
+def test_processors_of_the_callers_run_the_original_once() -> None:
+    import transformers as hf
+
+    class Prefix(hf.LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return scores.roll(input_ids.shape[1], -1)
+
+    model, guidance = build_janus(), hf.ClassifierFreeGuidanceLogitsProcessor(3.0)
+    for own_list, scale, reason in (
+        ([Prefix()], 3.0, "guidance that does not come first"),
+        ([guidance, Prefix()], 1.0, "a Prefix, which Janus shows the prompt alone"),
+    ):
+        pictures = []
+        for attached in (False, True):
+            given = hf.LogitsProcessorList(own_list)
+            options = PICTURE | {"guidance_scale": scale, "logits_processor": given}
+            options |= {"past_key_values": hf.DynamicCache()}
+            if not attached:
+                pictures.append(model.generate(**janus_prompts(ROWS), **options))
+                continue
+            with mmaccel.attach(model, "jacobi"), pytest.warns(UserWarning, match=reason):
+                pictures.append(model.generate(**janus_prompts(ROWS), **options))
+            assert len(given) == 2  # the library put its guidance there once, or found one
+        assert torch.equal(*pictures)
+
+
+def test_training_with_dropout_and_refused_models_run_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_janus()
+    with mmaccel.attach(model, "jacobi", strict=True):
+        model.model.language_model.layers[0].add_module("drop", torch.nn.Dropout(0.1))
+        model.train()
+        with pytest.raises(mmaccel.AttachError, match="training mode with dropout"):
+            model.generate(**janus_prompts(ROWS), **PICTURE)
+        model.eval()
+
+        def refuse(*_: Any) -> None:
+            raise mmaccel.UnsupportedModelError("no such model")
+
+        monkeypatch.setattr("mmaccel.pipelines.janus.Janus.check", refuse)
+        with pytest.raises(mmaccel.AttachError, match="no such model"):
+            model.generate(**janus_prompts(ROWS), **PICTURE)
+
+
+def test_too_many_positions_are_left_to_the_original() -> None:
+    model = build_janus()
+    rows = [[20] * 115]  # 117 ids and 16 tokens, of 128 positions
+    with pytest.raises(mmaccel.AttachError, match="more positions than the model's 128"):
+        run(model, "jacobi", rows)
+
+
+def test_greedy_pictures_leave_torchs_generator_alone() -> None:
+    model = build_janus()
+    before = torch.get_rng_state()
+    run(model, "jacobi", seed=None)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_models_own_attributes_are_given_back() -> None:
+    model = build_janus()
+    mine = model._get_logits_processor
+    model._get_logits_processor = mine
+    run(model, "jacobi")
+    assert vars(model)["_get_logits_processor"] is mine
+
+
 def test_text_mode_is_an_ordinary_causal_lm() -> None:
     model = build_janus()
     options: dict[str, Any] = dict(

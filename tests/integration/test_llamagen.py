@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ def test_a_checkpoint_is_read_and_fitted(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     model = build(CAPTIONS)
-    torch.save({"model": model.state_dict(), "steps": 3}, tmp_path / "t2i.pt")
+    saved = {"model": model.state_dict(), "steps": torch.tensor(3), "args": Namespace(lr=1.0)}
+    torch.save(saved, tmp_path / "t2i.pt")
     save_file(model.state_dict(), tmp_path / "t2i.safetensors")
     for name in ("t2i.pt", "t2i.safetensors"):
         again = load_transformer(read_weights(tmp_path / name), block_size=16, n_head=4)
@@ -203,6 +205,14 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_transformer({"quant_conv.weight": torch.zeros(1)})
     with pytest.raises(OptionError, match="expected a file"):
         read_weights(tmp_path / "none.pt")
+    (tmp_path / "garbage.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(UnsupportedModelError, match="expected a checkpoint of tensors"):
+        read_weights(tmp_path / "garbage.pt")
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
+    with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
+        read_weights(tmp_path / "list.pt")
+    with pytest.raises(OptionError, match="heads whose width"):
+        load_transformer(state, block_size=16, n_head=0)
     torch.save({"optimizer": {}}, tmp_path / "odd.pt")
     with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
         read_weights(tmp_path / "odd.pt")

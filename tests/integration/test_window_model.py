@@ -188,6 +188,9 @@ def _unsuitable() -> dict[str, Any]:
     flex = build_lm("llama")
     flex.config._attn_implementation = "flex_attention"
     chunked = build_lm("llama", attention_chunk_size=4)
+    moshi = hf.MoshiConfig(
+        **small, num_key_value_heads=2, head_dim=8, ffn_dim=64, sliding_window=12, pad_token_id=0
+    )
     one_mask = build_lm(
         "llama", sliding_window=5, layer_types=["sliding_attention", "full_attention"]
     )
@@ -196,6 +199,7 @@ def _unsuitable() -> dict[str, Any]:
         "other kinds .*LinearAttention": build_lm("lfm2"),
         "attention is chunked": chunked,
         "whose forward takes one mask": one_mask,
+        "whose cache slides, but whose masks do not": hf.MoshiForCausalLM(moshi),
         "takes no position_ids": hf.MambaForCausalLM(
             hf.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCAB)
         ),
