@@ -1,4 +1,5 @@
-# Sourced by quickstart.sh and test.sh. Reads PYTHON (default: the first Python >= 3.11 found).
+# Sourced by quickstart.sh and test.sh. Reads PYTHON (default: the first Python >= 3.11 found) and
+# TRANSFORMERS (a version of it; default: the newest).
 _CPU_BUILDS=https://download.pytorch.org/whl/cpu
 
 make_environment() {
@@ -27,6 +28,7 @@ make_environment() {
 # PyTorch's own index of CPU builds is asked too, where it answers.
 install() {
     local options=(--quiet --disable-pip-version-check -e "$1")
+    [ -z "${TRANSFORMERS:-}" ] || options+=("transformers==$TRANSFORMERS")
     if ! nvidia-smi >/dev/null 2>&1; then
         options+=("torch>=2.6,<2.14")
         if _answers "$_CPU_BUILDS/torch/"; then

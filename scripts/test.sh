@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs no GPU: style, types, tests. Makes .venv where there is none.
-#   PYTHON=python3.12 bash scripts/test.sh [arguments of pytest]
+#   PYTHON=python3.12 TRANSFORMERS=5.17.0 bash scripts/test.sh [arguments of pytest]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
