@@ -46,7 +46,7 @@ def main() -> None:
         "model": args.model,
         "captions": captions,
         "guidance": args.guidance,
-        "grid": list(pipe.tokenizer.grid),
+        "grid": [pipe.pictures.layout.rows, pipe.pictures.layout.width],
         "tokens_per_pass": [
             {"drafts": source, "window": window, "tokens_per_pass": round(gain, 3)}
             for source in frames

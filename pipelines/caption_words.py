@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 
 FILE = "words.json"
@@ -119,24 +116,6 @@ class CaptionWords:
     def unconditional(self) -> list[int]:
         """Prompt ids of the empty caption: `[bos, boi]`."""
         return [self.bos, self.boi]
-
-    def make_prompt(
-        self, ids: Sequence[list[int]], guided: bool, layout: Layout, device: torch.device
-    ) -> Prompt:
-        """What stands before the pictures.
-
-        Args:
-            ids: prompt ids of B captions.
-            guided: whether a branch of B empty captions follows.
-            layout: of a picture.
-            device: where the tensors go.
-        """
-        branches = 2 if guided else 1
-        rows = [*ids, *[self.unconditional()] * (len(ids) * (branches - 1))]
-        longest = max(map(len, rows))
-        padded = [row + [self.pad] * (longest - len(row)) for row in rows]  # [R, T]
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        return Prompt(torch.tensor(padded, device=device), lengths, branches, layout=layout)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The words among `ids`, separated by blanks; all other ids are skipped."""

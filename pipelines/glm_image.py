@@ -30,11 +30,11 @@ class GlmImage(CausalLM):
 
     def wrap(self, model: Any) -> CausalLMWindow:
         """The model in windows, all positions those of text."""
-        return _ThreeAxes(model)
+        return GlmImageWindow(model)
 
     def open(self, call: GenerateCall) -> CausalLMWindow:
         """The model in windows, at the positions of the call's grids."""
-        return _ThreeAxes(call.model, _position_table(call))
+        return GlmImageWindow(call.model, make_positions(call))
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """What only the original can serve."""
@@ -47,10 +47,24 @@ class GlmImage(CausalLM):
             yield "guidance for a model whose positions depend on the prompt"
 
 
-class _ThreeAxes(CausalLMWindow):
-    def __init__(self, model: Any, table: Tensor | None = None) -> None:
-        super().__init__(model)
-        self._table = table  # [R, 3, P]
+class GlmImageWindow(CausalLMWindow):
+    """The model in windows.
+
+    Args:
+        model: `GlmImageForConditionalGeneration`.
+        table: `[R, 3, P]` int64 of `make_positions`; None for text.
+        vocab_size: as in `CausalLMWindow`.
+    """
+
+    def __init__(
+        self, model: Any, table: Tensor | None = None, vocab_size: int | None = None
+    ) -> None:
+        super().__init__(model, vocab_size=vocab_size)
+        self._table = table
+
+    def begin(self, table: Tensor) -> None:
+        """The next run stands at these positions."""
+        self._table = table
 
     def position_ids(self, positions: Tensor) -> Tensor:
         """Positions `[R, W]` in the cache to `[3, R, W]`; behind the last grid, the last one's."""
@@ -60,7 +74,7 @@ class _ThreeAxes(CausalLMWindow):
         return self._table.gather(2, index).transpose(0, 1)
 
 
-def _position_table(call: GenerateCall) -> Tensor:
+def make_positions(call: GenerateCall) -> Tensor:
     """`[B, 3, P]` int64: the prompt's positions without its padding, then the grids'."""
     prompt, grids = _positions(call)
     rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(call.mask)]

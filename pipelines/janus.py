@@ -48,7 +48,7 @@ class Janus(CausalLM):
         """The call as a task, if it asks for pictures."""
         if options.get("generation_mode", "text") == "text":
             return None
-        seen = _prepare(model, args, options)
+        seen = prepare_picture(model, args, options)
         config, processors = seen.config, list(seen.processors)
         reasons = [name for name in _RECORDS if getattr(config, name, False)]
         reasons += [*find_in_model(model), *seen.others]
@@ -79,7 +79,7 @@ class Janus(CausalLM):
             return _wrap(made.tokens.to(seen.ids.device), config)
 
         return OwnLoop(
-            window=_Codes(model, prompt.lengths),
+            window=JanusCodes(model, prompt.lengths),
             prompt=prompt,
             length=length,
             filters=Filters(scale, temperature, processor=chain),
@@ -88,15 +88,26 @@ class Janus(CausalLM):
         )
 
 
-class _Codes(CausalLMWindow):
-    """Text ids up to a row's prompt, picture codes behind it; logits of picture codes."""
+class JanusCodes(CausalLMWindow):
+    """Text ids up to a row's prompt, picture codes behind it; logits of picture codes.
 
-    def __init__(self, model: Any, lengths: Tensor) -> None:
+    Args:
+        model: `JanusForConditionalGeneration`.
+        lengths: `[R]` int64, of the prompts of the next run; `begin` sets them too.
+    """
+
+    def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)
         self.vocab_size = model.model.vqmodel.config.num_embeddings
-        self._lengths = lengths  # [R]
+        self._lengths = lengths
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        """The next run is this prompt's; hands it back."""
+        self._lengths = prompt.lengths
+        return prompt
 
     def _run(self, **inputs: Any) -> Any:
+        assert self._lengths is not None, "begin comes first"
         tokens, inner = inputs.pop("input_ids"), self.model.model
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         codes = tokens.masked_fill(is_text, 0)
@@ -114,7 +125,7 @@ class _Prepared(MMAccelError):
     """Raised where the library would run its first pass."""
 
 
-def _prepare(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
+def prepare_picture(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
     """What the library's own code makes of a call, up to its first pass.
 
     Lists are copied, as the library appends to the caller's.

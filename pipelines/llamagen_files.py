@@ -41,7 +41,7 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
         reason = " ".join(str(error).split())[:120]
         raise UnsupportedModelError(
             f"weights: expected a checkpoint of tensors, received {file} ({reason}); "
-            "download it again"
+            "download it again, or save its tensors as .safetensors"
         ) from error
     while isinstance(content, dict):
         inner = [content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)]
@@ -113,13 +113,17 @@ def load_transformer(
 def load_tokenizer(
     weights: Mapping[str, Tensor], grid: tuple[int, int], config: VQGANConfig | None = None
 ) -> VQGAN:
-    """Build the picture tokenizer; by default that of 16 pixels a token, `vq_ds16`.
+    """Build the picture tokenizer; by default that of 16 pixels a token, `vq_ds16`, with as many
+    codes as there are.
 
     Raises:
         UnsupportedModelError: as in `load_transformer`.
     """
+    if config is None:
+        table = weights.get("quantize.embedding.weight")
+        config = VQGANConfig() if table is None else VQGANConfig(n_codes=table.shape[0])
     with torch.device("meta"):
-        tokenizer = VQGAN(VQGANConfig() if config is None else config, grid)
+        tokenizer = VQGAN(config, grid)
     fill(tokenizer, weights)
     return tokenizer.float().eval().requires_grad_(False)
 

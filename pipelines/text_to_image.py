@@ -5,34 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mmaccel.contracts import Policy, TokenModel, VisualTokenizer, check_policy
+from mmaccel.contracts import Policy, TokenModel, check_policy
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.caption_words import CaptionWords, check_captions
-from mmaccel.pipelines.model_folder import find_folder, load_folder
+from mmaccel.pipelines.caption_words import check_captions
+from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.pictures import Pictures, join, to_images
+from mmaccel.pipelines.picture_model import PictureModel, choose_filters
+from mmaccel.pipelines.picture_models import open_pictures
+from mmaccel.pipelines.pictures import Pictures, join
 from mmaccel.results import Generation, OnStep
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise
-from mmaccel.tokenizers_vq.grid import Grid
 
 
 class TextToImage:
     """Pictures from captions, by any policy. One run at a time: the model keeps one cache.
 
     Args:
-        model: predicts picture tokens: logits `[R, W, V]`, V of `tokenizer`.
-        tokenizer: turns tokens into pictures.
-        words: turns captions into prompt ids.
+        pictures: the model.
     """
 
-    def __init__(self, model: TokenModel, tokenizer: VisualTokenizer, words: CaptionWords) -> None:
-        self.model, self.tokenizer, self.words = model, tokenizer, words
-        self.layout = Grid(*tokenizer.grid, tokenizer.vocab_size)
+    def __init__(self, pictures: PictureModel) -> None:
+        self.pictures = pictures
 
     @classmethod
     def from_pretrained(
@@ -41,24 +40,37 @@ class TextToImage:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        size: tuple[int, int] | None = None,
+        decoder: str | Path | None = None,
+        family: str | None = None,
     ) -> TextToImage:
-        """Load a model that ships with the package, or one from a folder. Nothing is downloaded.
+        """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
 
         Args:
-            name: "scenes", or a folder (see `mmaccel.pipelines.model_folder.load_folder`).
+            name: "scenes", a folder or file, or an id of the hub (downloaded to its cache).
             device: where to run.
-            dtype: of the causal LM; "bitwise" is promised in float32 and float64.
+            dtype: of the generator; "bitwise" is promised in float32 and float64.
+            size: width and height in pixels, for models that draw several.
+            decoder: a file with the picture decoder, for checkpoints that have none.
+            family: how the checkpoint is to be read; None finds out. See docs/models.md.
 
         Raises:
-            OptionError: there is no such model, device or dtype, or a file is missing.
-            UnsupportedModelError: the folder holds no causal LM, or one of another vocabulary.
+            OptionError: there is no such model, device, dtype, size or family, or a file is
+                missing.
+            UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        return cls(*load_folder(find_folder(name), device, dtype))
+        place = Place(device, dtype, size, None if decoder is None else Path(decoder))
+        return cls(open_pictures(name, place, family))
+
+    @property
+    def model(self) -> TokenModel:
+        """What predicts picture tokens."""
+        return self.pictures.window
 
     @property
     def length(self) -> int:
         """Tokens of a picture."""
-        return self.layout.frame
+        return self.pictures.layout.frame
 
     def __call__(
         self,
@@ -66,8 +78,8 @@ class TextToImage:
         *,
         policy: Policy | None = None,
         seed: int | Sequence[int] = 0,
-        guidance_scale: float = 2.0,
-        temperature: float = 1.0,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -83,7 +95,8 @@ class TextToImage:
             seed: one for all (picture b is item b of it), or one per picture. With one per
                 picture a picture depends on its own seed and caption alone.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
-            temperature, top_k, top_p, min_p: see `mmaccel.Filters`.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
+                authors recommend (`pictures.filters`); top_k 0 and top_p 1 keep all tokens.
             num_images_per_prompt: pictures of each caption, one after another.
             batch_size: pictures made together; None makes all together.
             on_step: called after every pass with the state of the running batch.
@@ -98,7 +111,14 @@ class TextToImage:
             NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        filters = Filters(guidance_scale, temperature, top_k, top_p, min_p)
+        filters = choose_filters(
+            self.pictures.filters,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
         captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
         _check_at_least_one("num_images_per_prompt", num_images_per_prompt)
         captions = [caption for caption in captions for _ in range(num_images_per_prompt)]
@@ -132,7 +152,7 @@ class TextToImage:
         """
         captions = check_captions(captions)
         _check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
-        ids = [self.words.encode(caption) for caption in captions]
+        ids = [self.pictures.encode(caption) for caption in captions]
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = Jacobi() if policy is None else policy
         check_policy(run)
@@ -149,7 +169,8 @@ class TextToImage:
                 with alone(self.model):
                     made = self._decode(ids[part], run, filters, own, on_step)
                 began = time.perf_counter()
-                images = to_images(self.tokenizer.decode(made.tokens))
+                drawn = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
+                images = self.pictures.render(made.tokens, captions[part], drawn)
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)
@@ -159,15 +180,14 @@ class TextToImage:
     @torch.no_grad()
     def _decode(
         self,
-        ids: list[list[int]],
+        ids: Sequence[Any],
         policy: Policy,
         filters: Filters,
         noise: Noise,
         on_step: OnStep | None,
     ) -> Generation:
-        """Prompt ids of a batch to tokens `[B, h*w]`."""
-        guided = filters.guidance_scale != 1
-        prompt = self.words.make_prompt(ids, guided, self.layout, self.model.device)
+        """Encoded captions of a batch to tokens `[B, N]`."""
+        prompt = self.pictures.prompt(ids, filters.guidance_scale != 1)
         return policy.sample(
             self.model, prompt, self.length, filters=filters, noise=noise, on_step=on_step
         )

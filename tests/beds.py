@@ -25,6 +25,8 @@ LENGTHS = {"imagegpt": 24, "chameleon": 24, "emu3": 24, "glm_image": 21}
 
 def build_bed(name: str) -> Any:
     """A model in evaluation mode, float32, the same at every call."""
+    if name == "lumina":
+        return _chameleon(levels=5)
     return {"imagegpt": _imagegpt, "chameleon": _chameleon, "emu3": _emu3, "glm_image": _glm_image}[
         name
     ]()
@@ -59,12 +61,15 @@ def _imagegpt() -> Any:
     return hf.ImageGPTForCausalImageModeling(config).eval()
 
 
-def _chameleon() -> Any:
+def _chameleon(levels: int = 2) -> Any:
     import transformers as hf
 
     names = {"<image>": 4, "<racm3:break>": 5, "<eoss>": 6}
-    names |= {f"IMGIMG{chr(65 + code)}Z": 10 + code for code in range(16)}
+    for code in range(16):  # 12 is "IMGIMGBCZ"; ids and codes do not run in step
+        letters = "".join(chr(ord("A") + int(digit)) for digit in str(code))
+        names[f"IMGIMG{letters}Z"] = 10 + (5 * code) % 16
     vq = _VQ | dict(embed_dim=8, latent_channels=8, resolution=16, double_latent=False)
+    vq |= dict(channel_multiplier=[1] * levels)
     config = hf.ChameleonConfig(**_TEXT, num_key_value_heads=4, vocabulary_map=names, vq_config=vq)
     torch.manual_seed(7)
     return hf.ChameleonForConditionalGeneration(config).eval()
@@ -76,7 +81,13 @@ def _emu3() -> Any:
     names = {"<image>": 4, "<|extra_200|>": 5}
     names |= {f"<|visual token {code:06}|>": 10 + code for code in range(16)}
     vq = {k: v for k, v in _VQ.items() if k != "num_embeddings"}
-    vq |= dict(codebook_size=16, embed_dim=4, latent_channels=4, temporal_downsample_factor=1)
+    vq |= dict(
+        codebook_size=16,
+        embed_dim=4,
+        latent_channels=4,
+        temporal_downsample_factor=1,
+        hidden_size=32,
+    )
     config = hf.Emu3Config(
         text_config=_TEXT | {"num_key_value_heads": 2}, vq_config=vq, vocabulary_map=names
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ def bench(
     prompt: Annotated[
         str | None, typer.Argument(help="caption of all pictures; without it, fresh captions")
     ] = None,
-    model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
+    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     policies: Annotated[str, typer.Option(help="short names with commas")] = _ALL,
     windows: Annotated[str, typer.Option(help="with commas")] = "1,16,32,64,adaptive",
     guidance: Annotated[str, typer.Option(help="scales with commas")] = "1.0,2.0",
@@ -44,7 +45,7 @@ def bench(
     from mmaccel.commands.terminal import Stopped
     from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
-    from mmaccel.pipelines.model_folder import find_folder
+    from mmaccel.pipelines.picture_models import find_source
     from mmaccel.samplers.filters import Filters
 
     check_count("count", count)
@@ -79,15 +80,22 @@ def bench(
                 )
             for width in own:
                 setups.append(Setup(name, make_policy(name, window=width), width, dtype))
-    filters = [Filters(guidance_scale=scale, temperature=temperature) for scale in scales]
+    for scale in scales:
+        Filters(guidance_scale=scale, temperature=temperature)
     pipes = {dtype: open_pipeline(model, device, dtype) for dtype in _split(dtypes)}
-    source = MODELS.get(model, MODELS["scenes"])
-    if prompt is None:
+    pictures = next(iter(pipes.values())).pictures
+    filters = [
+        replace(pictures.filters, guidance_scale=scale, temperature=temperature) for scale in scales
+    ]
+    if prompt is not None:
+        captions = [prompt] * count
+    elif hasattr(pictures, "words"):
+        source = MODELS.get(model, MODELS["scenes"])
         captions = load(source.captions)(load(source.fresh), range(count))
     else:
-        captions = [prompt] * count
+        captions = [pictures.examples[k % len(pictures.examples)] for k in range(count)]
     for caption in captions:
-        next(iter(pipes.values())).words.encode(caption)
+        pictures.encode(caption)
     if json_file is not None:
         open_folder(json_file.parent, "--json")
         write_whole(json_file.with_name(f"{json_file.name}.trial"), Path.touch)
@@ -95,7 +103,7 @@ def bench(
     rows = measure(pipes, captions, setups, filters, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
-        card = _read_card(find_folder(model))
+        card = _read_card(find_source(model))
         if json_file is not None:
             report = {
                 "command": " ".join(["mmaccel", *sys.argv[1:]]),

@@ -132,7 +132,7 @@ def check_model(name: str) -> Finding:
         from mmaccel.samplers.filters import Filters
 
         pipe = open_pipeline(name, "cpu")
-        warm_up(pipe, Autoregressive(), Filters(guidance_scale=2.0), pipe.words.words[0], 1)
+        warm_up(pipe, Autoregressive(), Filters(guidance_scale=2.0), pipe.pictures.examples[0], 1)
     except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
     return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")

@@ -20,7 +20,8 @@ from mmaccel.commands.picture_files import (
 )
 from mmaccel.commands.picture_sheet import draw_sheet
 from mmaccel.commands.run_setup import warm_up
-from mmaccel.pipelines.model_folder import content_hash, find_folder
+from mmaccel.pipelines.model_folder import content_hash
+from mmaccel.pipelines.picture_models import find_source
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Job:
     out: Path
     model: str
     dtype: str
+    extras: dict[str, Any] = field(default_factory=dict)  # further settings of the model
     made: list[Pictures] = field(default_factory=list)
     plain: list[Pictures] = field(default_factory=list)
     kept: int = 0
@@ -82,7 +84,8 @@ class Job:
         names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
         return {
             "model": self.model,
-            "weights": content_hash(find_folder(self.model)),
+            "weights": content_hash(find_source(self.model)),
+            **self.extras,
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             "policy": self.name,

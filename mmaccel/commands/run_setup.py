@@ -58,17 +58,43 @@ def open_folder(folder: Path, option: str = "--out") -> None:
         ) from error
 
 
-def open_pipeline(model: str, device: str, dtype: str = EXACT_DTYPE) -> TextToImage:
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """The value of `--size`: `768` or `1024x768`, width first.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise OptionError(
+            f"--size: expected pixels such as 768 or 1024x768, received {text!r}; width comes first"
+        )
+    return int(parts[0]), int(parts[-1])
+
+
+def open_pipeline(
+    model: str,
+    device: str,
+    dtype: str = EXACT_DTYPE,
+    *,
+    size: str | None = None,
+    decoder: Path | None = None,
+    family: str | None = None,
+) -> TextToImage:
     """Load a text-to-image model on a device.
 
     Args:
-        model: name or folder.
+        model: name, folder, file, or id of the hub.
         device: as torch names it.
         dtype: of the generator, one of `DTYPES`.
+        size, decoder, family: as on the command line.
 
     Raises:
-        OptionError: no such model, device or dtype.
+        OptionError: no such model, device, dtype, size or family.
     """
+    pixels = parse_size(size)
     if dtype not in DTYPES:
         raise OptionError(
             f"--dtype: expected one of {', '.join(DTYPES)}, received {dtype!r}; "
@@ -80,7 +106,14 @@ def open_pipeline(model: str, device: str, dtype: str = EXACT_DTYPE) -> TextToIm
     from mmaccel.pipelines.text_to_image import TextToImage
 
     logging.disable_progress_bar()
-    return TextToImage.from_pretrained(model, device=device, dtype=getattr(torch, dtype))
+    return TextToImage.from_pretrained(
+        model,
+        device=device,
+        dtype=getattr(torch, dtype),
+        size=pixels,
+        decoder=decoder,
+        family=family,
+    )
 
 
 def warm_up(pipe: TextToImage, policy: Policy, filters: Filters, caption: str, rows: int) -> None:

@@ -11,6 +11,7 @@ from mmaccel.demo.scenes_measure import load_generator, measure_loss
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
@@ -44,7 +45,7 @@ def measure_acceptance(
     for step, folder in sorted(found.items()):
         model = load_generator(folder)
         window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-        pipe = TextToImage(window, tokenizer, CaptionWords(tokenizer.vocab_size))
+        pipe = TextToImage(WordPictures(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
         nats = measure_loss(model, work, 500)["validation_nats_per_token"]
         row: dict[str, Any] = {"step": step, "validation nats": nats}
         for name, policy, scale in _SETTINGS:

@@ -20,6 +20,7 @@ from mmaccel.demo.train_tokenizer import as_float, psnr
 from mmaccel.pipelines.pictures import join
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
 from mmaccel.tokenizers_vq.load import load_tokenizer
@@ -100,7 +101,7 @@ def measure_samples(
         of the captions that are not in `seen`, and what the pictures cost.
     """
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-    pipe = TextToImage(window, tokenizer, CaptionWords(tokenizer.vocab_size))
+    pipe = TextToImage(WordPictures(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
     captions = make_captions(EVALUATION_SEED, range(count))
     filters = Filters(guidance_scale, temperature)
     batches = pipe.stream(

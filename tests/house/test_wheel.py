@@ -64,8 +64,8 @@ def test_installed_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Pat
         archive.extractall(tmp_path / "site")
     program = (
         "import mmaccel, mmaccel.kernels.noise as n, mmaccel.samplers.jacobi as j;"
-        "from mmaccel.pipelines.model_folder import find_folder;"
-        "print(mmaccel.__file__, n.__file__, j.__file__, find_folder('scenes'), sep='\\n')"
+        "from mmaccel.pipelines.picture_models import find_source;"
+        "print(mmaccel.__file__, n.__file__, j.__file__, find_source('scenes'), sep='\\n')"
     )
     out = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     places = out.split()

@@ -318,7 +318,7 @@ BAD = [
     (["--temperature", "-0.1"], 2, "temperature: expected a number >= 0"),
     (["--top-p", "0"], 2, "top_p: expected a number in (0, 1]"),
     (["--top-p", "1.5"], 2, "top_p: expected a number in (0, 1]"),
-    (["--top-k", "0"], 2, "top_k: expected an integer >= 1"),
+    (["--top-k", "-1"], 2, "top_k: expected an integer >= 1"),
     (["--min-p", "2"], 2, "min_p: expected a number in [0, 1]"),
     (["--seed", str(2**64)], 2, "seed: expected a 64-bit integer"),
     (["--count", "three"], 2, "--count"),

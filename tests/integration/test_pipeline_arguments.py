@@ -63,7 +63,7 @@ def test_a_run_that_failed_frees_the_pipeline(pipe: TextToImage) -> None:
 
 
 def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
-    other = TextToImage(pipe.model, pipe.tokenizer, pipe.words)
+    other = TextToImage(pipe.pictures)
     with pytest.raises(BusyError):
         pipe(CAPTIONS[0], on_step=lambda _: other(CAPTIONS[0]))  # type: ignore[arg-type, return-value]
 
@@ -138,8 +138,8 @@ def test_on_step_may_end_a_picture_at_nothing(pipe: TextToImage) -> None:
         ({"dtype": "float32"}, "dtype: expected torch.float32"),
         ({"dtype": torch.float8_e4m3fn}, "dtype: expected torch.float32"),
         ({"dtype": None}, "dtype: expected torch.float32"),
-        ({"name": None}, "model: expected a folder .* received None"),
-        ({"name": ""}, "model: expected a folder .* received ''"),
+        ({"name": None}, "model: expected a folder.* received None"),
+        ({"name": ""}, "model: expected a folder.* received ''"),
     ],
     ids=str,
 )

@@ -14,6 +14,7 @@ from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import IGNORE, TokenPool
 from mmaccel.demo.train_generator import GeneratorTraining, save_half, train_generator
 from mmaccel.demo.train_tokenizer import as_float, object_weight, psnr
+from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
 from mmaccel.tokenizers_vq.load import save_tokenizer
 
@@ -160,7 +161,7 @@ def test_greedy_pictures_follow_the_model(
     for p in model.parameters():
         p.data.mul_(4)
     captions = ["a red circle", "a small blue star at night"]
-    pipe = TextToImage(CausalLMWindow(model, vocab_size=15), Tokens(), words)
+    pipe = TextToImage(WordPictures(CausalLMWindow(model, vocab_size=15), Tokens(), words))
     drawn = pipe(captions, policy=Jacobi(16), guidance_scale=2.0, temperature=0).tokens
     assert drawn.shape == (2, 256) and int(drawn.max()) < 15
     for caption, row in zip(captions, drawn, strict=True):

@@ -1,0 +1,75 @@
+"""Pictures by Lumina-mGPT checkpoints, as `mmaccel generate` and `TextToImage` make them.
+
+Model: D. Liu et al., "Lumina-mGPT", 2024 (arXiv 2408.02657): Chameleon, trained on to draw in many
+sizes. A picture opens with its height and width in steps of 32 pixels, and every row of tokens ends
+with a token of its own. Guidance 4, temperature 1 and top-k 2000 are the authors'.
+
+Departures: the authors' code lets the model choose the size it was asked for in words; here the
+tokens of the size are put in place.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mmaccel.contracts import VisualTokenizer
+from mmaccel.pipelines.chameleon_pictures import ChameleonPictures, load_body, load_decoder
+from mmaccel.pipelines.checkpoint import Place, check_caption, count_tokens
+from mmaccel.samplers.filters import Filters
+
+_STEP = 32  # pixels of the sizes that have a token
+_ROW_END, _OPEN, _END_OF_TURN = "<reserved08799>", "<racm3:break>", "<reserved08706>"
+_SIZES = 8800  # <reserved08801> is one step, and so on
+_SIDE = 768
+
+
+class LuminaPictures(ChameleonPictures):
+    """A `PictureModel`; see `ChameleonPictures`.
+
+    Args:
+        model, tokenizer, decoder: as there.
+        size: width and height in pixels.
+    """
+
+    recommended = Filters(guidance_scale=4.0, top_k=2000)
+
+    def __init__(
+        self, model: Any, tokenizer: Any, decoder: VisualTokenizer, size: tuple[int, int]
+    ) -> None:
+        super().__init__(model, tokenizer, decoder, _ROW_END)
+        self.size = size
+
+    def encode(self, caption: str) -> list[int]:
+        """A caption in the authors' sentence, and the tokens that open a picture of the size."""
+        width, height = self.size
+        text = (
+            f"Generate an image of {width}x{height} according to the following prompt:\n"
+            f"{check_caption(caption)}"
+        )
+        words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        head = [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN)]
+        return head + self.unconditional()
+
+    def unconditional(self) -> list[int]:
+        """The tokens that open a picture of the size."""
+        steps = (self.size[1] // _STEP, self.size[0] // _STEP)
+        return [self.find(_OPEN), *(self.find(f"<reserved{_SIZES + n:05d}>") for n in steps)]
+
+
+def load_lumina(folder: Path, place: Place) -> LuminaPictures:
+    """Load a checkpoint such as Alpha-VLLM/Lumina-mGPT-7B-768.
+
+    Raises:
+        OptionError: sides that are no multiples of 32 pixels, or no picture decoder.
+        UnsupportedModelError: files that are missing or do not fit.
+    """
+    named = re.findall(r"-(512|768|1024)(?!\d)", str(folder))
+    side = int(named[-1]) if named else _SIDE
+    size = place.size or (side, side)
+    count_tokens(size, _STEP)
+    model, tokenizer = load_body(folder, place)
+    shape = model.config.vq_config
+    grid = count_tokens(size, 2 ** (len(shape.channel_multiplier) - 1))
+    return LuminaPictures(model, tokenizer, load_decoder(folder, place, shape, grid), size)

@@ -1,0 +1,91 @@
+"""What `TextToImage` needs of a model that makes pictures; one class for each family has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.samplers.filters import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class PictureModel(Protocol):
+    """Captions to prompts, and picture tokens to pictures.
+
+    Attributes:
+        window: predicts picture tokens.
+        layout: how they lie; `layout.frame` is a picture's number of slots.
+        filters: guidance, temperature and truncation as the model's authors recommend.
+        examples: captions for a first look.
+    """
+
+    window: TokenModel
+    layout: Grid
+    filters: Filters
+    examples: tuple[str, ...]
+
+    def encode(self, caption: str) -> Any:
+        """A caption, checked and made ready for `prompt`.
+
+        Raises:
+            OptionError: nothing the model can draw.
+        """
+
+    def prompt(self, encoded: Sequence[Any], guided: bool) -> Prompt:
+        """What stands before the pictures of B encoded captions; the next run is theirs.
+
+        Args:
+            encoded: what `encode` made.
+            guided: whether a branch of B unconditional rows follows.
+        """
+
+    def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
+        """Tokens `[B, layout.frame]` int64 to B pictures.
+
+        Args:
+            tokens: of the pictures, structural ones included.
+            captions: theirs.
+            seeds: theirs, for models that draw once more between tokens and pixels.
+        """
+
+
+def stack_rows(
+    rows: Sequence[Sequence[int]], branches: int, layout: Grid, device: torch.device, pad: int = 0
+) -> Prompt:
+    """Rows of ids, branch by branch, as one prompt.
+
+    Args:
+        rows: R lists of ids, none empty.
+        branches: G; R is a multiple of it.
+        layout: of a picture.
+        device: where the tensors go.
+        pad: fills short rows on the right; it is never attended to.
+    """
+    longest = max(map(len, rows))
+    padded = [[*row, *[pad] * (longest - len(row))] for row in rows]  # [R, T]
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return Prompt(torch.tensor(padded, device=device), lengths, branches, layout=layout)
+
+
+def choose_filters(recommended: Filters, **given: Any) -> Filters:
+    """The filters of a run: what is given, and what is recommended where that is None.
+
+    Args:
+        recommended: of the model.
+        **given: fields of `Filters`; a top_k of 0 keeps all tokens.
+
+    Raises:
+        OptionError: a value outside its domain.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen.get("top_k") == 0 and not isinstance(chosen["top_k"], bool):
+        chosen["top_k"] = None
+    return replace(recommended, **chosen)

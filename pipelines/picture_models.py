@@ -1,0 +1,75 @@
+"""Models that make pictures, by name.
+
+A model is named by the name of one that ships, by a path, or by an id of the Hugging Face hub,
+which `huggingface_hub` downloads to its cache and finds there the next time.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import mmaccel
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.model_folder import check_place
+from mmaccel.pipelines.picture_families import PICTURES, find_picture_family
+from mmaccel.pipelines.picture_model import PictureModel
+
+_HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+def open_pictures(name: str | Path, place: Place, family: str | None = None) -> PictureModel:
+    """Load a model that makes pictures.
+
+    Args:
+        name: "scenes", a path, or an id of the hub.
+        place: where it goes.
+        family: one of `PICTURES`; None finds it out.
+
+    Raises:
+        OptionError: there is no such model, device, dtype, size or family, or a file is missing.
+        UnsupportedModelError: nothing we know; with what was looked for.
+    """
+    if family is not None and family not in PICTURES:
+        raise OptionError(
+            f"family: expected one of {', '.join(PICTURES)}, received {family!r}; leave it out"
+        )
+    check_place(place.device, place.dtype)
+    source = find_source(name)
+    module, _, function = PICTURES[family or find_picture_family(source, name)].partition(":")
+    loaded: PictureModel = getattr(import_module(module), function)(source, place)
+    return loaded
+
+
+def find_source(name: str | Path) -> Path:
+    """The folder or file of a model.
+
+    Raises:
+        OptionError: there is none; with the names that ship.
+    """
+    shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
+    reason = ""
+    if isinstance(name, str | Path) and str(name).strip():
+        for path in (shelf / name, Path(name)):
+            if path.exists() and not path.samefile(shelf):
+                return path
+        if _HUB.fullmatch(str(name)):
+            try:
+                return _download(str(name))
+            except (OSError, ValueError) as error:
+                reason = f" ({' '.join(str(error).split())[:160]})"
+    shipped = sorted(file.parent.name for file in shelf.glob("*/config.json"))
+    raise OptionError(
+        f"model: expected a folder, a file, an id of the Hugging Face hub such as owner/name, or "
+        f"one of: {', '.join(shipped) or '(none)'}; received "
+        f"{name if name is None else str(name)!r}{reason}; check the spelling"
+    )
+
+
+def _download(name: str) -> Path:
+    """From the hub, or what is cached of it where the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name))
