@@ -28,6 +28,7 @@ _PUBLIC = {
     "Filters": "mmaccel.samplers.filters",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
+    "Frames": "mmaccel.tokenizers_vq.frames",
     "TextToImage": "mmaccel.pipelines.text_to_image",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
     "attach": "mmaccel.handle",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.speculative import Speculative
     from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
+    from mmaccel.tokenizers_vq.frames import Frames
     from mmaccel.tokenizers_vq.grid import Grid
 
 

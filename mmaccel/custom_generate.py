@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import Policy
+from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
+from mmaccel.pipelines.layout_mask import check_vocabulary
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed
 
@@ -29,6 +30,7 @@ class Decoder:
     seed: int | Sequence[int] | None
     strict: bool
     history: list[Stats]
+    layout: Layout | None = None
     _warned: set[str] = field(default_factory=set)
 
     @property
@@ -49,6 +51,7 @@ class Decoder:
 
         Raises:
             AttachError: a call for beams or another search, whose loop nothing here can replace.
+            OptionError: a layout of another vocabulary than the model's.
         """
         mode = str(getattr(generation_config.get_generation_mode(), "value", ""))
         if mode not in ("greedy_search", "sample"):
@@ -56,12 +59,15 @@ class Decoder:
                 f"custom_generate: expected greedy search or sampling, received {mode}; leave "
                 "custom_generate out of such a call"
             )
+        check_vocabulary(self.layout, model)
         service = GenerateService(
-            self.policy, family_of(model), self.seed, self.strict, self.history, self._warned
-        )
+            self.policy, family_of(model), self.seed, self.strict, self.history, self._warned,
+            self.layout,
+        )  # fmt: skip
         call = GenerateCall(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, others=others
-        )
+            model, input_ids, logits_processor, stopping_criteria, generation_config,
+            others=others, layout=self.layout,
+        )  # fmt: skip
         return service.serve(call)
 
 
@@ -70,6 +76,7 @@ def decoder(
     *,
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
+    layout: Layout | None = None,
 ) -> Decoder:
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
 
@@ -79,13 +86,13 @@ def decoder(
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.
-        seed, strict: as in `mmaccel.attach`.
+        seed, strict, layout: as in `mmaccel.attach`.
 
     Returns:
         The loop; it keeps `stats` and `history`, and may be used again.
 
     Raises:
-        OptionError: no policy, or no seed.
+        OptionError: no policy, no seed, or drafts that need a layout where there is none.
     """
     own_seed = None if seed is None else check_seed(seed)
-    return Decoder(choose_policy(policy), own_seed, strict, [])
+    return Decoder(choose_policy(policy, layout), own_seed, strict, [], layout)

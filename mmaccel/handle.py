@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from mmaccel.catalog import find_family, load, make_policy, policy_names
-from mmaccel.contracts import Policy, check_policy
+from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
+from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
 from mmaccel.pipelines.targets import find_generator
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
@@ -92,6 +93,7 @@ def attach(
     *,
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
+    layout: Layout | None = None,
 ) -> Handle:
     """Let a policy decode what a model generates.
 
@@ -109,17 +111,22 @@ def attach(
             `torch.manual_seed` makes it reproducible.
         strict: raise where a call cannot be served. Otherwise it runs as without a policy, with a
             warning and the reason in `stats.fallbacks`.
+        layout: what is known about the tokens of every call, slot by slot from the first generated
+            one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
+            truncation, as by `prefix_allowed_tokens_fn`; a call that falls back is masked too, and
+            one whose loop takes no mask is refused.
 
     Returns:
         The handle; use it in a `with` statement, or call `detach()`.
 
     Raises:
-        OptionError: no policy, or one this model cannot use; no seed.
+        OptionError: no policy, or one this model cannot use; no seed; a layout of another
+            vocabulary than the model's.
         UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
-    chosen = choose_policy(policy)
+    chosen = choose_policy(policy, layout)
     own_seed = None if seed is None else check_seed(seed)
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
@@ -127,10 +134,11 @@ def attach(
             "attach: expected a transformers model that generates, received a "
             f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
         )
+    check_vocabulary(layout, model)
     support = supports(model)  # tried now, so that the first generate pays for nothing else
     if strict and not support:
         raise UnsupportedModelError(support.reason)
-    service = GenerateService(chosen, family_of(model), own_seed, strict)
+    service = GenerateService(chosen, family_of(model), own_seed, strict, layout=layout)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)
@@ -157,14 +165,16 @@ def family_of(model: Any) -> CausalLM:
     return family
 
 
-def choose_policy(policy: Any) -> Policy:
+def choose_policy(policy: Any, layout: Any = None) -> Policy:
     """A policy, given as one or by its short name.
 
     Raises:
-        OptionError: neither, or one that needs to know rows or frames.
+        OptionError: neither, one whose drafts need to know rows or frames while no layout says
+            so, or a layout that is none.
     """
     if isinstance(policy, str):
         policy = make_policy(policy)
     check_policy(policy)
-    check_source(getattr(policy, "drafts", "left"), final=True)
+    check_layout(layout)
+    check_source(getattr(policy, "drafts", "left"), layout, final=True)
     return policy

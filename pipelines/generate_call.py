@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Layout, Prompt
 from mmaccel.pipelines.processor_kinds import find_kind, is_own
 from mmaccel.results import Generation
 
@@ -32,6 +32,7 @@ class GenerateCall:
         synced_gpus: as in `_sample`.
         streamer: as in `_sample`.
         others: everything meant for the model's forward.
+        layout: what is known about the tokens to be made, or None.
     """
 
     model: Any
@@ -42,6 +43,7 @@ class GenerateCall:
     synced_gpus: bool = False
     streamer: Any = None
     others: dict[str, Any] = field(default_factory=dict)
+    layout: Layout | None = None
 
     @property
     def guidance(self) -> Any:
@@ -103,7 +105,8 @@ class GenerateCall:
         stops = [c.eos_token_id for c in self.criteria if _is_criterion(c, "EosTokenCriteria")]
         device = self.model.device
         stop_tokens = torch.cat([s.flatten().to(device) for s in stops]) if stops else None
-        return Prompt(tokens.to(device), lengths.to(device), len(branches), stop_tokens)
+        tokens, lengths = tokens.to(device), lengths.to(device)
+        return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout)
 
 
 def _is_criterion(criterion: Any, name: str) -> bool:

@@ -7,22 +7,21 @@ other loops (beams, assistants) are only watched, so that what they do stands in
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Policy
-from mmaccel.errors import AttachError, UnsupportedModelError
+from mmaccel.contracts import Layout, Policy
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.call_obstacles import find_obstacles
 from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.fallback import Fallback
 from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
-from mmaccel.pipelines.original_run import find_caller, run_original
 from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.results import Progress, Stats
@@ -30,6 +29,8 @@ from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
 _UNKNOWN = "a decoding loop that is not transformers' own"
+_CALLERS = "custom_generate, a decoding loop of the caller's own"
+_MODELS = "a decoding loop of the model's own"
 _WATCHED = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
 
 
@@ -43,6 +44,7 @@ class GenerateService:
         seed: one for all rows, one per row, or None to draw one from torch's global generator at
             every call.
         strict: raise instead of running the original.
+        layout: what is known about the slots of every call, or None.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
@@ -54,6 +56,12 @@ class GenerateService:
     strict: bool = False
     history: list[Stats] = field(default_factory=list)
     _warned: set[str] = field(default_factory=set)
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        self._fallback = Fallback(
+            self.policy, self.seed, self.strict, self.layout, self.history, self._warned
+        )
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What to put in the place of the model's own methods."""
@@ -70,31 +78,37 @@ class GenerateService:
         ) -> Any:
             call = GenerateCall(
                 model, input_ids, logits_processor, stopping_criteria, generation_config,
-                synced_gpus, streamer, others,
+                synced_gpus, streamer, others, self.layout,
             )  # fmt: skip
             return self.serve(call)
 
         def watch(name: str, words: str) -> Callable[..., Any]:
-            return lambda model, *args, **options: self._fall_back(
+            return lambda model, *args, **options: self._fallback.run(
                 model, name, [words], *args, **options
             )
 
         def generate(model: Any, *args: Any, **options: Any) -> Any:
             noted, own = len(self.history), options.get("custom_generate")
             if own is not None and self.strict:
-                self._refuse("custom_generate, a decoding loop of the caller's own")
+                self._fallback.refuse(_CALLERS)
+            if own is not None and self.layout is not None:
+                self._fallback.refuse_layout(_CALLERS)
             loop = self._find_own_loop(model, args, options)
+            if loop is not None and self.layout is not None:
+                self._fallback.refuse_layout(_MODELS)
             if loop is not None and not loop.reasons:
                 out, stats = loop.decode(self.policy, self._choose_seed(loop.samples))
                 self.history.append(stats)
                 return out
             if loop is not None and self.strict:
-                self._refuse("; ".join(loop.reasons))
+                self._fallback.refuse("; ".join(loop.reasons))
             began = time.perf_counter()
             out = original(model, "generate")(*args, **options)
             if len(self.history) == noted:  # no loop that is replaced or watched was reached
                 reasons = loop.reasons if loop is not None else [_UNKNOWN]
-                self._warn("; ".join(reasons))
+                if self.layout is not None:
+                    self._fallback.refuse_layout(_UNKNOWN)
+                self._fallback.warn("; ".join(reasons))
                 seconds = time.perf_counter() - began
                 self.history.append(Stats(repr(self.policy), fallbacks=reasons, seconds=seconds))
             return out
@@ -116,7 +130,7 @@ class GenerateService:
             reasons = [*find_obstacles(call, self.family.served), *own]
         if not reasons:
             return self._decode(call)
-        return self._fall_back(
+        return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
             call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **call.others,
         )  # fmt: skip
@@ -174,27 +188,3 @@ class GenerateService:
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, ()))
-
-    def _fall_back(
-        self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any
-    ) -> Any:
-        """Run the original method, warn once and note why."""
-        text = "; ".join(reasons)
-        if self.strict:
-            self._refuse(text)
-        self._warn(text)
-        out, stats = run_original(model, name, args, options, self.seed)
-        stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
-        self.history.append(stats)
-        return out
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise AttachError(
-            f"generate: expected a call that {type(self.policy).__name__} can serve, received "
-            f"{reason}; leave that out, or attach with strict=False to run it without the policy"
-        )
-
-    def _warn(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())

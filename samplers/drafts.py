@@ -94,7 +94,7 @@ def _period(source: str, layout: Layout | None) -> int:
         what = "rows" if source == "above" else "frames"
         raise OptionError(
             f"drafts={source!r}: expected a model whose tokens stand in {what}, received one "
-            "without; use drafts='left'"
+            "without; use drafts='left', or give a layout"
         )
     return period
 

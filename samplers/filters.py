@@ -1,6 +1,6 @@
 """Filters: from raw logits to the law a token is drawn from, once and in one order.
 
-Order: guidance, prefix-dependent processor, structural mask, temperature, top-k, top-p, min-p;
+Order: guidance, structural mask, prefix-dependent processor, temperature, top-k, top-p, min-p;
 last, slots whose token is known in advance become certain. What leaves here is the target law of
 every exactness claim; nothing is filtered a second time, a residual least of all.
 
@@ -8,8 +8,9 @@ Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k,
 (arXiv 1805.04833); top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv
 2407.01082).
 
-Departures: the structural mask comes before temperature and truncation, so that top-k counts tokens
-that may stand there and never leaves none.
+Departures: the structural mask comes before everything that looks at the scores as a law, a
+processor's truncation included, so that top-k counts tokens that may stand there and never leaves
+none.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Filters:
             None.
         min_p: keep tokens at least this share of the most likely one's probability; in [0, 1] or
             None.
-        processor: a function of scores and prefix, run after guidance and before everything else.
+        processor: a function of scores and prefix, run after guidance and the structural mask and
+            before everything else.
 
     Raises:
         OptionError: for a value outside its domain.
@@ -130,11 +132,11 @@ class Filters:
             ShapeError: if the number of branches does not suit the guidance scale.
         """
         scores = self._guide(logits.float(), branches)  # [B, W, V]
-        if self.processor is not None:
-            scores = self.processor(scores, line, columns)
         allowed = layout.allowed(slots) if layout is not None else None
         if allowed is not None:
             scores = scores.masked_fill(~allowed, _NEVER)
+        if self.processor is not None:
+            scores = self.processor(scores, line, columns)
         scores = self._truncate(scores)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)

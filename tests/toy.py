@@ -82,7 +82,7 @@ def law_by_hand(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    allowed: Sequence[int] | None = None,
+    allowed: Sequence[int] | Callable[[int], Sequence[int]] | None = None,
     forced: Callable[[int], int] | None = None,
 ) -> LawOf:
     """The filters again, in plain floats and loops, in the order the library promises."""
@@ -94,7 +94,8 @@ def law_by_hand(
         size = len(scores)
         if forced is not None and forced(slot) >= 0:
             return [float(v == forced(slot)) for v in range(size)]
-        alive = [v for v in range(size) if allowed is None or v in allowed]
+        here = allowed(slot) if callable(allowed) else allowed
+        alive = [v for v in range(size) if here is None or v in here]
         if temperature == 0:
             best = max(alive, key=lambda v: (scores[v], -v))
             return [float(v == best) for v in range(size)]

@@ -6,14 +6,14 @@ The N samples are the rows of one batch, so that rows advance differently in eve
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Policy, TokenModel
+from mmaccel.contracts import Layout, Policy, TokenModel
 from mmaccel.evaluation.exactness import GTest, combine, count_sequences, g_test
 from mmaccel.evaluation.power import power
 from mmaccel.samplers.filters import Filters
@@ -40,6 +40,7 @@ class Setting:
         vocab_size: V.
         options: arguments of `Filters`.
         grid: layout, or None.
+        allowed: slot to the ids a layout other than a grid leaves, written by hand.
         samples: N.
         spread: of the logits; a guided language needs less, or few sequences are left.
     """
@@ -48,7 +49,8 @@ class Setting:
     length: int = 5
     vocab_size: int = 3
     options: Mapping[str, Any] = field(default_factory=dict)
-    grid: Grid | None = None
+    grid: Layout | None = None
+    allowed: Callable[[int], Sequence[int]] | None = None
     samples: int = SAMPLES
     spread: float = 1.5
 
@@ -60,7 +62,9 @@ class Setting:
         """The law of every case, by filters written by hand."""
         by_hand: dict[str, Any] = dict(self.options)
         by_hand["scale"] = by_hand.pop("guidance_scale", 1.0)
-        if self.grid is not None:
+        if self.allowed is not None:
+            by_hand["allowed"] = self.allowed
+        elif isinstance(self.grid, Grid):
             by_hand["forced"] = functools.partial(forced_by_hand, self.grid)
             by_hand["allowed"] = range(*(self.grid.tokens or (0, self.vocab_size)))
         law_of = law_by_hand(**by_hand)

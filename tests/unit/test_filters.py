@@ -99,6 +99,9 @@ def test_structure() -> None:
     assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
     made = scores_of(Filters(temperature=0.0), logits, layout=grid)
     assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
+    best = Filters(processor=lambda s, *_: s.masked_fill(s < s.amax(-1, keepdim=True), NEVER))
+    made = scores_of(best, logits, layout=grid)  # before a processor that truncates as well
+    assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
     made = scores_of(Filters(), torch.full((1, 3, 4), NEVER), layout=grid)
     assert made[0, 2].softmax(-1).tolist() == [1, 0, 0, 0]
 

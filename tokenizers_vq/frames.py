@@ -1,0 +1,127 @@
+"""Frames of a codec's codes on one line: which ids each slot may take.
+
+Speech models of one stream write the codes of a frame one after the other. With several codes a
+frame (Orpheus: 7, from three levels of the SNAC codec), each slot of the frame has ids of its own;
+with one (Llasa, NeuTTS), all slots share one range. Codec: H. Siuzdak, F. Grötschla, L. A.
+Lanzendörfer, "SNAC: Multi-Scale Neural Audio Codec", 2024 (arXiv 2410.14411).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Frames of S slots, one after the other from slot 0 on; end tokens stand between frames only.
+
+    Nothing is known but the ids, so a layout forces no token. It does not end a row either: that
+    is left to the stop tokens (transformers' `eos_token_id`), which should be those of `ends`.
+
+    Args:
+        ranges: S pairs `(lowest, highest + 1)`: ids slot s of a row may take stand in
+            `ranges[s % S]`. One pair where all slots are alike.
+        vocab_size: V of the model.
+        ends: ids outside the ranges that may also stand at the first slot of a frame, the very
+            first included.
+
+    Raises:
+        OptionError: no ranges, an empty one, ids outside the vocabulary, or an end token within a
+            range.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    vocab_size: int
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs, ends, size = self.ranges, self.ends, self.vocab_size
+        if not _is_list(pairs) or not pairs or not all(_is_pair(pair) for pair in pairs):
+            raise OptionError(
+                "frames: expected one pair (lowest, highest + 1) of ids for each slot of a frame, "
+                f"received {pairs!r}; give at least one"
+            )
+        if not _is_list(ends) or not all(_is_int(end) for end in ends) or not _is_int(size):
+            raise OptionError(
+                f"frames: expected a list of ids and a size, received ends {ends!r} and vocab_size "
+                f"{size!r}; write a single end token as (id,)"
+            )
+        outside: list[Any] = [pair for pair in pairs if not 0 <= pair[0] < pair[1] <= size]
+        outside += [end for end in ends if not 0 <= end < size]
+        if outside:
+            raise OptionError(
+                f"frames: expected ids within 0..{size - 1} and no empty range, received "
+                f"{outside[0]!r}; check the model's vocabulary"
+            )
+        inside = [end for end in ends if any(low <= end < high for low, high in pairs)]
+        if inside:
+            raise OptionError(
+                f"frames: expected end tokens outside the ranges, received {inside[0]}, which is a "
+                "code; check the ranges"
+            )
+        object.__setattr__(self, "ranges", tuple((int(low), int(high)) for low, high in pairs))
+        object.__setattr__(self, "ends", tuple(int(end) for end in ends))
+
+    @classmethod
+    def interleaved(
+        cls, first: int, codes: int, slots: int, vocab_size: int, ends: tuple[int, ...] = ()
+    ) -> Frames:
+        """Slots whose ranges follow each other: slot s has ids from ``first + s * codes`` on.
+
+        Args:
+            first: id of code 0 at the first slot of a frame.
+            codes: ids a slot may take.
+            slots: S.
+            vocab_size: V of the model.
+            ends: as in `Frames`.
+        """
+        ranges = tuple((first + s * codes, first + (s + 1) * codes) for s in range(slots))
+        return cls(ranges, vocab_size, ends)
+
+    @property
+    def columns(self) -> int:
+        """S: drafts "above" are those of the same slot, one frame back."""
+        return len(self.ranges)
+
+    @property
+    def frame(self) -> int:
+        """S as well: "previous-frame" means the codec's frame, and is the same as "above"."""
+        return len(self.ranges)
+
+    def forced(self, slots: Tensor) -> Tensor | None:
+        """None for all slots `[B, W]`: no token is known in advance."""
+        return None
+
+    def allowed(self, slots: Tensor) -> Tensor | None:
+        """Slots `[B, W]` to a boolean mask `[B, W, V]`, True where a token may stand."""
+        return _table(self, slots.device)[slots % len(self.ranges)]
+
+
+@lru_cache(maxsize=8)
+def _table(frames: Frames, device: torch.device) -> Tensor:
+    """`[S, V]` bool: ids allowed at each slot of a frame."""
+    table = torch.zeros(len(frames.ranges), frames.vocab_size, dtype=torch.bool)
+    for slot, (low, high) in enumerate(frames.ranges):
+        table[slot, low:high] = True
+    table[0, list(frames.ends)] = True
+    return table.to(device)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any) -> bool:
+    return _is_list(value) and len(value) == 2 and all(_is_int(bound) for bound in value)
