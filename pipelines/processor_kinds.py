@@ -124,7 +124,7 @@ def _try(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
                 kept = type(leaf).__name__
                 return f"a {name}, whose {attribute} ({kept}) may remember earlier calls"
     trial = copy.copy(processor)
-    trial.__dict__ = copy.deepcopy(vars(processor), dict(tools))
+    object.__setattr__(trial, "__dict__", copy.deepcopy(vars(processor), dict(tools)))
     before = copy.deepcopy(vars(trial), dict(tools))
     try:
         for prefix in (ids, torch.cat([ids, ids[:, -1:]], 1)):
