@@ -99,7 +99,7 @@ class RepetitionAwareSampling:
         Returns:
             `[B, W, V]` log-probabilities, the dtype of `scores`; -inf marks the impossible.
 
-        Cost: one sort; no host synchronisation; memory for B * W * (V + K) entries.
+        Cost: one top-k; no host synchronisation; memory for B * W * (V + K) entries.
         """
         full = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         nucleus, repeated = self._nucleus(full), self._repeated(scores, line, columns)
@@ -114,12 +114,15 @@ class RepetitionAwareSampling:
         return law.log().to(scores.dtype)
 
     def _nucleus(self, full: Tensor) -> Tensor:
-        """The nucleus' law, `[B, W, V]`."""
-        ordered, order = full.sort(dim=-1, descending=True, stable=True)
-        before = pad(ordered.cumsum(-1)[..., :-1], (1, 0))
-        rank = torch.arange(full.shape[-1], device=full.device)
-        ordered = ordered.where((before < self.top_p) & (rank < self.top_k), 0)
-        return torch.zeros_like(full).scatter(-1, order, ordered / ordered.sum(-1, keepdim=True))
+        """The nucleus' law, `[B, W, V]`; ties are cut by id, which top-k leaves open."""
+        highest = full.topk(min(self.top_k, full.shape[-1]), dim=-1).values  # falling
+        before = pad(highest.cumsum(-1)[..., :-1], (1, 0))
+        n_kept = (before < self.top_p).sum(-1, keepdim=True)
+        least = highest.gather(-1, n_kept - 1)
+        above, level = full > least, full == least
+        n_level = n_kept - above.sum(-1, keepdim=True)
+        kept = full.where(above | (level & (level.cumsum(-1) <= n_level)), 0)
+        return kept / kept.sum(-1, keepdim=True)
 
     def _repeated(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
         """Which tokens are thrown away, `[B, W, V]` bool."""

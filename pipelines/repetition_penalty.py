@@ -16,6 +16,7 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.recent_tokens import check_window, recent_tokens
@@ -65,18 +66,14 @@ class WindowedRepetitionPenalty:
 
         Cost: no host synchronisation; memory for B * W * (V + min(window, N)) entries.
         """
-        size = scores.shape[-1]
-        recent = recent_tokens(line, columns, self.window, size)
-        occurred = recent.new_zeros(*scores.shape[:-1], size + 1, dtype=torch.bool)
-        return _punish(scores, occurred.scatter_(-1, recent, True)[..., :size], self.penalty)
+        recent = recent_tokens(line, columns, self.window, scores.shape[-1])
+        return _punish(scores, recent, self.penalty)
 
 
 def punish_prefix(
     scores: Tensor, line: Tensor, columns: Tensor, *, penalty: float, ignored: int = 0
 ) -> Tensor:
     """What transformers' `RepetitionPenaltyLogitsProcessor` gives at every entry of a window.
-
-    A token occurred before an entry exactly if its first column lies before the entry's.
 
     Args:
         scores: `[B, W, V]`, any float dtype.
@@ -88,16 +85,15 @@ def punish_prefix(
     Returns:
         `[B, W, V]`, the dtype of `scores`.
 
-    Cost: no host synchronisation; memory for B * W * V entries.
+    Cost: no host synchronisation; memory for B * W * (V + N) entries.
     """
-    size, length = scores.shape[-1], line.shape[1]
-    index = torch.arange(length, device=line.device).expand_as(line)
-    counts = (index >= ignored) & (line >= 0) & (line < size)
-    first = line.new_full((len(line), size + 1), length)  # [B, V + 1]; past every prefix
-    first = first.scatter_reduce(1, line.where(counts, size), index, "amin")[:, :size]
-    return _punish(scores, first[:, None] < columns[..., None], penalty)
+    before = recent_tokens(line, columns, line.shape[1], scores.shape[-1], ignored)
+    return _punish(scores, before, penalty)
 
 
-def _punish(scores: Tensor, occurred: Tensor, penalty: float) -> Tensor:
-    punished = torch.where(scores < 0, scores * penalty, scores / penalty)
-    return torch.where(occurred, punished, scores)
+def _punish(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+    """Scores `[B, W, V]`, tokens `[B, W, K]` in 0..V, where V is none; once for each token."""
+    padded = pad(scores, (0, 1))  # [B, W, V + 1]
+    found = padded.gather(-1, tokens)
+    found = torch.where(found < 0, found * penalty, found / penalty)
+    return padded.scatter_(-1, tokens, found)[..., :-1]
