@@ -29,6 +29,8 @@ _PUBLIC = {
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
     "Frames": "mmaccel.tokenizers_vq.frames",
+    "RepetitionAwareSampling": "mmaccel.pipelines.repetition_aware",
+    "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
     "TextToImage": "mmaccel.pipelines.text_to_image",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
     "attach": "mmaccel.handle",
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from mmaccel.handle import Handle, attach, supports
+    from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
+    from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.pipelines.window_model import CausalLMWindow
     from mmaccel.results import Generation, Progress, Stats

@@ -112,7 +112,7 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
     if guidance is not None and guidance.model is not call.model:
         yield "guidance by another model"
     if not any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
-        yield from (kind for _, kind in call.kinds() if kind not in ("flat", "prefix"))
+        yield from (kind for _, kind in call.kinds() if kind not in ("flat", "window", "prefix"))
     else:
         yield "guidance behind another processor"
     if call.pad is None and any(hasattr(c, "eos_token_id") for c in call.criteria):

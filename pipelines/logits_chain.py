@@ -1,10 +1,10 @@
 """The logits chain: transformers' own logits processors, in their order, over a window.
 
-Processors that read the prefix are asked once per position with what stands before it: the prompt
-    as transformers has
-it, the tokens made and the drafts. A draft may be wrong, and a processor may choke on a wrong
-prefix (a grammar that allows no next token, say). Such an error is kept and raised only if the run
-goes on to keep the token, which it does exactly if the prefix was right.
+Processors that read the prefix see what stands before each position: the prompt as transformers has
+it, the tokens made and the drafts. Those with a form for windows are asked once, the others once
+per position. A draft may be wrong, and a processor may choke on a wrong prefix (a grammar that
+allows no next token, say). Such an error is kept and raised only if the run goes on to keep the
+token, which it does exactly if the prefix was right.
 
 Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023 (arXiv
     2306.17806): on
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
-from mmaccel.pipelines.processor_kinds import is_own
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.pipelines.processor_kinds import find_window_form, is_own
 from mmaccel.samplers.filters import Filters
 
 
@@ -30,11 +30,11 @@ class LogitsChain:
     """A `Processor` (see `mmaccel.samplers.filters`) made of transformers' processors.
 
     Args:
-        processors: each with its kind, "flat" or "prefix".
+        processors: each with its kind, "flat", "window" or "prefix".
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
         origin: column of slot 0 in the line.
 
-    Cost: flat processors one call; prefix processors one call per position, and one host
+    Cost: flat and window processors one call; prefix processors one call per position, and one host
         synchronisation.
     """
 
@@ -52,6 +52,8 @@ class LogitsChain:
         for kind, processors in self._parts:
             if kind == "flat":
                 scores = self._all_at_once(processors, scores)
+            elif kind == "window":
+                scores = self._over_window(processors, scores, line, columns)
             else:
                 self._one_by_one(processors, scores, line, columns)
         return scores
@@ -78,6 +80,22 @@ class LogitsChain:
         for processor in processors:
             flat = processor(no_ids, flat)
         return flat.view_as(scores)
+
+    def _over_window(
+        self, processors: list[Any], scores: Tensor, line: Tensor, columns: Tensor
+    ) -> Tensor:
+        """Behind transformers' prompt, which may be shorter than the line's."""
+        whole = torch.cat([self._prompt.to(line.device), line[:, self._origin :]], 1)
+        ends = columns - self._origin + self._prompt.shape[1]
+        for processor in processors:
+            form = find_window_form(processor)
+            if form is None:
+                raise OptionError(
+                    f"processors: expected a form for windows, received {processor!r}; "
+                    'pass it as "prefix"'
+                )
+            scores = form(scores, whole, ends)
+        return scores
 
     def _one_by_one(
         self, processors: list[Any], scores: Tensor, line: Tensor, columns: Tensor

@@ -2,6 +2,8 @@
 
 - flat: look at one position's scores and nothing else; all positions of a window go through them at
   once.
+- window: read the tokens before the position too, and have a form that answers for all positions of
+  a window at once.
 - prefix: also read the tokens before the position; called once per position, with the prefix that
   stands there.
 - refused: remember earlier calls, so that asking about a draft would change what they say later.
@@ -20,12 +22,17 @@ import inspect
 import types
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["flat", "prefix"]
+from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
+from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty, punish_prefix
+from mmaccel.samplers.filters import Processor
+
+Kind = Literal["flat", "window", "prefix"]
 
 _HOME = "transformers.generation.logits_process"
 _FLAT = {
@@ -66,6 +73,17 @@ def is_own(processor: Any, name: str) -> bool:
     return type(processor).__module__ == _HOME and type(processor).__name__ == name
 
 
+def find_window_form(processor: Any) -> Processor | None:
+    """What answers for a whole window in the place of a processor, if there is such a thing."""
+    if type(processor) in (RepetitionAwareSampling, WindowedRepetitionPenalty):
+        return processor.over_window
+    if is_own(processor, "RepetitionPenaltyLogitsProcessor"):
+        ignored = processor.prompt_ignore_length
+        if ignored is None or isinstance(ignored, int):  # else one per row
+            return partial(punish_prefix, penalty=processor.penalty, ignored=ignored or 0)
+    return None
+
+
 def find_kind(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
     """Sort a processor.
 
@@ -75,8 +93,10 @@ def find_kind(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
         scores: `[B, V]` float32, anything, for the trial calls.
 
     Returns:
-        "flat", "prefix", or the reason why it is refused.
+        "flat", "window", "prefix", or the reason why it is refused.
     """
+    if find_window_form(processor) is not None:
+        return "window"
     name = type(processor).__name__
     if type(processor).__module__ == _HOME:
         return "flat" if name in _FLAT else "prefix" if name in _PREFIX else f"a {name}"
@@ -124,7 +144,7 @@ def _try(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
                 kept = type(leaf).__name__
                 return f"a {name}, whose {attribute} ({kept}) may remember earlier calls"
     trial = copy.copy(processor)
-    trial.__dict__ = copy.deepcopy(vars(processor), dict(tools))
+    object.__setattr__(trial, "__dict__", copy.deepcopy(vars(processor), dict(tools)))
     before = copy.deepcopy(vars(trial), dict(tools))
     try:
         for prefix in (ids, torch.cat([ids, ids[:, -1:]], 1)):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmaccel import RepetitionAwareSampling, WindowedRepetitionPenalty
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.processor_kinds import find_kind
 
@@ -33,6 +34,8 @@ def _processors() -> dict[str, Any]:
         "clean": lp.InfNanRemoveLogitsProcessor(),
         "norm": lp.LogitNormalization(),
         "repetition": lp.RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=1),
+        "repetition, recent": WindowedRepetitionPenalty(1.5, 3),
+        "repetition-aware": RepetitionAwareSampling(window=4, start=1),
         "encoder repetition": lp.EncoderRepetitionPenaltyLogitsProcessor(1.5, PROMPT),
         "ngram": lp.NoRepeatNGramLogitsProcessor(1),
         "encoder ngram": lp.EncoderNoRepeatNGramLogitsProcessor(1, PROMPT),
@@ -80,7 +83,7 @@ def test_every_processor_gives_what_it_gives_alone(name: str) -> None:
     processor = _processors()[name]
     scores, line, columns = _scene()
     kind = find_kind(processor, PROMPT, scores[:, 0])
-    assert kind in ("flat", "prefix")
+    assert kind in ("flat", "window", "prefix")
     expected = _by_hand([processor], scores, line, columns)
     if name not in ("clean", "forced first"):
         assert not torch.equal(expected, scores)  # it does something here
@@ -91,7 +94,8 @@ def test_every_processor_gives_what_it_gives_alone(name: str) -> None:
 
 def test_the_order_is_kept() -> None:
     table = _processors()
-    names = ["repetition", "top_k", "ngram", "temperature", "top_p", "begin", "norm"]
+    names = ["repetition", "top_k", "ngram", "repetition, recent", "temperature"]
+    names += ["repetition-aware", "top_p", "begin", "norm"]
     processors = [table[name] for name in names]
     scores, line, columns = _scene(1)
     kinds = [(one, find_kind(one, PROMPT, scores[:, 0])) for one in processors]
