@@ -25,6 +25,8 @@ from mmaccel.errors import ShapeError
 from mmaccel.pipelines.processor_kinds import is_own
 from mmaccel.samplers.filters import Filters
 
+_SUPPRESS = "SuppressTokensLogitsProcessor"
+
 
 class LogitsChain:
     """A `Processor` (see `mmaccel.samplers.filters`) made of transformers' processors.
@@ -33,6 +35,9 @@ class LogitsChain:
         processors: each with its kind, "flat" or "prefix".
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
         origin: column of slot 0 in the line.
+
+    Attributes:
+        impossible: `[S]` int64, ids suppressed at every slot, or None.
 
     Cost: flat processors one call; prefix processors one call per position, and one host
         synchronisation.
@@ -45,6 +50,8 @@ class LogitsChain:
         ]
         self._prompt, self._origin = prompt, origin
         self._choked: dict[tuple[int, int], Exception] = {}
+        bans = [p.suppress_tokens for p, _ in processors if is_own(p, _SUPPRESS)]
+        self.impossible = torch.cat([ids.flatten().long() for ids in bans]) if bans else None
 
     def __call__(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
         """Scores `[B, W, V]`, line `[B, N]`, columns `[B, W]` to scores `[B, W, V]`."""

@@ -70,6 +70,7 @@ class WindowRun(DraftWindow):
         self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
         super().__init__(prompt, model.vocab_size, length, self.chooser.widest, drafts)
         self.model, self.filters, self.on_step = model, filters, on_step
+        self.impossible = filters.impossible(model.vocab_size)
         self._index = torch.arange(self.chooser.widest, device=self.made.device)
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
