@@ -55,11 +55,12 @@ class LogitsChain:
 
     def __call__(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
         """Scores `[B, W, V]`, line `[B, N]`, columns `[B, W]` to scores `[B, W, V]`."""
-        scores = scores.clone()  # processors may write into what they are given
+        given = scores.data_ptr()  # the caller's own; what is flat writes into nothing
         for kind, processors in self._parts:
             if kind == "flat":
                 scores = self._all_at_once(processors, scores)
             else:
+                scores = scores.clone() if scores.data_ptr() == given else scores
                 self._one_by_one(processors, scores, line, columns)
         return scores
 
@@ -142,4 +143,4 @@ class LogGuidance(Filters):
                 "put the unconditional prompts behind the others"
             )
         conditional, unconditional = logits.log_softmax(-1).chunk(2)
-        return self.guidance_scale * (conditional - unconditional) + unconditional
+        return (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)

@@ -156,7 +156,7 @@ class Filters:
                 "ones and set branches=2"
             )
         conditional, unconditional = logits.chunk(2)
-        return unconditional + self.guidance_scale * (conditional - unconditional)
+        return (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
 
     def _truncate(self, scores: Tensor) -> Tensor:
         if self.temperature == 0:
