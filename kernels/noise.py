@@ -54,19 +54,15 @@ def philox(counter: tuple[Tensor, ...], schedule: Tensor) -> tuple[Tensor, ...]:
     c0, c1, c2, c3 = counter
     done = 0
     while done < ROUNDS and not c0.shape == c2.shape == shape:
-        k1, k0 = keys[done].unbind()
-        product0 = c0 * MULTIPLIERS[0]  # wraps like uint64, so that both halves are right
-        product1 = c2 * MULTIPLIERS[1]
-        c0 = ((product1 >> 32) ^ (c1 ^ k0)) & _LOW
-        c2 = ((product0 >> 32) ^ (c3 ^ k1)) & _LOW
-        c1, c3 = product1 & _LOW, product0 & _LOW
+        c0, c1, c2, c3 = _mix(c0, c1, c2, c3, keys[done])
         done += 1
     if done < ROUNDS:
         even = torch.stack([c2.expand(shape), c0.expand(shape)])
         odd = torch.stack([c3.expand(shape), c1.expand(shape)])
+        del c1, c3  # what is this large is not held twice
+        c2, c0 = even.unbind()
         product = torch.empty_like(odd)
         halves, others = product.unbind(), odd.unbind()
-        c2, c0 = even.unbind()
         for key_pair in keys[done:]:
             torch.mul(c0, MULTIPLIERS[0], out=halves[0])
             torch.mul(c2, MULTIPLIERS[1], out=halves[1])
@@ -76,6 +72,16 @@ def philox(counter: tuple[Tensor, ...], schedule: Tensor) -> tuple[Tensor, ...]:
             others, halves = halves, others
         c3, c1 = odd.bitwise_and_(_LOW).unbind()
     return tuple(word.expand(shape) for word in (c0, c1, c2, c3))
+
+
+def _mix(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+    """One round: four words that broadcast to four words."""
+    k1, k0 = key.unbind()
+    product0 = c0 * MULTIPLIERS[0]  # wraps like uint64, so that both halves are right
+    product1 = c2 * MULTIPLIERS[1]
+    upper0 = ((product1 >> 32) ^ (c1 ^ k0)) & _LOW
+    upper2 = ((product0 >> 32) ^ (c3 ^ k1)) & _LOW
+    return upper0, product1 & _LOW, upper2, product0 & _LOW
 
 
 def to_uniform(word: Tensor) -> Tensor:

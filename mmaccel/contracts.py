@@ -60,7 +60,8 @@ class TokenModel(Protocol):
 
         Args:
             tokens: `[R, W]` int64, fed at positions `start[r] … start[r]+W-1`.
-            start: `[R]` int64, as in `forward`.
+            start: `[R]` int64, as in `forward`; one number expanded where all rows begin alike, so
+                that a model can tell without looking.
         """
 
 

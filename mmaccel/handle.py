@@ -135,10 +135,13 @@ def attach(
             f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
         )
     check_vocabulary(layout, model)
-    support = supports(model)  # tried now, so that the first generate pays for nothing else
-    if strict and not support:
-        raise UnsupportedModelError(support.reason)
-    service = GenerateService(chosen, family_of(model), own_seed, strict, layout=layout)
+    family = family_of(model)
+    try:
+        family.check(model)  # tried now, so that the first generate pays for nothing else
+    except UnsupportedModelError:
+        if strict:
+            raise
+    service = GenerateService(chosen, family, own_seed, strict, layout=layout)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)

@@ -35,13 +35,14 @@ def check_causal_lm(model: Any) -> list[int | None]:
             f"model: expected {expected}, received {type(model).__name__}; "
             "load one with AutoModelForCausalLM.from_pretrained"
         )
-    obstacle = _find_obstacle(model)
+    layers: list[Any] = []
+    obstacle = _find_obstacle(model, layers)
     if obstacle is not None:
         received, remedy = obstacle
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
         )
-    return _windows(model)
+    return _windows(layers)
 
 
 def text_config(model: Any) -> Any:
@@ -66,8 +67,8 @@ def drops_cache(model: nn.Module) -> bool:
     return any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.modules())
 
 
-def _find_obstacle(model: Any) -> tuple[str, str] | None:
-    """(what it is instead, remedy), or None."""
+def _find_obstacle(model: Any, layers: list[Any]) -> tuple[str, str] | None:
+    """(what it is instead, remedy), or None; then `layers` has been given its cache's layers."""
     other = "use another model"
     config = text_config(model)
     if getattr(model.config, "is_encoder_decoder", False) or getattr(
@@ -81,7 +82,8 @@ def _find_obstacle(model: Any) -> tuple[str, str] | None:
     lacking = [name for name in _NEEDED if name not in parameters]
     if lacking:
         return f"whose forward takes no {' nor '.join(lacking)}", other
-    others = sorted({type(layer).__name__ for layer in _layers(model)} - _LAYERS)
+    layers += _layers(model)
+    others = sorted({type(layer).__name__ for layer in layers} - _LAYERS)
     if others or getattr(model, "_is_stateful", False):
         return (
             f"whose cache has layers of other kinds ({', '.join(others) or 'recurrent ones'})",
@@ -90,9 +92,9 @@ def _find_obstacle(model: Any) -> tuple[str, str] | None:
     if getattr(config, "attention_chunk_size", None) is not None:
         return "whose attention is chunked", other
     decoder: Any = type(model.base_model)
-    if len(set(_windows(model))) > 1 and not _says(decoder, "attention_mask, dict)"):
+    if len(set(_windows(layers))) > 1 and not _says(decoder, "attention_mask, dict)"):
         return "whose layers see different positions, but whose forward takes one mask", other
-    if any(_windows(model)) and not _says(decoder, "sliding"):
+    if any(_windows(layers)) and not _says(decoder, "sliding"):
         return "whose cache slides, but whose masks do not", other
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
@@ -119,9 +121,9 @@ def _layers(model: Any) -> list[Any]:
     return DynamicCache(config=text_config(model)).layers
 
 
-def _windows(model: Any) -> list[int | None]:
+def _windows(layers: list[Any]) -> list[int | None]:
     """Sliding window of every layer, None where it sees everything."""
-    return [getattr(layer, "sliding_window", None) for layer in _layers(model)]
+    return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
 @cache

@@ -136,7 +136,7 @@ class LlamaGenWindow:
         at = positions.clamp(max=n_first - 1)[..., None].expand(-1, -1, conditions.shape[2])
         embedded = self.model.tok_embeddings(tokens.masked_fill(is_first, 0))
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
-        mask = make_masks(positions, place.span, [None], hidden.dtype)
+        mask = make_masks(positions, place.rows, place.span, [None], hidden.dtype)
         assert isinstance(mask, Tensor)
         if self._seen is not None:  # padding is seen by itself alone, lest it see nothing: NaN
             keys = torch.arange(n_first, device=start.device)

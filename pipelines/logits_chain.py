@@ -6,9 +6,8 @@ per position. A draft may be wrong, and a processor may choke on a wrong prefix 
 allows no next token, say). Such an error is kept and raised only if the run goes on to keep the
 token, which it does exactly if the prefix was right.
 
-Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023 (arXiv
-    2306.17806): on
-log-probabilities, as `UnbatchedClassifierFreeGuidanceLogitsProcessor` has it.
+Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023
+(arXiv 2306.17806): on log-probabilities, as `UnbatchedClassifierFreeGuidanceLogitsProcessor` has it.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.processor_kinds import find_window_form, is_own
 from mmaccel.samplers.filters import Filters
 
+_SUPPRESS = "SuppressTokensLogitsProcessor"
+
 
 class LogitsChain:
     """A `Processor` (see `mmaccel.samplers.filters`) made of transformers' processors.
@@ -33,6 +34,9 @@ class LogitsChain:
         processors: each with its kind, "flat", "window" or "prefix".
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
         origin: column of slot 0 in the line.
+
+    Attributes:
+        impossible: `[S]` int64, ids suppressed at every slot, or None.
 
     Cost: flat and window processors one call; prefix processors one call per position, and one host
         synchronisation.
@@ -45,16 +49,19 @@ class LogitsChain:
         ]
         self._prompt, self._origin = prompt, origin
         self._choked: dict[tuple[int, int], Exception] = {}
+        bans = [p.suppress_tokens for p, _ in processors if is_own(p, _SUPPRESS)]
+        self.impossible = torch.cat([ids.flatten().long() for ids in bans]) if bans else None
 
     def __call__(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
         """Scores `[B, W, V]`, line `[B, N]`, columns `[B, W]` to scores `[B, W, V]`."""
-        scores = scores.clone()  # processors may write into what they are given
+        given = scores.data_ptr()  # the caller's own; what is flat writes into nothing
         for kind, processors in self._parts:
             if kind == "flat":
                 scores = self._all_at_once(processors, scores)
             elif kind == "window":
                 scores = self._over_window(processors, scores, line, columns)
             else:
+                scores = scores.clone() if scores.data_ptr() == given else scores
                 self._one_by_one(processors, scores, line, columns)
         return scores
 
@@ -153,4 +160,4 @@ class LogGuidance(Filters):
                 "put the unconditional prompts behind the others"
             )
         conditional, unconditional = logits.log_softmax(-1).chunk(2)
-        return self.guidance_scale * (conditional - unconditional) + unconditional
+        return (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 
 def make_masks(
-    positions: Tensor, span: int, windows: Collection[int | None], dtype: torch.dtype
+    positions: Tensor, rows: int, span: int, windows: Collection[int | None], dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
     """The masks of a pass, as transformers' decoders take them.
 
     Args:
-        positions: `[R, W]` int64, where the tokens of the pass stand.
+        positions: `[R, W]` int64, where the tokens of the pass stand; `[1, W]` for all rows.
+        rows: R.
         span: keys that are shown.
         windows: sliding window of every layer, in positions; None where a layer sees everything.
         dtype: of the model.
@@ -27,7 +28,7 @@ def make_masks(
     masks = {
         "full_attention" if window is None else "sliding_attention": _make_mask(
             positions, span, window, dtype
-        )
+        ).expand(rows, -1, -1, -1)
         for window in kinds
     }
     return masks if len(kinds) > 1 else next(iter(masks.values()))

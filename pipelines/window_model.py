@@ -122,7 +122,8 @@ class CausalLMWindow:
     def feed(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.feed`.
 
-        Cost: as `forward`, with the logits of one position only, if the model can leave them out.
+        Cost: as `forward`, with the logits of one position only, if the model can leave them out,
+        and one row's mask for all, if `start` is one number expanded.
 
         Raises:
             ShapeError: as in `forward`.
@@ -141,9 +142,12 @@ class CausalLMWindow:
         width = tokens.shape[1]
         positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
         place.aim(positions, self._span(start, width))
+        seen = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
         return self._run(
             input_ids=tokens,
-            attention_mask=make_masks(positions, place.span, self._windows, self.model.dtype),
+            attention_mask=make_masks(
+                seen, place.rows, place.span, self._windows, self.model.dtype
+            ),
             position_ids=self.position_ids(positions),
             past_key_values=self._cache,
             use_cache=True,

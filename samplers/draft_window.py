@@ -29,6 +29,7 @@ class DraftWindow:
         columns: `[B, W]` int64, where those slots stand in `line`.
         line: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts.
         made: `[B]` int64, tokens made so far.
+        impossible: `[S]` int64, ids that are not worth a draft, or None.
 
     Raises:
         OptionError: for a draft source that needs a layout the prompt lacks.
@@ -47,6 +48,7 @@ class DraftWindow:
         self._last_of_prompt = last_tokens(prompt)
         self._filled = self.made + self.origin
         self._last_scores: Tensor | None = None
+        self.impossible: Tensor | None = None
         self.place(0)
 
     def place(self, width: int) -> None:
@@ -73,6 +75,7 @@ class DraftWindow:
             self._last_scores,
             self.prompt.layout,
             self.vocab_size,
+            self.impossible,
         )
         return propose(self.source, frontier)
 

@@ -49,6 +49,7 @@ class Frontier:
             pass.
         layout: what is known about the slots.
         vocab_size: V.
+        impossible: `[S]` int64, ids that no slot can have; None where nothing is known.
     """
 
     line: Tensor
@@ -58,6 +59,7 @@ class Frontier:
     last_scores: Tensor | None
     layout: Layout | None
     vocab_size: int
+    impossible: Tensor | None = None
 
 
 def propose(source: str, frontier: Frontier) -> Proposal:
@@ -101,8 +103,11 @@ def _period(source: str, layout: Layout | None) -> int:
 
 def _uniform(frontier: Frontier) -> Tensor:
     allowed = frontier.layout.allowed(frontier.slots) if frontier.layout is not None else None
-    zeros = torch.zeros(frontier.vocab_size, device=frontier.line.device)
-    scores = zeros if allowed is None else zeros.masked_fill(~allowed, float("-inf"))
+    scores = torch.zeros(frontier.vocab_size, device=frontier.line.device)
+    if frontier.impossible is not None:
+        scores[frontier.impossible.to(scores.device)] = float("-inf")
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
     batch = frontier.slots.shape[0]
     return scores.expand(batch, 1 if scores.ndim == 1 else frontier.slots.shape[1], -1)
 

@@ -141,6 +141,13 @@ class Filters:
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)
 
+    def impossible(self, vocab_size: int) -> Tensor | None:
+        """`[S]` int64, ids below `vocab_size` that the processor's attribute `impossible` names:
+        no prefix makes them possible, so that they need not be drafted; None where it has none.
+        """
+        ids: Tensor | None = getattr(self.processor, "impossible", None)
+        return None if ids is None else ids[(ids >= 0) & (ids < vocab_size)]
+
     def _guide(self, logits: Tensor, branches: int) -> Tensor:
         if branches == 1 and self.guidance_scale == 1.0:
             return logits
@@ -151,7 +158,7 @@ class Filters:
                 "ones and set branches=2"
             )
         conditional, unconditional = logits.chunk(2)
-        return unconditional + self.guidance_scale * (conditional - unconditional)
+        return (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
 
     def _truncate(self, scores: Tensor) -> Tensor:
         if self.temperature == 0:

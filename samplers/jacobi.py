@@ -78,5 +78,6 @@ class Jacobi:
                 guess = (law + frozen[:, :-1]).argmax(-1)
             drafts = run.settle(guess)  # [B, W-1]
             tokens = (run.forward() + frozen).argmax(-1)  # [B, W]
+            del frozen  # before the next pass makes its own
             run.commit(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
         return run.generation()

@@ -70,6 +70,7 @@ class WindowRun(DraftWindow):
         self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
         super().__init__(prompt, model.vocab_size, length, self.chooser.widest, drafts)
         self.model, self.filters, self.on_step = model, filters, on_step
+        self.impossible = filters.impossible(model.vocab_size)
         self._index = torch.arange(self.chooser.widest, device=self.made.device)
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
@@ -96,7 +97,7 @@ class WindowRun(DraftWindow):
             logits, branches, self.line, self.columns, self.slots, self.prompt.layout
         )
         self._peak = scores.amax(-1)  # [B, W]
-        self._last_scores = scores[:, -1]
+        self._last_scores = scores[:, -1].clone()  # a view would keep the whole window's
         self.stats.passes += 1
         return scores
 
@@ -162,7 +163,8 @@ class WindowRun(DraftWindow):
         self.model.reserve(tokens.shape[0], self.origin + self.length - 1)  # the last is not fed
         if self.origin > 1:
             began = time.perf_counter()
-            self.model.feed(tokens[:, :-1].clamp(min=0), torch.zeros_like(self.prompt.lengths))
+            start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
+            self.model.feed(tokens[:, :-1].clamp(min=0), start)
             self.stats.forward_seconds += time.perf_counter() - began
             self.stats.prefill_passes += 1
 

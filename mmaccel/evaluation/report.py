@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError
+from mmaccel.evaluation.routes_table import grid, routes_tables
 from mmaccel.results import EXACT_DTYPE, promise_in
 
 Report = dict[str, Any]
@@ -55,11 +56,11 @@ def fill_tables(text: str, reports: dict[str, Report]) -> str:
         name = match.group(2)
         if name == "first-screen":
             return match.group(1) + _join(reports, first_screen_table) + match.group(3)
-        if name == "draft-study":
-            return match.group(1) + draft_study_tables(reports) + match.group(3)
+        if name in _WHOLE:
+            return match.group(1) + _WHOLE[name](reports) + match.group(3)
         if name not in _PAGES:
             raise OptionError(
-                f"table: expected first-screen, draft-study or one of {', '.join(_PAGES)}, "
+                f"table: expected first-screen or one of {', '.join((*_WHOLE, *_PAGES))}, "
                 f"received {name!r}; correct the mark"
             )
         return match.group(1) + _join(reports, lambda r: policy_table(r, name)) + match.group(3)
@@ -121,7 +122,7 @@ def draft_study_tables(reports: dict[str, Report]) -> str:
             f"Tokens a pass, {len(report['captions'])} captions. Made by `{report['command']}`."
         ]
         parts += [
-            _grid(
+            grid(
                 ("drafts", *(f"window {w}" for w in windows)),
                 [
                     (source, *(f"{gains[source, w]:.2f}" for w in windows))
@@ -134,7 +135,7 @@ def draft_study_tables(reports: dict[str, Report]) -> str:
         steps = [d for d in _DISTANCES if d < len(shares)]
         parts += [f"Share of right drafts in a window of {windows[-1]}, grid rows of {columns}."]
         parts += [
-            _grid(
+            grid(
                 ("slots ahead", *map(str, steps)),
                 [("right", *(f"{100 * shares[d]:.0f} %" for d in steps))],
             )
@@ -149,11 +150,6 @@ def _is_exact(row: dict[str, Any]) -> bool:
 def _half_width(row: dict[str, Any]) -> str:
     half = row.get("half_width")
     return "" if half is None else f" ± {half:.2f}"
-
-
-def _grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [heads, ("---",) * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _join(reports: dict[str, Report], make: Callable[[Report], str]) -> str:
@@ -195,4 +191,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
     }
     if not rows:
         return ""
-    return _grid(heads, [tuple(cells[head](row) for head in heads) for row in rows]) + "\n"
+    return grid(heads, [tuple(cells[head](row) for head in heads) for row in rows]) + "\n"
+
+
+_WHOLE = {"draft-study": draft_study_tables, "routes": routes_tables}

@@ -36,6 +36,23 @@ def test_a_mark_that_nobody_fills_is_an_error() -> None:
         fill_tables("<!-- table: nonsense -->\n<!-- end -->", {})
 
 
+def test_the_routes_are_compared_in_tables_of_their_own() -> None:
+    row = {"batch_size": 8, "guidance": 2.0, "images": 3, "passes": 64.0, "tokens_per_pass": 4.0}
+    rows = [
+        row | dict(route="library", policy=None, seconds=2.0, speed_up=1.0, of_direct=None),
+        row | dict(route="transformers", policy="J()", seconds=1.0, speed_up=2.0, of_direct=1.25),
+    ]
+    machine = {"name": "CPU", "threads": 2, "versions": {"torch": "2", "transformers": "5"}}
+    report = {"model": "scenes", "dtype": "float32", "temperature": 1.0, "machine": machine}
+    report |= {"command": "python benchmarks/routes.py", "routes": rows}
+    marked = "<!-- table: routes -->\nold\n<!-- end -->"
+    filled = fill_tables(marked, {"a": report, "b": {"rows": []}})
+    assert "old" not in filled and "Batch 8, guidance 2, 3 captions:" in filled
+    assert "| transformers alone |  | 64.0 | 4.00 | 2.000 | 1.00× |  |" in filled
+    assert "| attached | `J()` | 64.0 | 4.00 | 1.000 | 2.00× | 1.25× |" in filled
+    assert "Not yet measured." in fill_tables(marked, {})
+
+
 def test_model_card_is_written_from_its_figures() -> None:
     folder = ROOT / "mmaccel" / "demo" / "weights" / "scenes"
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mmaccel import Grid, OptionError
 from mmaccel.contracts import Layout
 from mmaccel.samplers.drafts import SOURCES, Frontier, check_source, propose
+from mmaccel.samplers.filters import Filters
 
 VOCAB = 4
 ORIGIN = 5  # columns of prompt
@@ -176,3 +179,22 @@ def test_a_layout_without_rows_is_refused(source: str) -> None:
     for layout in (None, Bare()):
         with pytest.raises(OptionError, match="expected .*, received .*; use drafts='left'"):
             check_source(source, layout, final=True)
+
+
+def test_nothing_is_drafted_that_no_slot_can_have() -> None:
+    plain = make_frontier(ROWS, MADE, WIDTH, layout=None)
+    law = propose("random", replace(plain, impossible=torch.tensor([1, 3]))).scores
+    assert law is not None
+    assert law.softmax(-1)[:, 0].tolist() == [[0.5, 0, 0.5, 0]] * len(ROWS)
+
+
+def test_the_impossible_ids_are_those_of_this_vocabulary() -> None:
+    class Processor:
+        impossible = torch.tensor([2, -1, 9, 3])
+
+        def __call__(self, scores: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            return scores
+
+    found = Filters(processor=Processor()).impossible(VOCAB)
+    assert found is not None and found.tolist() == [2, 3]
+    assert Filters().impossible(VOCAB) is None

@@ -1,0 +1,154 @@
+"""Three routes to the same pictures: the library's own `generate`, a policy attached to it, and the
+picture pipeline; what each costs.
+
+- library: transformers' `generate`, nothing attached; its draws are its own;
+- transformers: the same call under a policy;
+- direct: `mmaccel.TextToImage`, which computes the picture ids of the head alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Policy
+from mmaccel.handle import attach
+from mmaccel.pipelines.model_folder import find_folder
+from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.results import Progress, Stats
+from mmaccel.samplers.autoregressive import Autoregressive
+from mmaccel.samplers.jacobi import Jacobi
+
+PLAIN, WINDOWS = Autoregressive(), (16, 32, "adaptive")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A route with its policy, at one batch size and guidance scale; no policy: the library's."""
+
+    route: str
+    policy: Policy | None
+    batch_size: int
+    guidance: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One batch made in one way: tokens `[B, L]` int64, None of its statistics for the library."""
+
+    tokens: Tensor
+    stats: Stats | None
+    seconds: float
+
+
+class Routes:
+    """The same model three times, as each route loads it, in float32.
+
+    Args:
+        name: a demo model or a folder.
+        length: tokens of a picture; None makes whole pictures.
+    """
+
+    def __init__(self, name: str = "scenes", length: int | None = None) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.pipe = TextToImage.from_pretrained(name)
+        folder, words = find_folder(name), self.pipe.words
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.length = self.pipe.length if length is None else length
+        self.unused = list(range(words.n_image_tokens, words.vocab_size))
+
+    def run(self, way: Way, captions: Sequence[str], seeds: Sequence[int]) -> Piece:
+        """Make one batch, and take the time."""
+        torch.manual_seed(seeds[0])  # of the library's own draws
+        began = time.perf_counter()
+        if way.route == "direct":
+            made = self.pipe(
+                captions,
+                policy=way.policy,
+                seed=seeds,
+                guidance_scale=way.guidance,
+                on_step=self._stop if self.length < self.pipe.length else None,
+            )
+            seconds = time.perf_counter() - began - made.stats.pixel_seconds
+            return Piece(made.tokens[:, : self.length], made.stats, seconds)
+        if way.policy is None:
+            return Piece(self._generate(captions, way), None, time.perf_counter() - began)
+        with attach(self.model, way.policy, seed=list(seeds), strict=True) as run:
+            tokens = self._generate(captions, way)
+        return Piece(tokens, run.stats, time.perf_counter() - began)
+
+    def _generate(self, captions: Sequence[str], way: Way) -> Tensor:
+        words = self.pipe.words
+        ids = [words.encode(caption) for caption in captions]
+        longest = max(map(len, ids))
+        padded = [[words.pad] * (longest - len(row)) + row for row in ids]
+        mask = [[0] * (longest - len(row)) + [1] * len(row) for row in ids]
+        guidance: dict[str, Any] = {}
+        if way.guidance != 1:
+            empty = torch.tensor([words.unconditional()] * len(ids))
+            guidance = {"guidance_scale": way.guidance, "negative_prompt_ids": empty}
+        out = self.model.generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(mask),
+            do_sample=True,
+            max_new_tokens=self.length,
+            top_k=0,
+            suppress_tokens=self.unused,
+            **guidance,
+        )
+        tokens: Tensor = out[:, longest:]
+        return tokens
+
+    def _stop(self, progress: Progress) -> Tensor:
+        return torch.full_like(progress.lengths, self.length)
+
+
+def make_ways(batch_sizes: Sequence[int], scales: Sequence[float]) -> list[Way]:
+    """All that is compared; the library first among those of a batch size and a scale."""
+    jacobi = [Jacobi(window) for window in WINDOWS]
+    plan: list[tuple[str, Policy | None]] = [("library", None), ("transformers", PLAIN)]
+    plan += [("transformers", policy) for policy in jacobi]
+    plan += [("direct", policy) for policy in jacobi]
+    return [Way(*pair, size, scale) for size in batch_sizes for scale in scales for pair in plan]
+
+
+def summarize(made: dict[Way, list[Piece]]) -> list[dict[str, Any]]:
+    """One row per way, over the batches that all ways of its batch size and scale have finished."""
+    rows = []
+    for way, own in made.items():
+        same = {(w.route, w.policy): p for w, p in made.items() if _place(w) == _place(way)}
+        n = min(map(len, same.values()))
+        if n == 0:
+            continue
+        pieces, counted = own[:n], [piece.stats for piece in own[:n] if piece.stats is not None]
+        plain = same["transformers", PLAIN]
+        direct = same.get(("direct", way.policy)) if way.route == "transformers" else None
+        seconds, images = _seconds(pieces), sum(len(piece.tokens) for piece in pieces)
+        total, passes = sum(s.tokens for s in counted), sum(s.row_passes for s in counted)
+        rows.append({
+            **asdict(way) | {"policy": None if way.policy is None else repr(way.policy)},
+            "images": images,
+            "seconds": seconds / images,
+            "tokens_per_pass": total / passes if counted else 1.0,
+            "passes": passes / images if counted else float(pieces[0].tokens.shape[1]),
+            "speed_up": _seconds(same["library", None][:n]) / seconds,
+            "of_direct": None if direct is None else seconds / _seconds(direct[:n]),
+            "identical": sum(
+                int((a.tokens == b.tokens).all(1).sum()) for a, b in zip(pieces, plain)
+            ),
+        })  # fmt: skip
+    return rows
+
+
+def _place(way: Way) -> tuple[int, float]:
+    return way.batch_size, way.guidance
+
+
+def _seconds(pieces: Sequence[Piece]) -> float:
+    return sum(piece.seconds for piece in pieces)
