@@ -7,7 +7,8 @@ allows no next token, say). Such an error is kept and raised only if the run goe
 token, which it does exactly if the prefix was right.
 
 Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023
-(arXiv 2306.17806): on log-probabilities, as `UnbatchedClassifierFreeGuidanceLogitsProcessor` has it.
+(arXiv 2306.17806): on log-probabilities, as `UnbatchedClassifierFreeGuidanceLogitsProcessor` has
+it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def load_lumina(folder: Path, place: Place) -> LuminaPictures:
         OptionError: sides that are no multiples of 32 pixels, or no picture decoder.
         UnsupportedModelError: files that are missing or do not fit.
     """
-    named = re.findall(r"-(512|768|1024)(?!\d)", str(folder))
+    names = [part for part in folder.parts if part == folder.name or part.startswith("models--")]
+    named = re.findall(r"-(512|768|1024)(?!\d)", " ".join(names))
     side = int(named[-1]) if named else _SIDE
     size = place.size or (side, side)
     count_tokens(size, _STEP)

@@ -43,7 +43,7 @@ def find_picture_family(source: Path, name: str | Path) -> str:
         return "glm-image"
     config = _read(source / "config.json")
     own = str(config.get("model_type"))
-    says = f"{own} {config.get('architectures')} {name} {config.get('_name_or_path')}".lower()
+    says = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
     if own == _LUMINA or (own == "chameleon" and ("lumina" in says or "xllmx" in says)):
         return "lumina-mgpt"
     if own in _BY_TYPE:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mmaccel.contracts import Policy
 from mmaccel.handle import attach
-from mmaccel.pipelines.model_folder import find_folder
+from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.pipelines.picture_models import find_source
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.autoregressive import Autoregressive
@@ -58,10 +59,11 @@ class Routes:
         from transformers import AutoModelForCausalLM
 
         self.pipe = TextToImage.from_pretrained(name)
-        folder, words = find_folder(name), self.pipe.words
+        folder = find_source(name)
+        self.words = CaptionWords.load(folder, self.pipe.pictures.layout.vocab_size)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.length = self.pipe.length if length is None else length
-        self.unused = list(range(words.n_image_tokens, words.vocab_size))
+        self.unused = list(range(self.words.n_image_tokens, self.words.vocab_size))
 
     def run(self, way: Way, captions: Sequence[str], seeds: Sequence[int]) -> Piece:
         """Make one batch, and take the time."""
@@ -84,7 +86,7 @@ class Routes:
         return Piece(tokens, run.stats, time.perf_counter() - began)
 
     def _generate(self, captions: Sequence[str], way: Way) -> Tensor:
-        words = self.pipe.words
+        words = self.words
         ids = [words.encode(caption) for caption in captions]
         longest = max(map(len, ids))
         padded = [[words.pad] * (longest - len(row)) + row for row in ids]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import make_policy
+from mmaccel.cli import main
+from mmaccel.pipelines import glm_image_pictures
 from mmaccel.pipelines.text_to_image import TextToImage
 from tests.checkpoints import FAMILIES, build_checkpoint, captions
 from tests.tiny_lms import PassCounter
@@ -247,3 +253,31 @@ def _pixels(made: Any) -> Tensor:
 
 def _array(image: Any) -> Tensor:
     return torch.tensor(list(image.tobytes())).view(image.height, image.width, 3).float()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_command_line_draws_them(
+    family: str, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several captions in one ragged batch; what a picture was made from stands in it."""
+    path = build_checkpoint(family, tmp_path / "model")
+    size = SIZES.get(family)
+    fixed = [] if size is None else ["--size", f"{size[0]}x{size[1]}"]
+    said = [] if family == "imagegpt" else captions(family)
+    count = ["--count", "3"] if family == "imagegpt" else []
+    arguments = ["--model", str(path), "--out", str(tmp_path), "--batch-size", "3", "--seed", "5"]
+    if family == "glm-image":  # 50 steps of its painter would take minutes here
+        quick = partial(glm_image_pictures.GlmImagePictures, num_inference_steps=1)
+        monkeypatch.setattr(glm_image_pictures, "GlmImagePictures", quick)
+    assert main(["generate", *said, *fixed, *count, *arguments]) == 0
+    files = sorted(tmp_path.glob("000*.png"))
+    wanted = opened(family)(captions(family), seed=[5, 6, 7])
+    for k, (file, image) in enumerate(zip(files, wanted.images, strict=True)):
+        with Image.open(file) as picture:
+            assert abs(_array(picture) - _array(image)).max() <= 1
+            facts = json.loads(picture.text["mmaccel"])  # type: ignore[attr-defined]
+        assert facts["prompt"] == captions(family)[k] and facts["seed"] == 5 + k
+        assert (
+            facts["top_k"] == opened(family).pictures.filters.top_k
+            and facts["tokens"] == WANTED[family][0]
+        )
