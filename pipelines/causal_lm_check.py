@@ -69,7 +69,7 @@ def drops_cache(model: nn.Module) -> bool:
 
 def _find_obstacle(model: Any, layers: list[Any]) -> tuple[str, str] | None:
     """(what it is instead, remedy), or None; then `layers` has been given its cache's layers."""
-    other = "use another model"
+    other = "use another model, or write a family for it (docs/attach.md)"
     config = text_config(model)
     if getattr(model.config, "is_encoder_decoder", False) or getattr(
         config, "add_cross_attention", False
@@ -87,7 +87,8 @@ def _find_obstacle(model: Any, layers: list[Any]) -> tuple[str, str] | None:
     if others or getattr(model, "_is_stateful", False):
         return (
             f"whose cache has layers of other kinds ({', '.join(others) or 'recurrent ones'})",
-            "use a model without recurrent, chunked or shared layers",
+            "use a model without recurrent, chunked or shared layers, or write a family for it "
+            "(docs/attach.md)",
         )
     if getattr(config, "attention_chunk_size", None) is not None:
         return "whose attention is chunked", other

@@ -11,6 +11,7 @@ whose weights are in the checkpoint (`model.vqmodel.decoder.*`) or in a file bes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,8 @@ def load_body(folder: Path, place: Place) -> tuple[Any, Any]:
     from transformers import AutoTokenizer, ChameleonForConditionalGeneration
 
     tokenizer = load_processor(AutoTokenizer, folder)
-    model = load_model(ChameleonForConditionalGeneration, folder, place, spare=(INSIDE,))
+    model = load_model(
+        ChameleonForConditionalGeneration, folder, place, spare=rf"^{re.escape(INSIDE)}"
+    )
     CausalLM().check(model)
     return model, tokenizer

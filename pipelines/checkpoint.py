@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,14 @@ class Place:
     decoder: Path | None = None
 
 
-def load_model(kind: Any, folder: Path, place: Place, spare: tuple[str, ...] = ()) -> Any:
+def load_model(kind: Any, folder: Path, place: Place, spare: str = "$^") -> Any:
     """A model in evaluation mode.
 
     Args:
         kind: transformers' class.
         folder: what `save_pretrained` wrote.
         place: device and dtype.
-        spare: beginnings of names of tensors that need not be there and may be too many.
+        spare: pattern of names of tensors that need not be there, or may be there for nothing.
 
     Raises:
         UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
@@ -52,7 +53,7 @@ def load_model(kind: Any, folder: Path, place: Place, spare: tuple[str, ...] = (
             f"refuses ({reason}); give the folder that save_pretrained wrote"
         ) from error
     for what, key in (("missing", "missing_keys"), ("surplus", "unexpected_keys")):
-        names = sorted(name for name in loaded[key] if not name.startswith(spare or ("\0",)))
+        names = sorted(n for n in loaded[key] if not re.search(spare, n))
         if names:
             raise UnsupportedModelError(
                 f"model: expected the tensors of {kind.__name__} in {folder}, received {len(names)}"

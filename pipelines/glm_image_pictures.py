@@ -11,6 +11,7 @@ only the codebook's can stand.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,9 +126,11 @@ def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
     size = place.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
     try:
-        pipe = GlmImagePipeline.from_pretrained(
-            folder, torch_dtype=place.dtype, local_files_only=True
-        )
+        with warnings.catch_warnings():  # `dtype` is the newer name, which older diffusers lack
+            warnings.simplefilter("ignore", FutureWarning)
+            pipe = GlmImagePipeline.from_pretrained(
+                folder, torch_dtype=place.dtype, local_files_only=True
+            )
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UnsupportedModelError(

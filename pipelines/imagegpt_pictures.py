@@ -27,6 +27,8 @@ from mmaccel.tokenizers_vq.grid import Grid
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_TABLES = r"\.attn\.(masked_)?bias$"  # causal masks, which older files keep
+
 
 class ImageGPTPictures:
     """A `PictureModel` without captions.
@@ -88,7 +90,7 @@ def load_imagegpt(folder: Path, place: Place) -> ImageGPTPictures:
     """
     from transformers import AutoImageProcessor, ImageGPTForCausalImageModeling
 
-    model = load_model(ImageGPTForCausalImageModeling, folder, place)
+    model = load_model(ImageGPTForCausalImageModeling, folder, place, spare=_TABLES)
     side = isqrt(model.config.n_positions)
     check_size(place, (side, side))
     clusters = load_processor(AutoImageProcessor, folder).clusters

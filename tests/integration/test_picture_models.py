@@ -170,6 +170,19 @@ def test_chameleon_draws_by_its_unmasked_logits(opened: Opener, family: str) -> 
     assert abs(_pixels(made)[0] - pixels[0].permute(1, 2, 0).mul(255)).max() <= 0.51
 
 
+def test_chameleons_codes_are_the_librarys_own(opened: Opener) -> None:
+    """Our VQGAN, filled from `vqgan.ckpt`, against transformers' encoder of the checkpoint."""
+    source: Any = opened("chameleon").pictures
+    body = source.window.model.model
+    torch.manual_seed(0)
+    images = torch.rand(3, 3, 16, 16)
+    wanted = body.get_image_tokens(images * 2 - 1)
+    codes = torch.tensor([body.vocabulary_mapping.bpe2img[int(i)] for i in wanted.flatten()])
+    assert (
+        torch.equal(source.decoder.encode(images).flatten(), codes) and len(set(codes.tolist())) > 7
+    )
+
+
 def test_imagegpt_is_the_librarys_own(opened: Opener) -> None:
     pipe = opened("imagegpt")
     source: Any = pipe.pictures

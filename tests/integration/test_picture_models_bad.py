@@ -49,6 +49,13 @@ def _add(folder: Path) -> None:
     _edit_weights(folder, lambda weights: weights.update({"extra.weight": torch.zeros(2)}))
 
 
+def _add_computed(folder: Path) -> None:
+    """Masks that older files of ImageGPT keep."""
+    names = ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias")
+    more = {name: torch.zeros(2) for name in names}
+    _edit_weights(folder, lambda weights: weights.update(more))
+
+
 def _without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -80,6 +87,12 @@ def test_a_spoilt_checkpoint_is_refused_by_name(
     spoil(folder)
     with pytest.raises(kind, match=said):
         TextToImage.from_pretrained(folder)
+
+
+def test_what_older_files_keep_is_no_surplus(built: Builder, tmp_path: Path) -> None:
+    folder = shutil.copytree(built("imagegpt"), tmp_path / "older")
+    _add_computed(folder)
+    assert TextToImage.from_pretrained(folder)("").tokens.shape == (1, 64)
 
 
 def test_a_palette_of_another_length_is_refused(built: Builder, tmp_path: Path) -> None:

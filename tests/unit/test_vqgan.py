@@ -7,6 +7,7 @@ import torch
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.llamagen_files import load_tokenizer
+from mmaccel.tokenizers_vq.taming import rename_taming
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 
 SMALL = VQGANConfig(
@@ -94,3 +95,29 @@ def test_files_with_other_tensors_are_refused_by_name() -> None:
     del state["decoder.mid.1.k.weight"]
     with pytest.raises(UnsupportedModelError, match="1 missing, such as decoder.mid.1.k.weight"):
         load_tokenizer(state, (4, 6), SMALL)
+
+
+TAMING = {  # Chameleon's vqgan.ckpt: names of every kind, and ours
+    "encoder.down.0.block.1.conv2.weight": "encoder.conv_blocks.0.res.1.conv2.weight",
+    "encoder.down.3.downsample.conv.bias": "encoder.conv_blocks.3.downsample.conv.bias",
+    "encoder.mid.attn_1.q.weight": "encoder.mid.1.q.weight",
+    "decoder.conv_in.weight": "decoder.conv_in.weight",
+    "decoder.mid.block_1.norm1.weight": "decoder.mid.0.norm1.weight",
+    "decoder.mid.block_2.norm1.weight": "decoder.mid.2.norm1.weight",
+    "decoder.up.0.block.2.conv1.weight": "decoder.conv_blocks.4.res.2.conv1.weight",
+    "decoder.up.3.block.0.nin_shortcut.weight": "decoder.conv_blocks.1.res.0.nin_shortcut.weight",
+    "decoder.up.4.upsample.conv.weight": "decoder.conv_blocks.0.upsample.conv.weight",
+    "decoder.up.4.attn.2.v.weight": "decoder.conv_blocks.0.attn.2.v.weight",
+    "quantize.embedding.weight": "quantize.embedding.weight",
+    "post_quant_conv.bias": "post_quant_conv.bias",
+}
+
+
+def test_taming_names_become_ours_and_losses_are_left_out() -> None:
+    ours = VQGAN(VQGANConfig(multipliers=(1, 1, 2, 2, 4), channels=32)).state_dict()
+    values = {name: torch.tensor(k) for k, name in enumerate(TAMING)}
+    renamed = rename_taming(values | {"loss.logvar": torch.zeros(1)}, 5)
+    assert {name: int(value) for name, value in renamed.items()} == {
+        name: k for k, name in enumerate(TAMING.values())
+    }
+    assert set(TAMING.values()) <= set(ours)
