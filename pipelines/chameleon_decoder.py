@@ -10,7 +10,8 @@ from torch import Tensor
 from mmaccel.contracts import VisualTokenizer
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.llamagen_files import load_tokenizer, read_weights
+from mmaccel.pipelines.llamagen_files import load_tokenizer
+from mmaccel.pipelines.weights_file import read_weights
 from mmaccel.tokenizers_vq.taming import rename_taming
 from mmaccel.tokenizers_vq.vqgan import VQGANConfig
 

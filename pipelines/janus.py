@@ -11,7 +11,6 @@ that read a prefix therefore run the original.
 
 from __future__ import annotations
 
-from copy import copy
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,11 +18,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.errors import MMAccelError
 from mmaccel.pipelines.call_obstacles import find_in_model, is_left_padded
 from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.generate_call import align_left
-from mmaccel.pipelines.inject import original
+from mmaccel.pipelines.janus_call import prepare_picture
 from mmaccel.pipelines.logits_chain import LogitsChain
 from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.processor_kinds import find_kind, is_own
@@ -32,8 +30,6 @@ from mmaccel.results import Generation
 from mmaccel.samplers.filters import Filters
 
 _GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
-_REPLACED = ("_get_logits_processor", "prepare_inputs_for_generation")
-_HEEDED = {"inputs_embeds", "is_first_iteration", "use_cache", "guidance_scale", "logits_to_keep"}
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -119,53 +115,6 @@ class JanusCodes(CausalLMWindow):
         n_kept = inputs.pop("logits_to_keep", 0)
         out = inner.language_model(inputs_embeds=embedded, **inputs)
         return SimpleNamespace(logits=inner.generation_head(out.last_hidden_state[:, -n_kept:]))
-
-
-class _Prepared(MMAccelError):
-    """Raised where the library would run its first pass."""
-
-
-def prepare_picture(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
-    """What the library's own code makes of a call, up to its first pass.
-
-    Lists are copied, as the library appends to the caller's.
-
-    Returns:
-        config, processors, others (names of arguments nobody heeds), ids `[B, T]` as they were
-        given, tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
-    """
-    from transformers import DynamicCache
-
-    seen = SimpleNamespace()
-    make = model._get_logits_processor
-
-    def note_processors(generation_config: Any, **others: Any) -> Any:
-        seen.config, seen.ids = generation_config, others["encoder_input_ids"]
-        seen.processors = make(generation_config=generation_config, **others)
-        return seen.processors
-
-    def stop(  # the names tell the library which arguments it may pass on
-        input_ids: Tensor, attention_mask: Tensor, past_key_values: Any = None, **kwargs: Any
-    ) -> Any:
-        given = {name for name, value in kwargs.items() if value is not None}
-        seen.others = sorted(given - _HEEDED)
-        seen.tokens, seen.mask = input_ids, attention_mask.bool()
-        raise _Prepared
-
-    lists = [copy(value) if isinstance(value, list) else value for value in args]
-    named = {k: copy(v) if isinstance(v, list) else v for k, v in options.items()}
-    before = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
-    model._get_logits_processor, model.prepare_inputs_for_generation = note_processors, stop
-    try:
-        # with a cache at hand none is prepared: we need none, and 5.17 cannot
-        original(model, "generate")(*lists, **{**named, "past_key_values": DynamicCache()})
-    except _Prepared:
-        pass
-    finally:
-        del model._get_logits_processor, model.prepare_inputs_for_generation
-        vars(model).update(before)
-    seen.ids = seen.tokens[: seen.tokens.shape[0] // 2]
-    return seen
 
 
 def _wrap(tokens: Tensor, config: Any) -> Any:

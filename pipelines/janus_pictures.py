@@ -24,7 +24,8 @@ from mmaccel.pipelines.checkpoint import (
     load_processor,
 )
 from mmaccel.pipelines.generate_call import align_left
-from mmaccel.pipelines.janus import Janus, JanusCodes, prepare_picture
+from mmaccel.pipelines.janus import Janus, JanusCodes
+from mmaccel.pipelines.janus_call import prepare_picture
 from mmaccel.pipelines.pictures import to_images
 from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.grid import Grid

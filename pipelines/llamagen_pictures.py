@@ -19,9 +19,10 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place, count_tokens
 from mmaccel.pipelines.llamagen_captions import CaptionPictures, load_t5
-from mmaccel.pipelines.llamagen_files import load_tokenizer, load_transformer, read_weights
+from mmaccel.pipelines.llamagen_files import load_tokenizer, load_transformer
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.pictures import to_images
+from mmaccel.pipelines.weights_file import read_weights
 from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.grid import Grid
 from mmaccel.tokenizers_vq.vqgan import VQGAN

@@ -12,6 +12,7 @@ from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 from tests.beds import build_bed, build_janus
 
 WORDS = ["a", "red", "fox", "in", "the", "snow", "blue", "cat", "on", "grass"]
+NUMBERS = ["3", "4", "*"]  # Emu3 writes the grid's size into its prompt
 CAPTIONS = ["a red fox in the snow", "blue cat", "the grass"]
 TEMPLATE = (
     "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
@@ -43,7 +44,8 @@ def make_tokenizer(special: dict[str, int], first: int, size: int, **named: str)
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = dict(special) | {word: first + k for k, word in enumerate(WORDS)}
+    vocabulary = dict(special) | {word: first + k for k, word in enumerate(WORDS + NUMBERS)}
+    vocabulary = {word: k for word, k in vocabulary.items() if k < size}
     free = (i for i in range(size) if i not in set(vocabulary.values()))
     vocabulary |= {f"<free{i}>": i for i in free}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

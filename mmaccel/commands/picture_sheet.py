@@ -45,7 +45,7 @@ def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
     Returns:
         An RGB picture.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw, ImageFont, ImageOps
 
     title, text = ImageFont.load_default(_TITLE), ImageFont.load_default(_TEXT)
     wrapped = [_wrap(caption, text) for caption in panels[0].captions]
@@ -71,7 +71,8 @@ def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
         for i, (image, lines) in enumerate(zip(panel.images, wrapped, strict=True)):
             x = left + (i % columns) * (_SIDE + _GAP)
             y = _MARGIN + head + (i // columns) * cell
-            sheet.paste(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC), (x, y))
+            shown = ImageOps.contain(image, (_SIDE, _SIDE), Image.Resampling.BICUBIC)
+            sheet.paste(shown, (x + (_SIDE - shown.width) // 2, y + _SIDE - shown.height))
             for j, line in enumerate(lines):
                 pen.text((x, y + _SIDE + 6 + j * (_TEXT + 5)), line, fill=_SOFT, font=text)
         pen.text((left, _MARGIN + head + rows * cell), panel.foot, fill=_INK, font=text)

@@ -17,8 +17,9 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.exactness import count_sequences, g_test
 from mmaccel.pipelines.llamagen import LlamaGenConfig, LlamaGenTransformer, make_turns, turn
-from mmaccel.pipelines.llamagen_files import load_transformer, read_weights
+from mmaccel.pipelines.llamagen_files import load_transformer
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
+from mmaccel.pipelines.weights_file import read_weights
 
 CLASSES = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, num_classes=5)
 CAPTIONS = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, cls_token_num=6, caption_dim=10)
@@ -183,7 +184,9 @@ def test_a_checkpoint_is_read_and_fitted(tmp_path: Path) -> None:
     saved = {"model": model.state_dict(), "steps": torch.tensor(3), "args": Namespace(lr=1.0)}
     torch.save(saved, tmp_path / "t2i.pt")
     save_file(model.state_dict(), tmp_path / "t2i.safetensors")
-    for name in ("t2i.pt", "t2i.safetensors"):
+    named = {"model": "GPT-B", "state_dict": model.state_dict()}  # a name is no wrapper
+    torch.save(named, tmp_path / "named.pt")
+    for name in ("t2i.pt", "t2i.safetensors", "named.pt"):
         again = load_transformer(read_weights(tmp_path / name), block_size=16, n_head=4)
         assert again.config == LlamaGenConfig(
             32, 2, 4, vocab_size=12, block_size=16, cls_token_num=6, caption_dim=10, num_classes=1

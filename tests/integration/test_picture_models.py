@@ -18,7 +18,7 @@ from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.pipelines import glm_image_pictures
 from mmaccel.pipelines.text_to_image import TextToImage
-from tests.checkpoints import FAMILIES, build_checkpoint, captions
+from tests.checkpoints import FAMILIES, NUMBERS, WORDS, build_checkpoint, captions
 from tests.tiny_lms import PassCounter
 
 SIZES = {"emu3": (32, 24), "glm-image": (128, 96), "lumina-mgpt": (64, 32)}
@@ -82,7 +82,45 @@ def test_row_ends_stand_where_they_belong(opened: Opener, family: str, policy: s
     grid = pipe.pictures.layout
     made = pipe(captions(family), seed=3, policy=make_policy(policy, window=7))
     tokens = made.tokens.view(3, grid.rows, grid.columns)
-    assert (tokens[..., -1] == grid.row_end).all() and (tokens[..., :-1] < 16).all()
+    ends = pipe.pictures.window.ids[tokens[..., -1]]  # type: ignore[attr-defined]
+    assert (ends == {"emu3": 5, "lumina-mgpt": 8}[family]).all() and (tokens[..., :-1] < 16).all()
+
+
+def test_prompts_are_what_the_authors_wrote(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids by hand; 32 x 24 pixels are 3 rows of 4 tokens, 64 x 32 one step high and two wide."""
+    emu3: Any = opened("emu3").pictures
+    words = {word: 27 + k for k, word in enumerate([*WORDS, *NUMBERS])}
+    behind = [6, words["3"], words["*"], words["4"], 8]  # "<boi>3*4<wrapper>", height first
+    start = emu3.encode("blue cat")
+    assert start[:3] == [1, words["blue"], words["cat"]] and start[-5:] == behind
+    assert emu3._negative[0] == 1 and emu3._negative[-5:] == behind
+    chameleon: Any = opened("chameleon").pictures
+    said = chameleon.tokenizer("blue cat", add_special_tokens=False)["input_ids"]
+    assert chameleon.encode("blue cat") == [1, *said, 7, 5]
+    assert chameleon.unconditional() == [1, 5]
+    lumina: Any = opened("lumina-mgpt").pictures
+    assert lumina.unconditional() == [5, 28, 29] and lumina.encode("cat")[-4:] == [7, 5, 28, 29]
+    texts: list[str] = []
+    tokenizer = lumina.tokenizer
+    monkeypatch.setattr(lumina, "tokenizer", Recorder(tokenizer, texts))
+    lumina.encode(" a cat ")
+    assert texts == ["Generate an image of 64x32 according to the following prompt:\na cat"]
+
+
+class Recorder:
+    """A tokenizer that notes what it is given."""
+
+    def __init__(self, inner: Any, texts: list[str]) -> None:
+        self._inner, self._texts = inner, texts
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self._texts.append(text)
+        return self._inner(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def test_emu3_is_the_librarys_own(opened: Opener) -> None:

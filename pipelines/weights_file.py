@@ -1,0 +1,81 @@
+"""Checkpoints of one file: read, and put into a module, all of it and nothing else."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmaccel.errors import OptionError, UnsupportedModelError
+
+_WRAPPERS = ("model", "module", "state_dict", "ema")  # what checkpoints keep weights under
+_UNUSED = ("quantize.codebook_used", "freqs_cis")  # statistics of training, and what is computed
+
+
+def read_weights(file: str | Path) -> dict[str, Tensor]:
+    """The tensors of a `.pt` or `.safetensors` file, out of whatever they are wrapped in.
+
+    Raises:
+        OptionError: there is no such file.
+        UnsupportedModelError: it holds no tensors.
+    """
+    file = Path(file)
+    if not file.is_file():
+        raise OptionError(f"weights: expected a file, received {str(file)!r}; check the path")
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    try:
+        with torch.serialization.safe_globals([Namespace]):  # training saves its arguments too
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UnsupportedModelError(
+            f"weights: expected a checkpoint of tensors, received {file} ({reason}); "
+            "download it again, or save its tensors as .safetensors"
+        ) from error
+    while isinstance(content, dict):
+        inner = [content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)]
+        if not inner:
+            break
+        content = inner[0]
+    if not (isinstance(content, dict) and any(isinstance(v, Tensor) for v in content.values())):
+        received = sorted(map(str, content))[:5] if isinstance(content, dict) else type(content)
+        raise UnsupportedModelError(
+            f"weights: expected tensors by name in {file}, received {received}; "
+            f"give a checkpoint that has them, or one of {', '.join(_WRAPPERS)}"
+        )
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a module without memory its tensors, all of them and no others.
+
+    Raises:
+        UnsupportedModelError: naming the first that is missing, surplus or of another shape.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    given = {n: tuple(t.shape) for n, t in weights.items() if n not in _UNUSED}
+    kind = type(module).__name__
+    for what, names in (
+        ("missing", sorted(wanted.keys() - given.keys())),
+        ("surplus", sorted(given.keys() - wanted.keys())),
+        (
+            "of another shape",
+            sorted(n for n in wanted.keys() & given.keys() if wanted[n] != given[n]),
+        ),
+    ):
+        if names:
+            first = names[0]
+            shapes = f", {wanted.get(first, '-')} wanted and {given.get(first, '-')} given"
+            raise UnsupportedModelError(
+                f"weights: expected the tensors of {kind}, received {len(names)} {what}, such as "
+                f"{first}{shapes}; give the published file of this size"
+            )
+    module.load_state_dict({n: weights[n] for n in wanted}, assign=True)
