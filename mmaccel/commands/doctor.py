@@ -37,7 +37,8 @@ def doctor(
     """Say what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
     from mmaccel.commands.terminal import make_table, wide_console
 
-    findings = [*check_packages(), *check_devices(), check_model(model), check_writing(out)]
+    found = check_model(model)
+    findings = [*check_packages(), *check_devices(), found, check_writing(out)]
     table = make_table("what", "", "detail", title="mmaccel doctor")
     marks = {"yes": "[green]yes[/]", "no": "[yellow]no[/]", "needed": "[red]missing[/]"}
     for finding in findings:
@@ -48,10 +49,11 @@ def doctor(
     if broken:
         console.print(f"Cannot generate before this is mended: {', '.join(broken)}.")
         raise typer.Exit(1)
-    if is_checkpoint(model):
+    if "attach takes" in found.detail:
         console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
     else:
-        console.print('Ready: mmaccel generate "a red circle on grass" --compare')
+        named = "" if model == "scenes" else f" --model {model}"
+        console.print(f"Ready: mmaccel generate --compare{named}")
 
 
 def check_packages() -> list[Finding]:
@@ -124,32 +126,36 @@ def _formats(device: str) -> str:
 
 def check_model(name: str) -> Finding:
     """Are the weights there, do they load, and does a pass make finite scores?"""
-    if is_checkpoint(name):
-        return check_checkpoint(Path(name))
     try:
         from mmaccel.commands.run_setup import open_pipeline, warm_up
+        from mmaccel.pipelines.picture_models import find_source
         from mmaccel.samplers.autoregressive import Autoregressive
-        from mmaccel.samplers.filters import Filters
 
+        source = find_source(name)
+        if is_checkpoint(source):
+            return check_checkpoint(source, name)
         pipe = open_pipeline(name, "cpu")
-        warm_up(pipe, Autoregressive(), Filters(guidance_scale=2.0), pipe.pictures.examples[0], 1)
+        warm_up(pipe, Autoregressive(), pipe.pictures.filters, pipe.pictures.examples[0], 1)
     except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
     return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")
 
 
-def is_checkpoint(name: str) -> bool:
-    """Whether a name is a folder with a transformers model, and no text-to-image model of ours."""
-    return (Path(name) / "config.json").is_file() and not (Path(name) / "words.json").is_file()
+def is_checkpoint(source: Path) -> bool:
+    """Whether a path is a folder with a transformers model, and no text-to-image model of ours."""
+    return (source / "config.json").is_file() and not (source / "words.json").is_file()
 
 
-def check_checkpoint(folder: Path) -> Finding:
-    """Can policies be attached to the transformers model that lies in a folder?"""
-    what = f"model {folder}"
+def check_checkpoint(folder: Path, name: str) -> Finding:
+    """Can policies be attached to the transformers model of a folder, and does it draw?"""
+    from mmaccel.errors import UnsupportedModelError
+
+    what = f"model {name}"
     try:
         import transformers
 
         from mmaccel.handle import supports
+        from mmaccel.pipelines.picture_families import find_picture_family
 
         transformers.utils.logging.disable_progress_bar()
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -163,8 +169,12 @@ def check_checkpoint(folder: Path) -> Finding:
         return Finding(what, "needed", " ".join(str(error).split())[:300])
     if not support:
         return Finding(what, "no", support.reason)
-    policies = ", ".join(support.policies)
-    return Finding(what, "yes", f"family {support.family}; attach takes {policies}")
+    detail = f"family {support.family}; attach takes {', '.join(support.policies)}"
+    try:
+        detail += f"; generate draws with it as {find_picture_family(folder, name)}"
+    except UnsupportedModelError:
+        detail += "; generate draws with other models only"
+    return Finding(what, "yes", detail)
 
 
 def check_writing(folder: Path) -> Finding:

@@ -117,9 +117,20 @@ def open_pipeline(
 
 
 def warm_up(pipe: TextToImage, policy: Policy, filters: Filters, caption: str, rows: int) -> None:
-    """Run a few passes, so that the first measured picture does not pay for allocations."""
+    """Run a few passes, so that the first measured picture does not pay for allocations.
+
+    Nothing is turned into pixels, which some models take long for.
+    """
+    import torch
+
+    from mmaccel.pipelines.one_run import alone
+    from mmaccel.samplers.noise import Noise
 
     def stop(progress: Progress) -> Any:
         return progress.lengths if progress.passes >= 3 else None
 
-    list(pipe.stream([caption] * rows, filters, policy=policy, on_step=stop))
+    encoded, window = pipe.pictures.encode(caption), pipe.pictures.window
+    noise = Noise.from_seed(0, rows, window.device)
+    with alone(window), torch.no_grad():
+        prompt = pipe.pictures.prompt([encoded] * rows, filters.guidance_scale != 1)
+        policy.sample(window, prompt, pipe.length, filters=filters, noise=noise, on_step=stop)

@@ -259,6 +259,8 @@ def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
         generator=torch.Generator().manual_seed(0), num_inference_steps=1,
     ).images[0]  # fmt: skip
     assert abs(_pixels(made)[0] - _array(wanted)).max() <= 1
+    twins = pipe("blue cat", num_images_per_prompt=2, seed=4, temperature=0.0)
+    assert torch.equal(*twins.tokens) and twins.images[0].tobytes() != twins.images[1].tobytes()
 
 
 def test_llamagens_captions_stand_on_the_right(opened: Opener) -> None:

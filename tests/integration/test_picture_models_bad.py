@@ -192,6 +192,16 @@ def test_lumina_is_told_from_chameleon(built: Builder, tmp_path: Path) -> None:
         assert find_picture_family(folder, folder) == "lumina-mgpt"
 
 
+def test_doctor_says_what_draws(built: Builder, capsys: pytest.CaptureFixture[str]) -> None:
+    for family, said in (
+        ("emu3", "generate draws with it as emu3"),
+        ("glm-image", "tokens a picture"),
+    ):
+        wanted = ["--model", str(built(family))]
+        assert main(["doctor", *wanted]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_an_id_of_the_hub_is_found_in_its_cache(
     built: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
