@@ -149,7 +149,7 @@ def _glm_image(folder: Path) -> None:
     tokenizer = make_tokenizer(special, 30, 60, bos_token="<boi>", **names)
     pipe = build_pipeline()
     generator = pipe.vision_language_encoder
-    generator.config.text_config.max_position_embeddings = 512
+    generator.config.text_config.max_position_embeddings = 2048
     generator.generation_config.temperature = 0.9
     generator.generation_config.top_p = 0.75
     generator.generation_config.do_sample = True

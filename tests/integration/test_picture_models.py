@@ -17,7 +17,9 @@ import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.pipelines import glm_image_pictures
+from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.samplers.filters import Filters
 from tests.checkpoints import FAMILIES, NUMBERS, WORDS, build_checkpoint, captions
 from tests.tiny_lms import PassCounter
 
@@ -290,6 +292,8 @@ def test_what_is_recommended_and_what_is_asked_for(opened: Opener) -> None:
         "imagegpt": (1.0, 1.0, 40, None), "glm-image": (1.0, 0.9, None, 0.75),
         "llamagen-c2i": (4.0, 1.0, 2000, None), "llamagen-t2i": (7.5, 1.0, 1000, None),
     }  # fmt: skip
+    given = choose_filters(Filters(3.0, 0.7, 5, 0.9), top_k=0, guidance_scale=None, top_p=1)
+    assert given == Filters(3.0, 0.7, None, 1.0)
     pipe = opened("chameleon")
     narrow, wide = pipe("blue cat", seed=1), pipe("blue cat", seed=1, top_p=1.0)
     assert not torch.equal(narrow.tokens, wide.tokens)
@@ -329,6 +333,7 @@ def test_the_command_line_draws_them(
         with Image.open(file) as picture:
             assert abs(_array(picture) - _array(image)).max() <= 1
             facts = json.loads(picture.text["mmaccel"])  # type: ignore[attr-defined]
+        assert facts.get("size") == (None if size is None else f"{size[0]}x{size[1]}")
         assert facts["prompt"] == captions(family)[k] and facts["seed"] == 5 + k
         assert (
             facts["top_k"] == opened(family).pictures.filters.top_k
