@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from mmaccel.commands.machine import describe_machine
 from mmaccel.commands.picture_files import write_whole
 from mmaccel.commands.run_setup import check_count, open_folder
 from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
+from mmaccel.errors import OptionError
 from mmaccel.evaluation.routes import Piece, Routes, Way, make_ways, summarize
 
 
@@ -36,8 +37,10 @@ def main(
 ) -> None:
     """Measures and writes the report, whole or not at all."""
     check_count("count", count)
-    sizes = [int(text) for text in batch_sizes.split(",")]
-    ways = make_ways(sizes, [float(text) for text in guidance.split(",")])
+    sizes, scales = _numbers("batch-sizes", batch_sizes, int), _numbers("guidance", guidance, float)
+    for size in sizes:
+        check_count("batch-sizes", size)
+    ways = make_ways(sizes, scales)
     open_folder(json_file.parent, "--json")
     captions = make_captions(EVALUATION_SEED, range(count))
     rows = summarize(measure(Routes(model), ways, captions))
@@ -54,6 +57,15 @@ def main(
     print(text)
     if rows:
         write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise OptionError(
+            f"--{name}: expected numbers with commas, received {text!r}; write for example 1,2"
+        ) from error
 
 
 def measure(routes: Routes, ways: Sequence[Way], captions: Sequence[str]) -> dict[Way, list[Piece]]:

@@ -40,9 +40,10 @@ def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) 
     else:
         weights = _read_inside(folder)
     if not any(name.startswith("decoder.") for name in weights):
+        where = folder if place.decoder is None else place.decoder
         raise OptionError(
-            f"decoder: expected weights of VQGAN's decoder, received none in {folder}; "
-            "name Chameleon's vqgan.ckpt with --decoder, or put it there"
+            f"decoder: expected weights of VQGAN's decoder, received none in {where}; "
+            "name Chameleon's vqgan.ckpt with --decoder, or put it into the folder"
         )
     config = VQGANConfig(
         multipliers=tuple(shape.channel_multiplier),
@@ -68,4 +69,7 @@ def _read_inside(folder: Path) -> dict[str, Tensor]:
             for name in opened.keys():
                 if name.startswith(INSIDE):
                     found[name.removeprefix(INSIDE)] = opened.get_tensor(name)
+    for file in sorted(folder.glob("*.bin")) if not found else []:
+        own = {n: t for n, t in read_weights(file).items() if n.startswith(INSIDE)}
+        found |= {name.removeprefix(INSIDE): tensor for name, tensor in own.items()}
     return found

@@ -70,7 +70,9 @@ class ChameleonPictures:
 
     def encode(self, caption: str) -> list[int]:
         """A caption as a user's turn, and the token that opens a picture."""
-        words = self.tokenizer(check_caption(caption), add_special_tokens=False)["input_ids"]
+        words = self.tokenizer(check_caption(caption, self.tokenizer), add_special_tokens=False)[
+            "input_ids"
+        ]
         return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), self.find(_OPEN)]
 
     def unconditional(self) -> list[int]:

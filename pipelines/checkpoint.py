@@ -20,6 +20,9 @@ class Place:
         device, dtype: where to run, and in what.
         size: width and height of the pictures in pixels; None takes the model's own.
         decoder: a file with the picture decoder, for checkpoints that have none.
+
+    Raises:
+        OptionError: a size that is no pair of positive integers, or no such file.
     """
 
     device: torch.device | str = "cpu"
@@ -27,33 +30,68 @@ class Place:
     size: tuple[int, int] | None = None
     decoder: Path | None = None
 
+    def __post_init__(self) -> None:
+        size: Any = self.size
+        is_pair = isinstance(size, tuple) and len(size) == 2
+        if size is not None and not (is_pair and all(type(n) is int and n > 0 for n in size)):
+            raise OptionError(
+                f"size: expected (width, height) in pixels, received {size!r}; "
+                "write for example (768, 768)"
+            )
+        is_file = isinstance(self.decoder, Path) and self.decoder.is_file()
+        if self.decoder is not None and not is_file:
+            raise OptionError(
+                f"decoder: expected a file, received {str(self.decoder)!r}; check the path"
+            )
 
-def load_model(kind: Any, folder: Path, place: Place, spare: str = "$^") -> Any:
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """What libraries raise over files that are cut, garbage, or of another model."""
+    from pickle import UnpicklingError
+
+    from safetensors import SafetensorError
+
+    wrong = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError, RuntimeError)
+    return (*wrong, OSError, EOFError, ImportError, UnpicklingError, SafetensorError)
+
+
+def load_model(
+    kind: Any, folder: Path, place: Place, spare: str = "$^", dtype_name: str = "dtype"
+) -> Any:
     """A model in evaluation mode.
 
     Args:
-        kind: transformers' class.
+        kind: class of transformers or diffusers.
         folder: what `save_pretrained` wrote.
         place: device and dtype.
         spare: pattern of names of tensors that need not be there, or may be there for nothing.
+        dtype_name: what the class calls the dtype.
 
     Raises:
         UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
     """
-    from safetensors import SafetensorError
-
     try:
         model, loaded = kind.from_pretrained(
-            folder, dtype=place.dtype, local_files_only=True, output_loading_info=True
+            folder,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            **{dtype_name: place.dtype},
         )
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except unreadable() as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UnsupportedModelError(
             f"model: expected the {kind.__name__} in {folder}, received one that transformers "
             f"refuses ({reason}); give the folder that save_pretrained wrote"
         ) from error
-    for what, key in (("missing", "missing_keys"), ("surplus", "unexpected_keys")):
-        names = sorted(n for n in loaded[key] if not re.search(spare, n))
+    missing, surplus = loaded["missing_keys"], loaded["unexpected_keys"]
+    reshaped = [key if isinstance(key, str) else key[0] for key in loaded["mismatched_keys"]]
+    for what, found in (
+        ("of another shape", reshaped),
+        ("missing", set(missing) - set(reshaped)),
+        ("surplus", surplus),
+    ):
+        names = sorted(name for name in found if not re.search(spare, name))
         if names:
             raise UnsupportedModelError(
                 f"model: expected the tensors of {kind.__name__} in {folder}, received {len(names)}"
@@ -70,7 +108,7 @@ def load_processor(kind: Any, folder: Path) -> Any:
     """
     try:
         return kind.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
+    except unreadable() as error:
         reason = " ".join(str(error).split())[:200]
         raise UnsupportedModelError(
             f"model: expected the {kind.__name__} in {folder}, received none that transformers can "
@@ -107,12 +145,24 @@ def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
     return height // step, width // step
 
 
-def check_caption(caption: Any) -> str:
+def check_caption(caption: Any, tokenizer: Any = None) -> str:
     """A caption without blanks around it.
 
+    Args:
+        caption: what the user gave.
+        tokenizer: of transformers; its control tokens cannot be written in a caption.
+
     Raises:
-        OptionError: no text, or nothing in it.
+        OptionError: no text, nothing in it, or a control token.
     """
     if not isinstance(caption, str) or not caption.strip():
         raise OptionError(f"prompt: expected a caption, received {caption!r}; write one")
+    known = [] if tokenizer is None else tokenizer.get_added_vocab()
+    names = [n for n in known if n.startswith("<") and n.endswith(">")]
+    for name in names:
+        if name in caption:
+            raise OptionError(
+                f"prompt: expected words, received {name}, which the model takes as a command; "
+                "leave it out"
+            )
     return caption.strip()

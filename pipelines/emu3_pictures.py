@@ -67,7 +67,7 @@ class Emu3Pictures:
 
     def encode(self, caption: str) -> list[int]:
         """A caption with the authors' words behind it, the grid's size, what opens a picture."""
-        return self._encode(check_caption(caption) + _PRAISE)
+        return self._encode(check_caption(caption, self.processor.tokenizer) + _PRAISE)
 
     def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
         """See `PictureModel.prompt`; unconditional rows have the authors' negative prompt."""
@@ -78,11 +78,14 @@ class Emu3Pictures:
     @torch.no_grad()
     def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
         """See `PictureModel.render`."""
-        pixels = self.model.decode_image_tokens(
-            image_tokens=F.pad(self.window.ids[tokens], (0, _BEHIND)),
-            height=self.layout.rows,
-            width=self.layout.width,
-        ).float()  # [B, 3, H, W]
+        ids = F.pad(self.window.ids[tokens], (0, _BEHIND))
+        parts = [  # one by one: the decoder takes more memory than all the rest
+            self.model.decode_image_tokens(
+                image_tokens=row[None], height=self.layout.rows, width=self.layout.width
+            )
+            for row in ids
+        ]
+        pixels = torch.cat(parts).float()  # [B, 3, H, W]
         shown = self.processor.image_processor
         mean, std = (
             pixels.new_tensor(v)[:, None, None] for v in (shown.image_mean, shown.image_std)
@@ -92,7 +95,7 @@ class Emu3Pictures:
     def _encode(self, text: str) -> list[int]:
         width, height = self.size
         made = self.processor(
-            text=text,
+            text=[text],
             return_for_image_generation=True,
             ratio=f"{width}:{height}",
             image_area=width * height,

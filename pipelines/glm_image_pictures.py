@@ -22,7 +22,13 @@ from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.checkpoint import Place, check_caption, count_tokens
+from mmaccel.pipelines.checkpoint import (
+    Place,
+    check_caption,
+    count_tokens,
+    load_model,
+    unreadable,
+)
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.glm_image import GlmImage, GlmImageWindow, make_positions
 from mmaccel.pipelines.picture_model import stack_rows
@@ -55,16 +61,16 @@ class GlmImagePictures:
         self._grids = self._prepare("a")["image_grid_thw"]  # the large one, then the preview
         self._n_large = int(self._grids[0].prod())
         self.layout = Grid(1, int(self._grids.prod(1).sum()), n_codes)
-        given = self.model.generation_config
+        given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as the pipeline
         self.filters = Filters(
-            temperature=1.0 if given.temperature is None else given.temperature,
-            top_k=given.top_k or None,
-            top_p=given.top_p,
+            temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
         )
 
     def encode(self, caption: str) -> list[int]:
         """A caption as a user's turn, both grids' sizes, and the token that opens a picture."""
-        ids: list[int] = self._prepare(check_caption(caption))["input_ids"][0].tolist()
+        ids: list[int] = self._prepare(check_caption(caption, self.pipe.processor.tokenizer))[
+            "input_ids"
+        ][0].tolist()
         return ids
 
     def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
@@ -121,23 +127,31 @@ def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
         OptionError: sides that are no multiples of 32 pixels.
         UnsupportedModelError: files that are missing or do not fit.
     """
-    from diffusers import GlmImagePipeline
+    from diffusers import AutoencoderKL, GlmImagePipeline
+    from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
+    from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
     size = place.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
-    try:
-        with warnings.catch_warnings():  # `dtype` is the newer name, which older diffusers lack
-            warnings.simplefilter("ignore", FutureWarning)
-            pipe = GlmImagePipeline.from_pretrained(
-                folder, torch_dtype=place.dtype, local_files_only=True
+    with warnings.catch_warnings():  # of diffusers, whose older versions know the older name alone
+        warnings.simplefilter("ignore", FutureWarning)
+        parts = {
+            name: load_model(kind, folder / name, place, dtype_name=dtype_name)
+            for name, kind, dtype_name in (
+                ("vision_language_encoder", GlmImageForConditionalGeneration, "dtype"),
+                ("text_encoder", T5EncoderModel, "dtype"),
+                ("transformer", GlmImageTransformer2DModel, "torch_dtype"),
+                ("vae", AutoencoderKL, "torch_dtype"),
             )
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
+        }
+    try:
+        pipe = GlmImagePipeline.from_pretrained(folder, local_files_only=True, **parts)
+    except unreadable() as error:
         reason = " ".join(str(error).split())[:200]
         raise UnsupportedModelError(
             f"model: expected a GlmImagePipeline in {folder}, received one that diffusers refuses "
             f"({reason}); copy the folder again"
         ) from error
-    pipe.to(place.device)
     pipe.set_progress_bar_config(disable=True)
     GlmImage().check(pipe.vision_language_encoder)
     return GlmImagePictures(pipe, size)

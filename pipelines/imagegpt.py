@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.window_model import CausalLMWindow
@@ -34,6 +35,11 @@ class _Tables(CausalLMWindow):
         super().reserve(rows, positions)
         room = positions + 1
         self._table = torch.zeros(rows, 1, room, room, dtype=torch.bool, device=self.device)
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """As in `CausalLMWindow`; what a window has beyond the table scores nothing: zeros."""
+        inside = super().forward(tokens[:, : self._table.shape[-1]], start)
+        return F.pad(inside, (0, 0, 0, tokens.shape[1] - inside.shape[1]))
 
     def _swapped(self) -> dict[str, Tensor]:
         """Every layer's causal table, replaced by the pass's."""

@@ -88,12 +88,12 @@ def load_imagegpt(folder: Path, place: Place) -> ImageGPTPictures:
         OptionError: another size than the model's.
         UnsupportedModelError: files that are missing or do not fit, or a palette of another length.
     """
-    from transformers import AutoImageProcessor, ImageGPTForCausalImageModeling
+    from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
     model = load_model(ImageGPTForCausalImageModeling, folder, place, spare=_TABLES)
     side = isqrt(model.config.n_positions)
     check_size(place, (side, side))
-    clusters = load_processor(AutoImageProcessor, folder).clusters
+    clusters = load_processor(ImageGPTImageProcessor, folder).clusters
     wanted = (model.config.vocab_size - 1, 3)
     if clusters is None or torch.as_tensor(clusters).shape != wanted:
         received = "none" if clusters is None else list(torch.as_tensor(clusters).shape)

@@ -55,11 +55,11 @@ class JanusPictures:
 
     def encode(self, caption: str) -> list[int]:
         """A caption as a user's turn, and the token that opens a picture."""
-        said = [{"type": "text", "text": check_caption(caption)}]
+        said = [{"type": "text", "text": check_caption(caption, self.processor.tokenizer)}]
         text = self.processor.apply_chat_template(
             [{"role": "user", "content": said}], add_generation_prompt=True
         )
-        made = self.processor(text=text, generation_mode="image", return_tensors="pt")
+        made = self.processor(text=[text], generation_mode="image", return_tensors="pt")
         ids: list[int] = made["input_ids"][0].tolist()
         return ids
 

@@ -104,11 +104,11 @@ def check_vocabulary(layout: Layout | None, model: Any) -> None:
     """
     if layout is None:
         return
-    head = model.get_output_embeddings()
+    weight = getattr(model.get_output_embeddings(), "weight", None)  # else it is refused elsewhere
     allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64))
     size = getattr(layout, "vocab_size", None if allowed is None else allowed.shape[-1])
-    if head is not None and size is not None and size != head.weight.shape[0]:
+    if weight is not None and size is not None and size != weight.shape[0]:
         raise OptionError(
-            f"layout: expected the model's {head.weight.shape[0]} ids, received a layout of "
-            f"{size}; give it vocab_size={head.weight.shape[0]}"
+            f"layout: expected the model's {weight.shape[0]} ids, received a layout of {size}; "
+            f"give it vocab_size={weight.shape[0]}"
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.checkpoint import Place, check_caption, load_processor
+from mmaccel.pipelines.checkpoint import Place, check_caption, load_model, load_processor
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.pictures import to_images
 from mmaccel.samplers.filters import Filters
@@ -50,7 +50,7 @@ class CaptionPictures:
         Raises:
             OptionError: none, or more than the model has positions for.
         """
-        ids: list[int] = self.words(check_caption(caption).lower())["input_ids"]
+        ids: list[int] = self.words(check_caption(caption, self.words).lower())["input_ids"]
         room = self.window.model.config.cls_token_num
         if len(ids) > room:
             raise OptionError(
@@ -94,5 +94,5 @@ def load_t5(folder: Path, place: Place) -> tuple[Any, Any]:
             f"model: expected T5 in {folder}, such as flan-t5-xl/config.json, received none; "
             "download google/flan-t5-xl there"
         )
-    encoder = load_processor(T5EncoderModel, places[0])
-    return load_processor(AutoTokenizer, places[0]), encoder.to(place.device, place.dtype).eval()
+    encoder = load_model(T5EncoderModel, places[0], place)
+    return load_processor(AutoTokenizer, places[0]), encoder

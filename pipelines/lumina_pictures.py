@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.contracts import VisualTokenizer
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.chameleon_pictures import ChameleonPictures, load_body, load_decoder
 from mmaccel.pipelines.checkpoint import Place, check_caption, count_tokens
 from mmaccel.samplers.filters import Filters
@@ -46,7 +47,7 @@ class LuminaPictures(ChameleonPictures):
         width, height = self.size
         text = (
             f"Generate an image of {width}x{height} according to the following prompt:\n"
-            f"{check_caption(caption)}"
+            f"{check_caption(caption, self.tokenizer)}"
         )
         words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         head = [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN)]
@@ -71,6 +72,12 @@ def load_lumina(folder: Path, place: Place) -> LuminaPictures:
     size = place.size or (side, side)
     count_tokens(size, _STEP)
     model, tokenizer = load_body(folder, place)
+    known = tokenizer.get_vocab()
+    if any(f"<reserved{_SIZES + side // _STEP:05d}>" not in known for side in size):
+        raise OptionError(
+            f"size: expected sides the model has a token for, received {size[0]}x{size[1]}; "
+            "draw smaller pictures"
+        )
     shape = model.config.vq_config
     grid = count_tokens(size, 2 ** (len(shape.channel_multiplier) - 1))
     return LuminaPictures(model, tokenizer, load_decoder(folder, place, shape, grid), size)

@@ -16,30 +16,47 @@ from mmaccel.pipelines.window_trial import check_by_trial
 from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
-_CONFIGURING = ("config.json", "tokenizer.json", "words.json", "model_index.json")
-_WEIGHTS = ("*.safetensors", "*.bin")
+_CONFIGURING = (
+    "config.json",
+    "tokenizer.json",
+    "words.json",
+    "model_index.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
-def content_hash(source: Path) -> str:
+def content_hash(source: Path, decoder: Path | None = None) -> str:
     """SHA-256 of what a model computes with, as 64 hexadecimal digits.
 
     Args:
-        source: a file of weights; or a folder, of which the weights count and the JSON files that
-            say how they are used, in the order of their names.
+        source: a folder, of which the weights count and the JSON files that say how they are used,
+            in the order of their names, and those of the folders in it; or a file of weights, with
+            LlamaGen's tokenizer and T5 beside it.
+        decoder: a further file.
     """
     if source.is_file():
-        with source.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        folder = source.parent
+        files = [source, *(f for f in _own_files(folder) if f.name.startswith("vq"))]
+        folders = [path for path in folder.iterdir() if path.is_dir() and "t5" in path.name]
+    else:
+        files, folders = _own_files(source), [path for path in source.iterdir() if path.is_dir()]
+    for inner in sorted(folders):
+        files += _own_files(inner)
     digest = hashlib.sha256()
-    inner = [file.parent for file in source.glob("*/config.json")]  # parts of a pipeline
-    for folder in (source, *sorted(inner)):
-        weights = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
-        for file in sorted([*weights, *(folder / name for name in _CONFIGURING)]):
-            if file.is_file():
-                with file.open("rb") as opened:
-                    digest.update(file.name.encode("utf-8"))
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
+    for file in [*files, *([] if decoder is None else [decoder])]:
+        with file.open("rb") as opened:
+            digest.update(file.name.encode("utf-8"))
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Weights and configurations that lie in a folder itself."""
+    names = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return [path for path in names if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
 
 
 def check_place(device: Any, dtype: Any) -> None:

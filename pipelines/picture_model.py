@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.errors import OptionError
 from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.grid import Grid
 
@@ -89,3 +90,23 @@ def choose_filters(recommended: Filters, **given: Any) -> Filters:
     if chosen.get("top_k") == 0 and not isinstance(chosen["top_k"], bool):
         chosen["top_k"] = None
     return replace(recommended, **chosen)
+
+
+def check_room(pictures: PictureModel, encoded: Sequence[Any]) -> None:
+    """Refuse captions with which a picture has more positions than the model.
+
+    Args:
+        pictures: the model.
+        encoded: what its `encode` made; what has no length takes what the model keeps for it.
+
+    Raises:
+        OptionError: with the number there may be.
+    """
+    limit: int | None = getattr(pictures.window, "max_positions", None)
+    longest = max((len(item) for item in encoded if isinstance(item, list)), default=0)
+    positions = longest + pictures.layout.frame - 1  # the last token is not fed
+    if limit is not None and positions > limit:
+        raise OptionError(
+            f"positions: expected at most {limit} (the model's), received {positions}, of which "
+            f"{longest} are a prompt's; shorten it, or draw smaller pictures"
+        )

@@ -6,6 +6,7 @@ which `huggingface_hub` downloads to its cache and finds there the next time.
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.picture_families import PICTURES, find_picture_family
 from mmaccel.pipelines.picture_model import PictureModel
 
+_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
@@ -38,7 +40,13 @@ def open_pictures(name: str | Path, place: Place, family: str | None = None) -> 
         )
     check_place(place.device, place.dtype)
     source = find_source(name)
-    module, _, function = PICTURES[family or find_picture_family(source, name)].partition(":")
+    family = family or find_picture_family(source, name)
+    if place.decoder is not None and family not in _WITH_DECODER:
+        raise OptionError(
+            f"decoder: expected none for {family}, whose checkpoints have their own, received "
+            f"{str(place.decoder)!r}; leave it out"
+        )
+    module, _, function = PICTURES[family].partition(":")
     loaded: PictureModel = getattr(import_module(module), function)(source, place)
     return loaded
 
@@ -50,17 +58,17 @@ def find_source(name: str | Path) -> Path:
         OptionError: there is none; with the names that ship.
     """
     shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
+    shipped = sorted(file.parent.name for file in shelf.glob("*/config.json"))
     reason = ""
     if isinstance(name, str | Path) and str(name).strip():
-        for path in (shelf / name, Path(name)):
-            if path.exists() and not path.samefile(shelf):
+        for path in [*([shelf / name] if str(name) in shipped else []), Path(name)]:
+            if os.path.exists(path):  # which takes a name that is too long for no path
                 return path
         if _HUB.fullmatch(str(name)):
             try:
                 return _download(str(name))
             except (OSError, ValueError) as error:
                 reason = f" ({' '.join(str(error).split())[:160]})"
-    shipped = sorted(file.parent.name for file in shelf.glob("*/config.json"))
     raise OptionError(
         f"model: expected a folder, a file, an id of the Hugging Face hub such as owner/name, or "
         f"one of: {', '.join(shipped) or '(none)'}; received "

@@ -67,6 +67,7 @@ class RepetitionAwareSampling:
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not 0 < float(value) <= 1:
                 raise OptionError(f"{name}: expected a number in (0, 1], received {value!r}; {use}")
+            object.__setattr__(self, name, float(value))
         if not _is_whole(self.top_k) or self.top_k < 1:
             raise OptionError(
                 f"top_k: expected an integer >= 1, received {self.top_k!r}; the vocabulary's size "
@@ -108,7 +109,7 @@ class RepetitionAwareSampling:
             law = nucleus.masked_fill(repeated, 0) + full * thrown.sum(-1, keepdim=True)
             return law.log().to(scores.dtype)
         rest = _mass_of_others(full)
-        repeated = repeated & (rest > 0)
+        repeated = repeated & (rest > torch.finfo(rest.dtype).tiny)  # else no other is possible
         thrown = (nucleus / rest).where(repeated, 0)  # per unit of the others' mass
         law = nucleus.masked_fill(repeated, 0) + full * (thrown.sum(-1, keepdim=True) - thrown)
         return law.log().to(scores.dtype)

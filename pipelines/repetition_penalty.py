@@ -46,6 +46,7 @@ class WindowedRepetitionPenalty:
             raise OptionError(
                 f"penalty: expected a finite number > 0, received {self.penalty!r}; 1 turns it off"
             )
+        object.__setattr__(self, "penalty", float(self.penalty))
         check_window(self.window)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

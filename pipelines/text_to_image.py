@@ -14,7 +14,7 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.picture_model import PictureModel, choose_filters
+from mmaccel.pipelines.picture_model import PictureModel, check_room, choose_filters
 from mmaccel.pipelines.picture_models import open_pictures
 from mmaccel.pipelines.pictures import Pictures, join
 from mmaccel.results import Generation, OnStep
@@ -59,7 +59,7 @@ class TextToImage:
                 missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        place = Place(device, dtype, size, None if decoder is None else Path(decoder))
+        place = Place(device, dtype, size, Path(decoder) if isinstance(decoder, str) else decoder)
         return cls(open_pictures(name, place, family))
 
     @property
@@ -121,7 +121,7 @@ class TextToImage:
         )
         captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
         _check_at_least_one("num_images_per_prompt", num_images_per_prompt)
-        captions = [caption for caption in captions for _ in range(num_images_per_prompt)]
+        captions = [text for text in captions for _ in range(num_images_per_prompt)]
         batches = self.stream(
             captions, filters, policy=policy, seed=seed, batch_size=batch_size, on_step=on_step
         )
@@ -153,13 +153,12 @@ class TextToImage:
         captions = check_captions(captions)
         _check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
         ids = [self.pictures.encode(caption) for caption in captions]
+        check_room(self.pictures, ids)
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = Jacobi() if policy is None else policy
         check_policy(run)
         if not isinstance(filters, Filters):
-            raise OptionError(
-                f"filters: expected mmaccel.Filters(...), received {filters!r}; make one"
-            )
+            raise OptionError(f"filters: expected mmaccel.Filters(...), received {filters!r}")
         step = len(captions) if batch_size is None else batch_size
 
         def batches() -> Iterator[Pictures]:

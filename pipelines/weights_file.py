@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.checkpoint import unreadable
 
 _WRAPPERS = ("model", "module", "state_dict", "ema")  # what checkpoints keep weights under
 _UNUSED = ("quantize.codebook_used", "freqs_cis")  # statistics of training, and what is computed
@@ -28,13 +28,11 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise OptionError(f"weights: expected a file, received {str(file)!r}; check the path")
     if file.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(file)
+        return _read_safetensors(file)
     try:
         with torch.serialization.safe_globals([Namespace]):  # training saves its arguments too
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
+    except unreadable() as error:
         reason = " ".join(str(error).split())[:120]
         raise UnsupportedModelError(
             f"weights: expected a checkpoint of tensors, received {file} ({reason}); "
@@ -52,6 +50,19 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
             f"give a checkpoint that has them, or one of {', '.join(_WRAPPERS)}"
         )
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except unreadable() as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UnsupportedModelError(
+            f"weights: expected tensors in {file}, received what safetensors cannot read "
+            f"({reason}); download it again"
+        ) from error
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -129,7 +129,7 @@ class Noise:
         """
         blocks = torch.arange((vocab_size + 3) // 4, device=slots.device)
         words = self._words(blocks, slots, stream, step)  # four of [B, W, V / 4]
-        mixed = torch.empty(*words[0].shape, 4, device=slots.device)
+        mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=slots.device)
         for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice
             mixed[..., k] = word
         return to_gumbel(to_uniform(mixed.flatten(-2))[..., :vocab_size])  # [B, W, V]

@@ -82,7 +82,15 @@ class Frames:
             slots: S.
             vocab_size: V of the model.
             ends: as in `Frames`.
+
+        Raises:
+            OptionError: no integers, or as in `Frames`.
         """
+        if not all(_is_int(number) for number in (first, codes, slots)):
+            raise OptionError(
+                f"frames: expected integers, received first {first!r}, codes {codes!r} and slots "
+                f"{slots!r}; for example first=128266, codes=4096, slots=7"
+            )
         ranges = tuple((first + s * codes, first + (s + 1) * codes) for s in range(slots))
         return cls(ranges, vocab_size, ends)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmaccel.catalog import policy_names
+from mmaccel.pipelines.picture_families import PICTURES
 
 if TYPE_CHECKING:
     from mmaccel.commands.measure import Row
@@ -25,11 +25,20 @@ def bench(
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     policies: Annotated[str, typer.Option(help="short names with commas")] = _ALL,
     windows: Annotated[str, typer.Option(help="with commas")] = "1,16,32,64,adaptive",
-    guidance: Annotated[str, typer.Option(help="scales with commas")] = "1.0,2.0",
+    guidance: Annotated[
+        str | None, typer.Option(help="scales with commas; by default 1 and the model's own")
+    ] = None,
     count: Annotated[int, typer.Option(help="number of fresh captions")] = 16,
     seed: Annotated[int, typer.Option(help="of the first picture")] = 0,
     batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; by default the model's own")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
+    decoder: Annotated[
+        Path | None, typer.Option(help="picture decoder, for checkpoints without one")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help=f"one of {', '.join(PICTURES)}")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtypes: Annotated[
         str, typer.Option(help="with commas; the first is compared with")
@@ -45,7 +54,9 @@ def bench(
     from mmaccel.commands.terminal import Stopped
     from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
+    from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.pipelines.picture_models import find_source
+    from mmaccel.pipelines.word_pictures import WordPictures
     from mmaccel.samplers.filters import Filters
 
     check_count("count", count)
@@ -59,10 +70,10 @@ def bench(
     widths = list(dict.fromkeys(parse_window(text) for text in _split(windows)))
     for width in widths:
         check_window(width, adaptive=True)
-    scales = list(dict.fromkeys(_number("guidance", text) for text in _split(guidance)))
+    asked = None if guidance is None else [_number("guidance", text) for text in _split(guidance)]
     lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
     for name, text in lists.items():
-        if not _split(text):
+        if text is not None and not _split(text):
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
     if json_file is not None and (json_file.exists() != json_file.is_file() or not json_file.name):
         raise OptionError(
@@ -80,16 +91,21 @@ def bench(
                 )
             for width in own:
                 setups.append(Setup(name, make_policy(name, window=width), width, dtype))
-    for scale in scales:
-        Filters(guidance_scale=scale, temperature=temperature)
-    pipes = {dtype: open_pipeline(model, device, dtype) for dtype in _split(dtypes)}
+    for scale in asked or ():
+        choose_filters(Filters(), guidance_scale=scale, temperature=temperature)
+    pipes = {
+        dtype: open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
+        for dtype in _split(dtypes)
+    }
     pictures = next(iter(pipes.values())).pictures
+    scales = dict.fromkeys(asked or (1.0, pictures.filters.guidance_scale))
     filters = [
-        replace(pictures.filters, guidance_scale=scale, temperature=temperature) for scale in scales
+        choose_filters(pictures.filters, guidance_scale=scale, temperature=temperature)
+        for scale in scales
     ]
     if prompt is not None:
         captions = [prompt] * count
-    elif hasattr(pictures, "words"):
+    elif isinstance(pictures, WordPictures):
         source = MODELS.get(model, MODELS["scenes"])
         captions = load(source.captions)(load(source.fresh), range(count))
     else:
@@ -112,14 +128,14 @@ def bench(
                 "card": card,
                 "captions": captions[:done],
                 "batch_size": batch_size,
-                "temperature": temperature,
+                "temperature": filters[0].temperature,
                 "seed": seed,
                 "rows": [row.to_dict() for row in rows],
             }
-            text = json.dumps(report, indent=1) + "\n"
+            written = json.dumps(report, indent=1) + "\n"
         try:
             if json_file is not None:
-                write_whole(json_file, lambda path: path.write_text(text, encoding="utf-8"))
+                write_whole(json_file, lambda path: path.write_text(written, encoding="utf-8"))
         finally:
             _print(rows, card, batch_size)
     if done < count:

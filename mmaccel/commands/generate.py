@@ -90,8 +90,11 @@ def generate(
         pipe.pictures.encode(caption)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)
-    extras = given(size=size, decoder=decoder and str(decoder), family=family)
-    job = Job(pipe, captions, seed, policy, chosen, filters, batch_size, out, model, dtype, extras)
+    extras = given(size=size, family=family)
+    job = Job(
+        pipe, captions, seed, policy, chosen, filters, batch_size, out, model, dtype, extras,
+        decoder,
+    )  # fmt: skip
     kept, finished = run_job(job, compare=compare)
     if not finished:
         raise Stopped(f"stopped; kept {kept} of {count} pictures in {out}")

@@ -52,6 +52,7 @@ class Job:
     model: str
     dtype: str
     extras: dict[str, Any] = field(default_factory=dict)  # further settings of the model
+    decoder: Path | None = None
     made: list[Pictures] = field(default_factory=list)
     plain: list[Pictures] = field(default_factory=list)
     kept: int = 0
@@ -84,8 +85,9 @@ class Job:
         names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
         return {
             "model": self.model,
-            "weights": content_hash(find_source(self.model)),
+            "weights": content_hash(find_source(self.model), self.decoder),
             **self.extras,
+            **({} if self.decoder is None else {"decoder": str(self.decoder)}),
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             "policy": self.name,
@@ -99,7 +101,7 @@ class Job:
         A picture may differ with the number of rows it is made among where the promise is up to
         rounding: outside float32, and where an acceptance hangs on a probability's last bit.
         """
-        spelling = ("model", "policy", "policy_options")
+        spelling = ("model", "policy", "policy_options", "decoder")
         own = {name: value for name, value in self.settings.items() if name not in spelling}
         own["policy"] = repr(self.policy)
         is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"

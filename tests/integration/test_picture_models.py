@@ -77,6 +77,17 @@ def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> 
     assert torch.equal(free.tokens, oracle.tokens) and not torch.equal(free.tokens, guided.tokens)
 
 
+@pytest.mark.parametrize("policy", ["sjd", "gsd", "prompt-lookup"])
+@pytest.mark.parametrize("family", ["imagegpt", "janus"])
+def test_a_window_wider_than_the_model_is_no_harm(opened: Opener, family: str, policy: str) -> None:
+    pipe = opened(family)
+    for window in (65, 66, 200):
+        made = pipe(captions(family), seed=3, policy=make_policy(policy, window=window))
+        assert made.stats.tokens == 3 * WANTED[family][0]
+    greedy = pipe(captions(family), temperature=0.0, policy=make_policy("sjd", window=200))
+    assert torch.equal(greedy.tokens, pipe(captions(family), temperature=0.0).tokens)
+
+
 @pytest.mark.parametrize("policy", ["sjd", "mc-sjd", "gumbel-sjd"])
 @pytest.mark.parametrize("family", ["emu3", "lumina-mgpt"])
 def test_row_ends_stand_where_they_belong(opened: Opener, family: str, policy: str) -> None:
@@ -289,7 +300,7 @@ def test_what_is_recommended_and_what_is_asked_for(opened: Opener) -> None:
     assert {f: (x.guidance_scale, x.temperature, x.top_k, x.top_p) for f, x in filters.items()} == {
         "janus": (5.0, 1.0, None, None), "emu3": (3.0, 1.0, 2048, None),
         "chameleon": (3.0, 0.7, None, 0.9), "lumina-mgpt": (4.0, 1.0, 2000, None),
-        "imagegpt": (1.0, 1.0, 40, None), "glm-image": (1.0, 0.9, None, 0.75),
+        "imagegpt": (1.0, 1.0, 40, None), "glm-image": (1.0, 0.9, 50, 0.75),
         "llamagen-c2i": (4.0, 1.0, 2000, None), "llamagen-t2i": (7.5, 1.0, 1000, None),
     }  # fmt: skip
     given = choose_filters(Filters(3.0, 0.7, 5, 0.9), top_k=0, guidance_scale=None, top_p=1)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mmaccel.cli import main
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.picture_families import find_picture_family
 from mmaccel.pipelines.picture_models import find_source
 from mmaccel.pipelines.text_to_image import TextToImage
@@ -36,17 +37,33 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 
 def _edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    weights = load_file(folder / "model.safetensors")
+    """Of a folder, or of a part of it named behind it."""
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
     change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, file, metadata={"format": "pt"})
 
 
-def _drop(name: str) -> Callable[[Path], None]:
-    return lambda folder: _edit_weights(folder, lambda weights: weights.pop(name))
+def _drop(name: str, part: str = ".") -> Callable[[Path], None]:
+    return lambda folder: _edit_weights(folder / part, lambda weights: weights.pop(name))
 
 
-def _add(folder: Path) -> None:
-    _edit_weights(folder, lambda weights: weights.update({"extra.weight": torch.zeros(2)}))
+def _set(name: str, shape: list[int], part: str = ".") -> Callable[[Path], None]:
+    more = {name: torch.zeros(shape)}
+    return lambda folder: _edit_weights(folder / part, lambda weights: weights.update(more))
+
+
+def _overwrite(name: str, content: bytes, old: str | None = None) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        if old is not None:
+            (folder / old).unlink()
+        (folder / name).write_bytes(content)
+
+    return spoil
+
+
+_VLM, _QUERY = "vision_language_encoder", "encoder.block.0.layer.0.SelfAttention.q.weight"
+_GLM_LAYER = "transformer_blocks.0.attn1.to_q.weight"
 
 
 def _add_computed(folder: Path) -> None:
@@ -64,21 +81,34 @@ def _retype(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
 
 
+_NO = UnsupportedModelError
 SPOILT = [
-    ("emu3", _drop("text_model.model.norm.weight"), UnsupportedModelError, "1 missing, .*norm"),
-    ("emu3", _add, UnsupportedModelError, "1 surplus, such as extra.weight"),
-    ("janus", _drop("model.generation_head.proj_out.weight"), UnsupportedModelError, "1 missing"),
-    ("janus", _without("chat_template.jinja"), UnsupportedModelError, "expected a chat template"),
-    ("janus", _without("processor_config.json"), UnsupportedModelError, "JanusProcessor"),
+    ("emu3", _drop("text_model.model.norm.weight"), _NO, "1 missing, .*norm"),
+    ("emu3", _set("extra", [2]), _NO, "1 surplus, such as extra"),
+    ("emu3", _set("lm_head.weight", [41, 32]), _NO, "1 of another shape, .*lm_head"),
+    ("emu3", _overwrite("pytorch_model.bin", b"", "model.safetensors"), _NO, "EOFE"),
+    ("emu3", _overwrite("pytorch_model.bin", b"x" * 99, "model.safetensors"), _NO,
+     "transformers refuses"),
+    ("glm-image", _drop("lm_head.weight", _VLM), _NO, "1 missing, such as lm_head"),
+    ("glm-image", _set("extra", [2], _VLM), _NO, "1 surplus, such as extra"),
+    ("glm-image", _drop(_GLM_LAYER, "transformer"), _NO, "1 missing, .*to_q"),
+    ("glm-image", _drop(_QUERY, "text_encoder"), _NO, "1 missing, .*SelfAttention"),
+    ("glm-image", _set("extra", [2], "vae"), _NO, "1 surplus, such as extra"),
+    ("chameleon", _overwrite("vqgan.ckpt", b"hello"), _NO, "checkpoint of tensors"),
+    ("chameleon", _overwrite("vqgan.safetensors", b"x" * 50, "vqgan.ckpt"), _NO,
+     "safetensors cannot read"),
+    ("janus", _drop("model.generation_head.proj_out.weight"), _NO, "1 missing"),
+    ("janus", _without("chat_template.jinja"), _NO, "expected a chat template"),
+    ("janus", _without("processor_config.json"), _NO, "JanusProcessor"),
     ("chameleon", _without("vqgan.ckpt"), OptionError, "decoder: expected weights of VQGAN's"),
-    ("chameleon", _retype, UnsupportedModelError, "expected words.json, config.json of janus"),
-    ("chameleon", _drop("lm_head.weight"), UnsupportedModelError, "1 missing, such as lm_head"),
-    ("imagegpt", _without("preprocessor_config.json"), UnsupportedModelError, "ImageProcessor"),
+    ("chameleon", _retype, _NO, "expected words.json, config.json of janus"),
+    ("chameleon", _drop("lm_head.weight"), _NO, "1 missing, such as lm_head"),
+    ("imagegpt", _without("preprocessor_config.json"), _NO, "ImageProcessor"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("family", "spoil", "kind", "said"), SPOILT, ids=[f"{s[0]}: {s[3][:30]}" for s in SPOILT]
+    ("family", "spoil", "kind", "said"), SPOILT, ids=[f"{s[0]}: {s[3][:40]}" for s in SPOILT]
 )
 def test_a_spoilt_checkpoint_is_refused_by_name(
     family: str, spoil: Callable[[Path], Any], kind: Any, said: str, built: Builder, tmp_path: Path
@@ -128,7 +158,12 @@ def test_chameleons_decoder_may_be_in_the_checkpoint_or_named(
         ("llamagen-c2i", {"size": (64, 32)}, "size: expected a square"),
         ("imagegpt", {"size": (9, 9)}, "size: expected 8x8"),
         ("emu3", {"family": "janos"}, "family: expected one of words, janus"),
-        ("llamagen-c2i", {"decoder": "/no/such.pt", "size": (64, 64)}, "weights: expected a file"),
+        ("llamagen-c2i", {"decoder": "/no/such.pt", "size": (64, 64)}, "decoder: expected a file"),
+        ("janus", {"decoder": __file__}, "decoder: expected none for janus"),
+        ("emu3", {"size": 64}, r"size: expected \(width, height\) in pixels, received 64"),
+        ("emu3", {"size": (64.0, 64)}, "size: expected"),
+        ("emu3", {"decoder": 3}, "decoder: expected a file, received '3'"),
+        ("lumina-mgpt", {"size": (96, 64)}, "size: expected sides the model has a token for"),
     ],
     ids=str,
 )
@@ -150,6 +185,13 @@ def test_options_a_model_cannot_serve(
         ("llamagen-t2i", "64", ["a " * 9], 2, "prompt: expected at most 8 tokens, received 9"),
         ("janus", None, ["red " * 120], 2, "positions: expected at most 128"),
         ("chameleon", None, [" "], 2, "prompt: expected a caption"),
+        ("janus", None, ["blue cat", "red " * 120], 2, "positions: expected at most 128"),
+        ("emu3", "80000000", ["a fox"], 2, "positions: expected at most 128"),
+        ("janus", None, ["a <image> fox"], 2, "prompt: expected words, received <image>"),
+        ("emu3", "64", ["<boi>"], 2, "prompt: expected words, received <boi>"),
+        ("chameleon", None, ["<reserved08706>"], 2, "prompt: expected words, received <reserved"),
+        ("janus", None, ["a fox", "--family", "imagegpt"], 1, "transformers refuses"),
+        ("emu3", "64", ["a fox", "--family", "chameleon"], 1, "model: expected"),
         ("emu3", "64x", ["a fox"], 2, "--size: expected pixels such as 768 or 1024x768"),
         ("emu3", "a", ["a fox"], 2, "--size: expected pixels"),
     ],
@@ -164,6 +206,58 @@ def test_what_the_command_line_refuses(
     assert main(["generate", *arguments, *fixed]) == code
     lines = [line for line in capsys.readouterr().err.splitlines() if said in line]
     assert len(lines) == 1 and not list(tmp_path.glob("out/*.png"))
+
+
+def test_t5_is_checked_too(built: Builder, tmp_path: Path) -> None:
+    folder = shutil.copytree(built("llamagen-t2i").parent, tmp_path / "spoilt")
+    _drop(_QUERY)(folder / "flan-t5-tiny")
+    with pytest.raises(UnsupportedModelError, match="T5EncoderModel .* 1 missing, .*SelfAttention"):
+        TextToImage.from_pretrained(folder / "t2i_B_64.pt", size=(64, 64))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "x" * 300, "a/b/c", "~"])
+def test_odd_names_are_no_models(name: str) -> None:
+    with pytest.raises((OptionError, UnsupportedModelError), match="model: expected"):
+        TextToImage.from_pretrained(name)
+
+
+def test_other_weights_are_other_pictures(built: Builder, tmp_path: Path) -> None:
+    """Whatever a picture depends on is in its hash: decoders and parts included."""
+    folder = shutil.copytree(built("chameleon"), tmp_path / "chameleon")
+    hashes = [content_hash(folder)]
+    _edit_checkpoint(folder / "vqgan.ckpt")
+    hashes += [content_hash(folder), content_hash(folder, folder / "config.json")]
+    classes = shutil.copytree(built("llamagen-c2i").parent, tmp_path / "classes")
+    for file in ("c2i_B_64.pt", "vq_ds16_c2i.pt"):
+        hashes.append(content_hash(classes))
+        _edit_checkpoint(classes / file)
+    hashes.append(content_hash(classes))
+    assert content_hash(classes / "c2i_B_64.pt") == hashes[-1]  # the same files
+    words = shutil.copytree(built("llamagen-t2i").parent, tmp_path / "words")
+    hashes.append(content_hash(words / "t2i_B_64.pt"))
+    _set(_QUERY, [16, 16])(words / "flan-t5-tiny")
+    hashes.append(content_hash(words / "t2i_B_64.pt"))
+    glm = shutil.copytree(built("glm-image"), tmp_path / "glm")
+    hashes.append(content_hash(glm))
+    _set("extra", [2], _VLM)(glm)
+    assert len({*hashes, content_hash(glm)}) == len(hashes) + 1
+
+
+def _edit_checkpoint(file: Path) -> None:
+    content = torch.load(file)
+    content["added"] = torch.ones(1)
+    torch.save(content, file)
+
+
+def test_bench_takes_such_models(built: Builder, tmp_path: Path) -> None:
+    fixed = ["--count", "1", "--windows", "4", "--policies", "jacobi", "--json"]
+    for family, more in (("imagegpt", []), ("emu3", ["--size", "32x24"])):
+        file = tmp_path / f"{family}.json"
+        assert main(["bench", "--model", str(built(family)), *more, *fixed, str(file)]) == 0
+        rows = json.loads(file.read_text())["rows"]
+        scales = [1.0] if family == "imagegpt" else [1.0, 3.0]
+        assert list(dict.fromkeys(row["guidance"] for row in rows)) == scales
+        assert all(row["identical"] == 1 for row in rows)
 
 
 def test_two_transformers_or_two_tokenizers_are_a_question(built: Builder, tmp_path: Path) -> None:

@@ -186,3 +186,14 @@ def test_bad_arguments(kind: str, options: dict[str, Any], name: str) -> None:
             mmaccel.RepetitionAwareSampling(**options)
         else:
             mmaccel.WindowedRepetitionPenalty(**({"penalty": 1.1, "window": 64} | options))
+
+
+@pytest.mark.parametrize("gap", [60.0, 88.0, 95.0, 103.0, 120.0])
+@pytest.mark.parametrize("redraw", ["all", "others"])
+def test_a_token_far_ahead_of_the_others_leaves_a_law(gap: float, redraw: Any) -> None:
+    """Token 0 is repeated; drawing another is possible until that has no probability to hold."""
+    rule = mmaccel.RepetitionAwareSampling(redraw=redraw)
+    law = rule(torch.tensor([[0]]), torch.tensor([[gap, 0.0, -2.0]])).exp()
+    assert bool(law.isfinite().all()) and float(law.sum()) == pytest.approx(1, abs=1e-5)
+    if redraw == "others" and gap < 80:
+        assert law[0].tolist() == pytest.approx([0, *torch.tensor([0.0, -2.0]).softmax(0).tolist()])

@@ -187,3 +187,14 @@ def test_argmax_with_gumbel_noise_draws_the_law() -> None:
 def test_bad_seeds(seed: int | list[int], batch: int) -> None:
     with pytest.raises(OptionError, match="seed: expected .*, received .*; "):
         Noise.from_seed(seed, batch)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+def test_noise_does_not_heed_the_default_dtype(default: torch.dtype) -> None:
+    noise, slots = Noise.from_seed(3, 2), torch.arange(5).expand(2, 5)
+    wanted = noise.frozen(slots, 50, 1.0)
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(noise.frozen(slots, 50, 1.0), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
