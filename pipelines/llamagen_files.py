@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.llamagen import LlamaGenConfig, LlamaGenTransformer
+from mmaccel.pipelines.llamagen import LlamaGenTransformer
+from mmaccel.pipelines.llamagen_blocks import LlamaGenConfig
 from mmaccel.pipelines.weights_file import fill
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 

@@ -15,11 +15,7 @@ from mmaccel.pipelines.window_masks import make_masks
 
 
 class LlamaGenWindow:
-    """Wraps a LlamaGen transformer.
-
-    Args:
-        model: in evaluation mode.
-    """
+    """Wraps a LlamaGen transformer that is in evaluation mode."""
 
     def __init__(self, model: LlamaGenTransformer) -> None:
         self.model = model
