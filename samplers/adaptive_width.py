@@ -30,6 +30,8 @@ _GAIN = 1.1  # how much faster than width 1 another must be to be preferred: mac
 _PLAIN = 5  # passes at width 1, with which everything is compared, before another is tried
 _AGAIN = 1000  # passes after which a neighbour of the best width is tried again, ...
 _SOON = 100  # ... and after which, if it is not certain that it loses to width 1
+_SECOND = 400  # ... and after which one is tried again that was judged by few passes
+_ENOUGH = 3  # timed passes that are not few: one hiccup among them decides nothing
 _SPREAD = 0.7  # standard deviation of a row's tokens a pass, as a share of their mean
 
 
@@ -123,7 +125,7 @@ class AdaptiveWidth:
             return
         self._stayed += 1
         record = self.records.of[self._current]
-        if self._age(self._current) > _AGAIN:
+        if self._is_stale(self._current):
             record.latest.clear()  # the machine may have changed
         self.records.passes += 1
         record.seen = self.records.passes
@@ -142,6 +144,11 @@ class AdaptiveWidth:
     def _age(self, width: int) -> int:
         return self.records.passes - self.records.of[width].seen
 
+    def _is_stale(self, width: int) -> bool:
+        """What is known of a width is to be measured anew."""
+        is_sure = len(self.records.of[width].latest) >= _ENOUGH
+        return self._age(width) > (_AGAIN if is_sure else _SECOND)
+
     def _is_hopeless(self, width: int) -> bool:
         """Width 1 is better than this one, whatever more passes may say."""
         plain, here = self.rate(1), self.rate(width)
@@ -158,8 +165,7 @@ class AdaptiveWidth:
         place = CANDIDATES.index(max(known, key=lambda w: known[w]))
         around = CANDIDATES[max(place - 1, 0) : place + 2]
         for width in around:
-            is_due = width not in known or self._age(width) > _AGAIN
-            if is_due and width <= remaining:
+            if (width not in known or self._is_stale(width)) and width <= remaining:
                 return width
         around = tuple(width for width in around if width in known)
         if place == 0:  # no hope is put into more than 1: it must not lose to the plain loop
