@@ -1,9 +1,10 @@
 """A key/value cache whose rows are written at positions of their own.
 
-Room for all positions is taken once; a pass writes its keys where they stand and reads a view.
-Rolling back is writing over, so nothing is cropped, concatenated or moved. Rows are laid out `[R,
-S, H, D]` in memory and shown to the model as `[R, H, S, D]`: a pass then is one indexed copy of
-whole rows, for every number of rows and any raggedness.
+A pass writes its keys where they stand and reads a view. Room for all positions is taken at the
+first pass that looks beyond the prompt: the prompt's own activations are gone by then. Rolling back
+is writing over, so nothing is cropped, concatenated or moved. Rows are laid out `[R, S, H, D]` in
+memory and shown to the model as `[R, H, S, D]`: a pass then is one indexed copy of whole rows, for
+every number of rows and any raggedness.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ class Placement:
         rows: R.
         room: S, positions per row, the last one being scratch.
         span: positions that are shown to the model, at most `room`.
+        taken: positions there is room for yet: the first pass's span, then all.
         index: `[R * W]` int64, flat places of the pass's keys.
     """
 
     def __init__(self, rows: int, room: int) -> None:
         self.rows, self.room = rows, room
         self.span = room
+        self.taken = 0
         self.index: Tensor | None = None
 
     def aim(self, positions: Tensor, span: int) -> None:
         """Prepare a pass writing `positions` `[R, W]` int64; the last place takes the surplus."""
-        first = torch.arange(self.rows, device=positions.device)[:, None] * self.room
-        self.index = (positions.clamp(max=self.room - 1) + first).flatten()
         self.span = min(span, self.room)
+        if self.span > self.taken:
+            self.taken = self.room if self.taken else self.span
+        first = torch.arange(self.rows, device=positions.device)[:, None] * self.taken
+        self.index = (positions.clamp(max=self.taken - 1) + first).flatten()
 
 
 class WindowLayer:
@@ -44,7 +49,7 @@ class WindowLayer:
 
     What a cache takes is a child of it that is also one of transformers' (see `make_cache`).
 
-    Memory: `rows * room * heads * (key width + value width)` numbers, taken at the first pass.
+    Memory: `rows * room * heads * (key width + value width)` numbers; see `Placement.taken`.
     """
 
     is_sliding = False
@@ -77,6 +82,8 @@ class WindowLayer:
             )
         self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
+        if self.keys.shape[0] < rows * place.taken:
+            self.keys, self.values = _grow(place, self.keys), _grow(place, self.values)
         return _write(place, self.keys, key_states), _write(place, self.values, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -122,12 +129,20 @@ def _make_room(place: Placement, states: Tensor) -> Tensor:
     heads, width = states.shape[1], states.shape[3]
     # zeros: a place that was never written is masked, but NaN would come through a mask
     return torch.zeros(
-        place.rows * place.room, heads, width, dtype=states.dtype, device=states.device
+        place.rows * place.taken, heads, width, dtype=states.dtype, device=states.device
     )
+
+
+def _grow(place: Placement, store: Tensor) -> Tensor:
+    """A store of `place.taken` positions that begins with another's."""
+    old = store.view(place.rows, -1, *store.shape[1:])
+    new = store.new_zeros(place.rows, place.taken, *store.shape[1:])
+    new[:, : old.shape[1]] = old
+    return new.flatten(0, 1)
 
 
 def _write(place: Placement, store: Tensor, states: Tensor) -> Tensor:
     assert place.index is not None
     index = place.index if place.index.device == store.device else place.index.to(store.device)
     store.index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))  # [R * W, H, D]
-    return store.view(place.rows, place.room, *store.shape[1:])[:, : place.span].transpose(1, 2)
+    return store.view(place.rows, place.taken, *store.shape[1:])[:, : place.span].transpose(1, 2)

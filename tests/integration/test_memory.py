@@ -63,6 +63,12 @@ def test_a_long_prompt_takes_one_rows_mask() -> None:
     assert plain <= 1.1 * library
 
 
+@pytest.mark.parametrize(("prompt", "new"), [(200, 40), (200, 200), (60, 300)])
+def test_room_for_all_is_taken_behind_the_prompts_pass(prompt: int, new: int) -> None:
+    library, plain = _peak(None, prompt, new), _peak(mmaccel.Autoregressive(), prompt, new)
+    assert plain <= 1.1 * library
+
+
 def test_the_measure_sees_every_storage_once() -> None:
     held = torch.ones(1000)
     with PeakMemory([held]) as memory:
