@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -150,10 +151,14 @@ def find_family(model_type: str | None) -> str:
     Another package adds one as an entry point of the group `mmaccel.families`, named like the
     `model_type` of its configuration; it goes before ours.
     """
-    for found in entry_points(group=_ENTRY_POINTS):
-        if found.name == model_type:
-            return found.value
-    return FAMILIES.get(model_type or "", _ANY_FAMILY)
+    own = FAMILIES.get(model_type or "", _ANY_FAMILY)
+    return own if model_type is None else installed_families().get(model_type, own)
+
+
+@cache
+def installed_families() -> dict[str, str]:
+    """What other packages registered, looked up once: `model_type` -> "module:Class"."""
+    return {found.name: found.value for found in entry_points(group=_ENTRY_POINTS)}
 
 
 def find_demo(name: str) -> DemoModel:

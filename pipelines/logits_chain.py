@@ -50,6 +50,8 @@ class LogitsChain:
         ]
         self._prompt, self._origin = prompt, origin
         self._choked: dict[tuple[int, int], Exception] = {}
+        for _, part in self._parts:
+            part[:] = [Suppression(p) if is_own(p, _SUPPRESS) else p for p in part]
         bans = [p.suppress_tokens for p, _ in processors if is_own(p, _SUPPRESS)]
         self.impossible = torch.cat([ids.flatten().long() for ids in bans]) if bans else None
 
@@ -148,6 +150,21 @@ class LogitsChain:
             except Exception as error:
                 self._choked.setdefault((row, slot), error)
         return result
+
+
+class Suppression:
+    """`SuppressTokensLogitsProcessor`, which looks its ids up anew at every call, by a mask."""
+
+    def __init__(self, processor: Any) -> None:
+        self._ids = processor.suppress_tokens
+        self._mask: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores `[N, V]` to the same with -inf at the ids; those outside 0..V-1 count for none."""
+        if self._mask is None:
+            known = torch.arange(scores.shape[-1], device=scores.device)
+            self._mask = torch.isin(known, self._ids.to(scores.device))
+        return scores.masked_fill(self._mask, float("-inf"))
 
 
 @dataclass(frozen=True)

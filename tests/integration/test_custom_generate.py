@@ -11,7 +11,7 @@ import torch
 
 import mmaccel
 from mmaccel import AttachError, OptionError, UnsupportedModelError
-from mmaccel.catalog import find_family
+from mmaccel.catalog import find_family, installed_families
 from tests.beds import build_bed, prompts
 from tests.tiny_lms import build_lm, left_padded
 
@@ -120,5 +120,9 @@ def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert find_family("llama") == find_family(None) == "mmaccel.pipelines.causal_lm:CausalLM"
     found = [SimpleNamespace(name="llama", value="tests.beds:build_bed")]
     monkeypatch.setattr("mmaccel.catalog.entry_points", lambda group: found)
-    assert find_family("llama") == "tests.beds:build_bed"
-    assert find_family("janus") == "mmaccel.pipelines.janus:Janus"
+    installed_families.cache_clear()
+    try:
+        assert find_family("llama") == "tests.beds:build_bed"
+        assert find_family("janus") == "mmaccel.pipelines.janus:Janus"
+    finally:
+        installed_families.cache_clear()

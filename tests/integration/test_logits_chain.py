@@ -150,3 +150,19 @@ def test_guidance_is_that_of_transformers() -> None:
     blank = torch.zeros(2, 1, dtype=torch.int64)
     found = LogGuidance(1.7).apply(logits, 2, blank, blank, blank, None)
     assert torch.equal(found[:, 0], expected)
+
+
+def test_suppressed_ids_are_looked_up_once_and_alike() -> None:
+    from transformers import SuppressTokensLogitsProcessor as Suppress
+
+    processor = Suppress([3, 0, 7, 99])  # 99 is no id here
+    scores = torch.randn(2, 4, 8)
+    scores[0, 1, 2] = float("nan")
+    chain = LogitsChain([(processor, "flat")], torch.zeros(2, 1).long(), 1)
+    line, columns = torch.zeros(2, 9).long(), torch.arange(1, 5).expand(2, 4)
+    before = scores.clone()
+    for _ in range(2):
+        out = chain(scores, line, columns)
+        wanted = processor(torch.zeros(8, 0).long(), scores.flatten(0, 1)).view_as(scores)
+        assert torch.equal(out.nan_to_num(5), wanted.nan_to_num(5))
+    assert torch.equal(scores.nan_to_num(5), before.nan_to_num(5))
