@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from mmaccel.commands.machine import describe_machine
 from mmaccel.commands.picture_files import write_whole
 from mmaccel.commands.run_setup import check_count, open_folder
 from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
-from mmaccel.errors import OptionError
+from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.routes import Piece, Routes, Way, make_ways, summarize
 
 
@@ -36,14 +37,19 @@ def main(
     guidance: Annotated[str, typer.Option(help="scales with commas")] = "1.0,2.0",
 ) -> None:
     """Measures and writes the report, whole or not at all."""
-    check_count("count", count)
-    sizes, scales = _numbers("batch-sizes", batch_sizes, int), _numbers("guidance", guidance, float)
-    for size in sizes:
-        check_count("batch-sizes", size)
-    ways = make_ways(sizes, scales)
-    open_folder(json_file.parent, "--json")
+    try:
+        check_count("count", count)
+        sizes = _numbers("batch-sizes", batch_sizes, int)
+        for size in sizes:
+            check_count("batch-sizes", size)
+        ways = make_ways(sizes, _numbers("guidance", guidance, float))
+        open_folder(json_file.parent, "--json")
+        routes = Routes(model)
+    except MMAccelError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from error
     captions = make_captions(EVALUATION_SEED, range(count))
-    rows = summarize(measure(Routes(model), ways, captions))
+    rows = summarize(measure(routes, ways, captions))
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
@@ -60,12 +66,14 @@ def main(
 
 
 def _numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    refusal = f"--{name}: expected numbers with commas, received {text!r}; write for example 1,2"
     try:
-        return [kind(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise OptionError(
-            f"--{name}: expected numbers with commas, received {text!r}; write for example 1,2"
-        ) from error
+        raise OptionError(refusal) from error
+    if not all(isfinite(number) for number in numbers):
+        raise OptionError(refusal)
+    return numbers
 
 
 def measure(routes: Routes, ways: Sequence[Way], captions: Sequence[str]) -> dict[Way, list[Piece]]:

@@ -69,15 +69,22 @@ class ChameleonPictures:
         self._codes = torch.tensor([names.bpe2img[i] for i in ids], device=self.window.device)
 
     def encode(self, caption: str) -> list[int]:
-        """A caption as a user's turn, and the token that opens a picture."""
-        words = self.tokenizer(check_caption(caption, self.tokenizer), add_special_tokens=False)[
-            "input_ids"
-        ]
-        return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), self.find(_OPEN)]
+        """A caption as a user's turn, and what opens a picture."""
+        text = self.say(check_caption(caption, self.tokenizer))
+        words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), *self.opening()]
+
+    def say(self, caption: str) -> str:
+        """A caption as the user's turn has it."""
+        return caption
+
+    def opening(self) -> list[int]:
+        """Ids that open a picture."""
+        return [self.find(_OPEN)]
 
     def unconditional(self) -> list[int]:
         """Ids before a picture of nothing in particular."""
-        return [self.tokenizer.bos_token_id, self.find(_OPEN)]
+        return [self.tokenizer.bos_token_id, *self.opening()]
 
     def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
         """See `PictureModel.prompt`."""

@@ -51,7 +51,7 @@ def unreadable() -> tuple[type[Exception], ...]:
 
     from safetensors import SafetensorError
 
-    wrong = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError, RuntimeError)
+    wrong = (ValueError, LookupError, TypeError, AttributeError, RuntimeError)
     return (*wrong, OSError, EOFError, ImportError, UnpicklingError, SafetensorError)
 
 

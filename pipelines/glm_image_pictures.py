@@ -68,9 +68,8 @@ class GlmImagePictures:
 
     def encode(self, caption: str) -> list[int]:
         """A caption as a user's turn, both grids' sizes, and the token that opens a picture."""
-        ids: list[int] = self._prepare(check_caption(caption, self.pipe.processor.tokenizer))[
-            "input_ids"
-        ][0].tolist()
+        text = check_caption(caption, self.pipe.processor.tokenizer)
+        ids: list[int] = self._prepare(text)["input_ids"][0].tolist()
         return ids
 
     def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:

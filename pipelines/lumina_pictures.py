@@ -17,11 +17,11 @@ from typing import Any
 from mmaccel.contracts import VisualTokenizer
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.chameleon_pictures import ChameleonPictures, load_body, load_decoder
-from mmaccel.pipelines.checkpoint import Place, check_caption, count_tokens
+from mmaccel.pipelines.checkpoint import Place, count_tokens
 from mmaccel.samplers.filters import Filters
 
 _STEP = 32  # pixels of the sizes that have a token
-_ROW_END, _OPEN, _END_OF_TURN = "<reserved08799>", "<racm3:break>", "<reserved08706>"
+_ROW_END = "<reserved08799>"
 _SIZES = 8800  # <reserved08801> is one step, and so on
 _SIDE = 768
 
@@ -42,21 +42,19 @@ class LuminaPictures(ChameleonPictures):
         super().__init__(model, tokenizer, decoder, _ROW_END)
         self.size = size
 
-    def encode(self, caption: str) -> list[int]:
-        """A caption in the authors' sentence, and the tokens that open a picture of the size."""
-        width, height = self.size
-        text = (
-            f"Generate an image of {width}x{height} according to the following prompt:\n"
-            f"{check_caption(caption, self.tokenizer)}"
-        )
-        words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        head = [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN)]
-        return head + self.unconditional()
+    def say(self, caption: str) -> str:
+        """A caption in the authors' sentence."""
+        size = f"{self.size[0]}x{self.size[1]}"
+        return f"Generate an image of {size} according to the following prompt:\n{caption}"
+
+    def opening(self) -> list[int]:
+        """Ids that open a picture of the size, height first."""
+        sides = [self.find(f"<reserved{_SIZES + n // _STEP:05d}>") for n in self.size[::-1]]
+        return [*super().opening(), *sides]
 
     def unconditional(self) -> list[int]:
-        """The tokens that open a picture of the size."""
-        steps = (self.size[1] // _STEP, self.size[0] // _STEP)
-        return [self.find(_OPEN), *(self.find(f"<reserved{_SIZES + n:05d}>") for n in steps)]
+        """See `ChameleonPictures.unconditional`; the authors put no token before it."""
+        return self.opening()
 
 
 def load_lumina(folder: Path, place: Place) -> LuminaPictures:

@@ -10,7 +10,7 @@ import torch
 
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.caption_words import CaptionWords
-from mmaccel.pipelines.checkpoint import Place, check_size, load_model
+from mmaccel.pipelines.checkpoint import Place, check_size, load_model, unreadable
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.window_trial import check_by_trial
 from mmaccel.pipelines.word_pictures import WordPictures
@@ -91,13 +91,12 @@ def load_words(folder: Path, place: Place) -> WordPictures:
         OptionError: a file is missing, or such a device, dtype or size.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
         tokenizer = load_tokenizer(folder).to(place.device)
         words = CaptionWords.load(folder, tokenizer.vocab_size)
-    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except unreadable() as error:
         if isinstance(error, MMAccelError):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]

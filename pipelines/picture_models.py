@@ -22,8 +22,10 @@ _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
-def open_pictures(name: str | Path, place: Place, family: str | None = None) -> PictureModel:
-    """Load a model that makes pictures.
+def open_pictures(
+    name: str | Path, place: Place, family: str | None = None
+) -> tuple[PictureModel, Path]:
+    """Load a model that makes pictures; also where it lies.
 
     Args:
         name: "scenes", a path, or an id of the hub.
@@ -48,7 +50,7 @@ def open_pictures(name: str | Path, place: Place, family: str | None = None) -> 
         )
     module, _, function = PICTURES[family].partition(":")
     loaded: PictureModel = getattr(import_module(module), function)(source, place)
-    return loaded
+    return loaded, source
 
 
 def find_source(name: str | Path) -> Path:

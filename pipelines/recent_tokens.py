@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from numbers import Integral
 from typing import Any
 
@@ -9,6 +10,19 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+
+
+class WindowRule(ABC):
+    """A logits processor for transformers that is defined over windows: a position is one of 1."""
+
+    @abstractmethod
+    def over_window(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
+        """Scores `[B, W, V]`, line `[B, N]`, columns `[B, W]` to `[B, W, V]`: a `Processor`."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Ids `[B, T]` int64 and scores `[B, V]` to `[B, V]`."""
+        ends = input_ids.new_full((len(input_ids), 1), input_ids.shape[1])
+        return self.over_window(scores[:, None], input_ids, ends)[:, 0]
 
 
 def recent_tokens(line: Tensor, columns: Tensor, window: int, size: int, start: int = 0) -> Tensor:

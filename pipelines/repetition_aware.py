@@ -32,11 +32,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.recent_tokens import check_window, recent_tokens
+from mmaccel.pipelines.recent_tokens import WindowRule, check_window, recent_tokens
 
 
 @dataclass(frozen=True)
-class RepetitionAwareSampling:
+class RepetitionAwareSampling(WindowRule):
     """A logits processor whose softmax is the law of repetition-aware sampling.
 
     Args:
@@ -83,11 +83,6 @@ class RepetitionAwareSampling:
             raise OptionError(
                 f"redraw: expected 'all' or 'others', received {self.redraw!r}; 'all' is VALL-E 2's"
             )
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Ids `[B, T]` int64 and scores `[B, V]` to log-probabilities `[B, V]`."""
-        ends = input_ids.new_full((len(input_ids), 1), input_ids.shape[1])
-        return self.over_window(scores[:, None], input_ids, ends)[:, 0]
 
     def over_window(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
         """All entries of a window; a `Processor` (see `mmaccel.samplers.filters`).

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.recent_tokens import check_window, recent_tokens
+from mmaccel.pipelines.recent_tokens import WindowRule, check_window, recent_tokens
 
 
 @dataclass(frozen=True)
-class WindowedRepetitionPenalty:
+class WindowedRepetitionPenalty(WindowRule):
     """A logits processor: the repetition penalty over the last `window` tokens, prompt included.
 
     With a window as long as the prefix it is transformers' `RepetitionPenaltyLogitsProcessor` to
@@ -48,11 +48,6 @@ class WindowedRepetitionPenalty:
             )
         object.__setattr__(self, "penalty", float(self.penalty))
         check_window(self.window)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Ids `[B, T]` int64 and scores `[B, V]` to scores `[B, V]`."""
-        ends = input_ids.new_full((len(input_ids), 1), input_ids.shape[1])
-        return self.over_window(scores[:, None], input_ids, ends)[:, 0]
 
     def over_window(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
         """All entries of a window; a `Processor` (see `mmaccel.samplers.filters`).

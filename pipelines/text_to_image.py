@@ -28,10 +28,11 @@ class TextToImage:
 
     Args:
         pictures: the model.
+        source: where it lies, if that is known.
     """
 
-    def __init__(self, pictures: PictureModel) -> None:
-        self.pictures = pictures
+    def __init__(self, pictures: PictureModel, source: Path | None = None) -> None:
+        self.pictures, self.source = pictures, source
 
     @classmethod
     def from_pretrained(
@@ -60,7 +61,7 @@ class TextToImage:
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
         place = Place(device, dtype, size, Path(decoder) if isinstance(decoder, str) else decoder)
-        return cls(open_pictures(name, place, family))
+        return cls(*open_pictures(name, place, family))
 
     @property
     def model(self) -> TokenModel:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import mmaccel
+from tests.checkpoints import build_checkpoint
 from tests.tiny_model import build_tiny
 
 _FLOORS = ("kernels", "samplers", "pipelines", "tokenizers_vq")
@@ -61,3 +62,16 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random text-to-image model on disk."""
     return build_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Path of a picture family's tiny checkpoint, built once and not to be changed."""
+    made: dict[str, Path] = {}
+
+    def build(family: str) -> Path:
+        if family not in made:
+            made[family] = build_checkpoint(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return build

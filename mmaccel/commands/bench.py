@@ -55,7 +55,6 @@ def bench(
     from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.picture_model import choose_filters
-    from mmaccel.pipelines.picture_models import find_source
     from mmaccel.pipelines.word_pictures import WordPictures
     from mmaccel.samplers.filters import Filters
 
@@ -119,7 +118,7 @@ def bench(
     rows = measure(pipes, captions, setups, filters, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
-        card = _read_card(find_source(model))
+        card = _read_card(next(iter(pipes.values())).source)
         if json_file is not None:
             report = {
                 "command": " ".join(["mmaccel", *sys.argv[1:]]),
@@ -158,9 +157,9 @@ def _number(name: str, text: str) -> float:
         ) from error
 
 
-def _read_card(folder: Path) -> dict[str, Any]:
-    file = folder / "card.json"
-    card = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+def _read_card(folder: Path | None) -> dict[str, Any]:
+    file = None if folder is None else folder / "card.json"
+    card = json.loads(file.read_text(encoding="utf-8")) if file and file.is_file() else {}
     return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
 
 

@@ -149,6 +149,7 @@ def is_checkpoint(source: Path) -> bool:
 def check_checkpoint(folder: Path, name: str) -> Finding:
     """Can policies be attached to the transformers model of a folder, and does it draw?"""
     from mmaccel.errors import UnsupportedModelError
+    from mmaccel.pipelines.checkpoint import unreadable
 
     what = f"model {name}"
     try:
@@ -165,8 +166,9 @@ def check_checkpoint(folder: Path, name: str) -> Finding:
             detail = f"transformers {transformers.__version__} has no {names[0]}"
             return Finding(what, "needed", detail)
         support = supports(kind.from_pretrained(folder, local_files_only=True).eval())
-    except (ImportError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        return Finding(what, "needed", " ".join(str(error).split())[:300])
+    except unreadable() as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Finding(what, "needed", said)
     if not support:
         return Finding(what, "no", support.reason)
     detail = f"family {support.family}; attach takes {', '.join(support.policies)}"

@@ -21,7 +21,6 @@ from mmaccel.commands.picture_files import (
 from mmaccel.commands.picture_sheet import draw_sheet
 from mmaccel.commands.run_setup import warm_up
 from mmaccel.pipelines.model_folder import content_hash
-from mmaccel.pipelines.picture_models import find_source
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
@@ -83,9 +82,10 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """What pictures of this run were made from beside caption and seed, ready for JSON."""
         names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+        assert self.pipe.source is not None  # it was opened by name
         return {
             "model": self.model,
-            "weights": content_hash(find_source(self.model), self.decoder),
+            "weights": content_hash(self.pipe.source, self.decoder),
             **self.extras,
             **({} if self.decoder is None else {"decoder": str(self.decoder)}),
             "dtype": self.dtype,

@@ -20,7 +20,7 @@ from mmaccel.pipelines import glm_image_pictures
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.samplers.filters import Filters
-from tests.checkpoints import FAMILIES, NUMBERS, WORDS, build_checkpoint, captions
+from tests.checkpoints import FAMILIES, NUMBERS, WORDS, captions
 from tests.tiny_lms import PassCounter
 
 SIZES = {"emu3": (32, 24), "glm-image": (128, 96), "lumina-mgpt": (64, 32)}
@@ -36,14 +36,13 @@ Opener = Callable[[str], TextToImage]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Opener:
+def opened(built: Callable[[str], Path]) -> Opener:
     """Opens a family's tiny checkpoint, once."""
     made: dict[str, TextToImage] = {}
 
     def open_family(family: str) -> TextToImage:
         if family not in made:
-            path = build_checkpoint(family, tmp_path_factory.mktemp(family))
-            made[family] = TextToImage.from_pretrained(path, size=SIZES.get(family))
+            made[family] = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
             if family == "glm-image":
                 made[family].pictures.painting = {"num_inference_steps": 1}  # type: ignore[attr-defined]
         return made[family]
@@ -325,15 +324,24 @@ def _array(image: Any) -> Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_command_line_draws_them(
-    family: str, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family: str, opened: Opener, built: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Several captions in one ragged batch; what a picture was made from stands in it."""
-    path = build_checkpoint(family, tmp_path / "model")
     size = SIZES.get(family)
     fixed = [] if size is None else ["--size", f"{size[0]}x{size[1]}"]
     said = [] if family == "imagegpt" else captions(family)
     count = ["--count", "3"] if family == "imagegpt" else []
-    arguments = ["--model", str(path), "--out", str(tmp_path), "--batch-size", "3", "--seed", "5"]
+    arguments = [
+        "--model",
+        str(built(family)),
+        "--out",
+        str(tmp_path),
+        "--batch-size",
+        "3",
+        "--seed",
+        "5",
+    ]
     if family == "glm-image":  # 50 steps of its painter would take minutes here
         quick = partial(glm_image_pictures.GlmImagePictures, num_inference_steps=1)
         monkeypatch.setattr(glm_image_pictures, "GlmImagePictures", quick)

@@ -18,22 +18,8 @@ from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.picture_families import find_picture_family
 from mmaccel.pipelines.picture_models import find_source
 from mmaccel.pipelines.text_to_image import TextToImage
-from tests.checkpoints import build_checkpoint
 
 Builder = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    """Path of a family's tiny checkpoint, built once and not to be changed."""
-    made: dict[str, Path] = {}
-
-    def build(family: str) -> Path:
-        if family not in made:
-            made[family] = build_checkpoint(family, tmp_path_factory.mktemp(family))
-        return made[family]
-
-    return build
 
 
 def _edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
