@@ -84,6 +84,30 @@ def _mix(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: Tensor) -> tuple[T
     return upper0, product1 & _LOW, upper2, product0 & _LOW
 
 
+def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor) -> Tensor:
+    """Uniforms of every value of every slot: a function of (seed, item, slot, purpose, value).
+
+    Args:
+        seeds: `[B]` int64, the keys.
+        items: `[B]` int64 in 0..2^32-1.
+        slots: `[B, W]` int64 in 0..2^32-1.
+        n_values: V. The first V' < V values of a slot are the same for every V.
+        purpose: `[]` int64 in 0..2^32-1, what the numbers are for; on the device, so that a
+            captured step can move it on.
+
+    Returns:
+        `[B, W, V]` float32, see `to_uniform`. Value v is word v mod 4 of block v div 4.
+    """
+    blocks = torch.arange((n_values + 3) // 4, device=slots.device)
+    seed = seeds[:, None, None]
+    schedule = key_schedule((seed & _LOW, (seed >> 32) & _LOW))
+    words = philox((blocks, slots[..., None], items[:, None, None], purpose), schedule)
+    mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=slots.device)
+    for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice
+        mixed[..., k] = word
+    return to_uniform(mixed.flatten(-2))[..., :n_values]  # [B, W, V]
+
+
 def to_uniform(word: Tensor) -> Tensor:
     """32-bit words in int64 to float32 in [2^-33, 1 - 2^-24]: full relative precision near 0, never
     0 or 1.

@@ -1,0 +1,30 @@
+"""What a Triton kernel is compiled as: one entry of a kernel's plain table of configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Build:
+    """One way to compile a kernel; each `x_triton.py` lists all of its own in `builds()`.
+
+    Attributes:
+        kernel: the function behind `triton.jit`.
+        signature: type of every argument by name, such as `*bf16`, `i32`, or `constexpr`.
+        constants: values of the constexpr arguments.
+        warps: num_warps.
+        stages: num_stages.
+        registers: most registers a thread may take on NVIDIA GPUs.
+        divisible: names of the arguments that are multiples of 16 (pointers, as a rule).
+    """
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    warps: int = 4
+    stages: int = 2
+    registers: int = 128
+    divisible: tuple[str, ...] = ()

@@ -1,0 +1,149 @@
+"""Which twin of a kernel runs: its specification in torch, or the Triton kernel beside it.
+
+A specification is an ordinary function in `kernels/x.py`; its twin has the same name and signature
+in `kernels/x_triton.py`, which also says what it cannot take. The environment variable
+MMACCEL_KERNELS chooses: `auto` takes the Triton kernel wherever it can run, `torch` never, and
+`triton` always, so that it raises rather than let the specification run unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import MissingBackendError, OptionError
+
+VARIABLE = "MMACCEL_KERNELS"
+MODES = ("auto", "torch", "triton")
+OLDEST_TRITON = (3, 6)
+KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
+    "noise": "uniforms",
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Choice(NamedTuple):
+    """Which twin runs, "torch" or "triton", and why."""
+
+    twin: str
+    reason: str
+
+
+def mode() -> str:
+    """The value of MMACCEL_KERNELS, `auto` where it is not set.
+
+    Raises:
+        OptionError: another value.
+    """
+    value = os.environ.get(VARIABLE) or "auto"
+    if value not in MODES:
+        raise OptionError(
+            f"{VARIABLE}: expected one of {', '.join(MODES)}, received {value!r}; unset it"
+        )
+    return value
+
+
+@cache
+def find_obstacle(device_type: str) -> str | None:
+    """What keeps Triton kernels from running on a kind of device; None if nothing does."""
+    try:
+        triton = import_module("triton")
+    except ImportError as error:
+        return f"triton does not import ({error}); pip install triton"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        return f"triton {triton.__version__} is older than {oldest}; pip install 'triton>={oldest}'"
+    if device_type != "cuda" and not is_interpreted():
+        return f"Triton kernels run on GPUs, and the tensors are on {device_type}"
+    return None
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels on the processor, statement by statement (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
+    """Which twin `run` would take for these arguments.
+
+    Raises:
+        OptionError: MMACCEL_KERNELS has another value than the three.
+    """
+    chosen = mode()
+    if chosen == "torch":
+        return Choice("torch", f"{VARIABLE}=torch")
+    obstacle = find_obstacle(_device_type(args, options))
+    if obstacle is None:
+        obstacle = _refusal(specification)(*args, **options)
+    if obstacle is not None:
+        return Choice("torch", obstacle)
+    return Choice("triton", "interpreted" if is_interpreted() else "the tensors are on a GPU")
+
+
+def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call a specification or its twin.
+
+    Args:
+        specification: a public function of `kernels/x.py`.
+        args, options: its arguments, at least one of them a tensor.
+
+    Raises:
+        MissingBackendError: MMACCEL_KERNELS=triton, and the Triton kernel cannot run; the message
+            says why.
+        OptionError: MMACCEL_KERNELS has another value than the three.
+    """
+    choice = decide(specification, *args, **options)
+    if choice.twin == "triton":
+        twin: Callable[P, T] = getattr(_twin_module(specification), specification.__name__)
+        return twin(*args, **options)
+    if mode() == "triton":
+        raise MissingBackendError(
+            f"{VARIABLE}=triton: expected {specification.__name__} to run as a Triton kernel, "
+            f"received a call it cannot take: {choice.reason}; or set {VARIABLE}=auto"
+        )
+    return specification(*args, **options)
+
+
+def survey(device_type: str) -> dict[str, Choice]:
+    """Every kernel by name: the twin that would run on a kind of device, and why.
+
+    Single calls may still go to torch, for reasons of their shapes; `decide` says so.
+    """
+    chosen, obstacle = mode(), find_obstacle(device_type)
+    if chosen == "torch":
+        return dict.fromkeys(KERNELS, Choice("torch", f"{VARIABLE}=torch"))
+    if obstacle is not None:
+        refused = f"{obstacle}; calls raise, as {VARIABLE}=triton"
+        reason = refused if chosen == "triton" else obstacle
+        return dict.fromkeys(KERNELS, Choice("torch", reason))
+    return {
+        name: Choice("triton", "interpreted" if is_interpreted() else f"{device_type} is there")
+        for name in KERNELS
+    }
+
+
+def _device_type(args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+    return tensors[0].device.type if tensors else torch.get_default_device().type
+
+
+@cache
+def _twin_module(specification: Callable[..., Any]) -> ModuleType:
+    return import_module(f"{specification.__module__}_triton")
+
+
+@cache
+def _refusal(specification: Callable[..., Any]) -> Callable[..., str | None]:
+    """The twin's `refuse_<name>`: what it cannot take of such arguments, or None."""
+    module = _twin_module(specification)
+    found: Callable[..., str | None] = getattr(module, f"refuse_{specification.__name__}")
+    return found

@@ -1,0 +1,63 @@
+"""Compiling a kernel for a GPU that need not be there, and reading what became of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mmaccel.kernels.build import Build
+
+ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
+
+
+class Compiled(NamedTuple):
+    """Registers a thread, spilled ones (bytes or registers), and whose GPU it is for."""
+
+    registers: int
+    spills: int
+    is_nvidia: bool
+
+
+def compile_build(build: Build, architecture: str) -> Compiled:
+    """Compile for `sm_<n>` or `gfx<n>`; raises where the compiler refuses."""
+    kernel = build.kernel
+    names = list(kernel.arg_names)
+    signature = {name: build.signature[name] for name in names}
+    constants = {(names.index(name),): value for name, value in build.constants.items()}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in build.divisible}
+    source = ASTSource(kernel, signature, constants, attributes)
+    nvidia = architecture.startswith("sm_")
+    target = (
+        GPUTarget("cuda", int(architecture[3:]), 32)
+        if nvidia
+        else GPUTarget("hip", architecture, 64)
+    )
+    options = {"num_warps": build.warps, "num_stages": build.stages}
+    made = triton.compile(source, target=target, options=options)
+    return _read_ptx(made.asm["ptx"], architecture) if nvidia else _read_amd(made.asm["amdgcn"])
+
+
+def _read_ptx(ptx: str, architecture: str) -> Compiled:
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    suffix = "a" if architecture == "sm_90" else ""  # as triton itself compiles
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        command = [ptxas, "-v", f"--gpu-name={architecture}{suffix}", file, "-o", f"{file}.o"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
+    return Compiled(registers, spilled, True)
+
+
+def _read_amd(assembly: str) -> Compiled:
+    registers = max(map(int, re.findall(r"\.vgpr_count:\s+(\d+)", assembly)))
+    spilled = sum(map(int, re.findall(r"\.[sv]gpr_spill_count:\s+(\d+)", assembly)))
+    return Compiled(registers, spilled, False)

@@ -1,0 +1,39 @@
+"""Philox in Triton: the specification's bits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from mmaccel.kernels import noise, noise_triton
+from tests.kernels.case import Case
+
+
+def _bits(n_values: int, device: torch.device, dtype: torch.dtype) -> None:
+    seeds = torch.tensor([0, -1, 2**63 - 1, -(2**40) + 7], device=device)
+    items = torch.tensor([0, 1, 2**32 - 1, 77], device=device)
+    slots = torch.tensor([[0, 1, 300], [5, 6, 2**32 - 1], [9, 9, 9], [2, 70000, 4]], device=device)
+    purpose = torch.tensor(2**31 + 3, device=device)
+    args = (seeds, items, slots, n_values, purpose)
+    assert noise_triton.refuse_uniforms(*args) is None
+    expected = noise.uniforms(*args)
+    assert torch.equal(noise_triton.uniforms(*args), expected)
+    assert expected.shape == (4, 3, n_values)
+
+
+def _strides(device: torch.device, dtype: torch.dtype) -> None:
+    """Slots of a larger tensor, every second seed."""
+    seeds = torch.arange(8, device=device)[::2]
+    items = torch.zeros(4, dtype=torch.int64, device=device)
+    slots = torch.arange(40, device=device).view(4, 10)[:, 3:8].flip(1)
+    purpose = torch.zeros((), dtype=torch.int64, device=device)
+    args = (seeds, items, slots, 63, purpose)
+    assert torch.equal(noise_triton.uniforms(*args), noise.uniforms(*args))
+
+
+_ONCE = (torch.float32,)  # no floating-point input
+_SIZES = (1, 63, 100, 1023, 1024, 1025)
+CASES = [Case(f"bits of {n}", partial(_bits, n), _ONCE) for n in _SIZES]
+CASES += [Case("bits of a large vocabulary", partial(_bits, 262_144), _ONCE, large=True)]
+CASES += [Case("strides", _strides, _ONCE)]
