@@ -46,6 +46,7 @@ class Stats:
         pixel_seconds: time behind the run that made pictures of the tokens; 0.0 where none were.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
+        engine: how passes were carried out: "eager" one by one, "graph" as a captured step.
     """
 
     policy: str = ""
@@ -62,6 +63,7 @@ class Stats:
     pixel_seconds: float = 0.0
     branches: int = 1
     fallbacks: list[str] = field(default_factory=list)
+    engine: str = "eager"
 
     @property
     def tokens_per_pass(self) -> float:

@@ -54,6 +54,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     """
     total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
     total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
+    total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
     total["fallbacks"] = list(dict.fromkeys(reason for p in parts for reason in p.fallbacks))
     widest = max(len(p.accepted) for p in parts)
     total["accepted"] = [

@@ -113,7 +113,7 @@ class AdaptiveWidth:
         self._cut = remaining < self._current
         return min(self._current, remaining)
 
-    def observe(self, n_tokens: int, n_rows: int, seconds: float) -> None:
+    def observe(self, n_tokens: float, n_rows: int, seconds: float) -> None:
         """Learn from the pass just chosen.
 
         Args:

@@ -37,8 +37,12 @@ class Autoregressive:
     ) -> Generation:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
         run = WindowRun(self, model, prompt, length, filters=filters, noise=noise, on_step=on_step)
-        while run.width:
+
+        def judge() -> None:
             frozen = noise.frozen(run.slots, run.vocab_size, filters.temperature)  # [B, 1, V]
             tokens = (run.forward() + frozen).argmax(-1)  # [B, 1]
-            run.commit(tokens, torch.ones_like(run.made))
+            run.advance(tokens, torch.ones_like(run.made))
+
+        while run.width:
+            run.turn(judge)
         return run.generation()

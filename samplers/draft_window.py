@@ -22,6 +22,7 @@ class DraftWindow:
         length: slots wanted per row.
         widest: largest width there will be.
         source: where new slots' drafts come from, see `mmaccel.samplers.drafts`.
+        is_static: keep every tensor that outlives a pass in its place.
 
     Attributes:
         width: W; 0 before the first `place`.
@@ -38,7 +39,13 @@ class DraftWindow:
     made: Tensor
 
     def __init__(
-        self, prompt: Prompt, vocab_size: int, length: int, widest: int, source: str
+        self,
+        prompt: Prompt,
+        vocab_size: int,
+        length: int,
+        widest: int,
+        source: str,
+        is_static: bool = False,
     ) -> None:
         check_source(source, prompt.layout, final=True)
         self.prompt, self.vocab_size, self.length, self.source = prompt, vocab_size, length, source
@@ -47,7 +54,8 @@ class DraftWindow:
         self.made = prompt.tokens.new_zeros(prompt.batch)
         self._last_of_prompt = last_tokens(prompt)
         self._filled = self.made + self.origin
-        self._last_scores: Tensor | None = None
+        self._held: dict[str, Tensor] = {}
+        self._is_static = is_static
         self.impossible: Tensor | None = None
         self.place(0)
 
@@ -57,13 +65,25 @@ class DraftWindow:
         self.slots = self.made[:, None] + torch.arange(width, device=self.made.device)  # [B, W]
         self.columns = self.origin + self.slots
 
+    def hold(self, name: str, value: Tensor) -> None:
+        """Keep a tensor for the next pass, always of one shape. Nobody writes to it any more."""
+        kept = self._held.get(name)
+        if kept is None or not self._is_static:
+            self._held[name] = value
+        else:
+            kept.copy_(value)
+
+    def held(self, name: str) -> Tensor | None:
+        """What the last pass kept under a name; None before the first."""
+        return self._held.get(name)
+
     def standing(self) -> Tensor:
         """`[B, W-1]` bool: draft slots of the window that the last pass predicted."""
         return self.columns[:, :-1] < self._filled[:, None]
 
     def forget_drafts(self) -> None:
         """Let nothing of the last pass stand as a draft."""
-        self._filled = self.origin + self.made
+        self._filled.copy_(self.origin + self.made)
 
     def propose(self) -> Proposal:
         """Ask the draft source about all draft slots of the window (`[B, W-1]`)."""
@@ -72,7 +92,7 @@ class DraftWindow:
             self.columns[:, :-1],
             self._filled,
             self.slots[:, :-1],
-            self._last_scores,
+            self.held("last scores"),
             self.prompt.layout,
             self.vocab_size,
             self.impossible,

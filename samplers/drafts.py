@@ -105,7 +105,7 @@ def _uniform(frontier: Frontier) -> Tensor:
     allowed = frontier.layout.allowed(frontier.slots) if frontier.layout is not None else None
     scores = torch.zeros(frontier.vocab_size, device=frontier.line.device)
     if frontier.impossible is not None:
-        scores[frontier.impossible.to(scores.device)] = float("-inf")
+        scores.index_fill_(0, frontier.impossible.to(scores.device), float("-inf"))
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     batch = frontier.slots.shape[0]

@@ -68,7 +68,8 @@ class Jacobi:
             window=self.window,
             drafts=self.drafts,
         )
-        while run.width:
+
+        def judge() -> None:
             frozen = noise.frozen(run.slots, run.vocab_size, filters.temperature)  # [B, W, V]
             guess, law = run.propose()
             if (
@@ -78,6 +79,8 @@ class Jacobi:
                 guess = (law + frozen[:, :-1]).argmax(-1)
             drafts = run.settle(guess)  # [B, W-1]
             tokens = (run.forward() + frozen).argmax(-1)  # [B, W]
-            del frozen  # before the next pass makes its own
-            run.commit(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
+            run.advance(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
+
+        while run.width:
+            run.turn(judge)
         return run.generation()

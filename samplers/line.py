@@ -54,7 +54,7 @@ def cut_at_stop(tokens: Tensor, n_new: Tensor, stop_tokens: Tensor) -> tuple[Ten
     """
     width = tokens.shape[1]
     index = torch.arange(width, device=tokens.device)[None]
-    stops = torch.isin(tokens, stop_tokens) & (index < n_new[:, None])
+    stops = (tokens[..., None] == stop_tokens).any(-1) & (index < n_new[:, None])
     first = torch.where(stops, index, width).amin(1)  # [B]
     return torch.minimum(n_new, first + 1), first < width
 

@@ -114,7 +114,7 @@ class Noise:
         return self.gumbel(slots, vocab_size)
 
     def gumbel(
-        self, slots: Tensor, vocab_size: int, stream: Stream = Stream.FROZEN, step: int = 0
+        self, slots: Tensor, vocab_size: int, stream: Stream = Stream.FROZEN, step: int | Tensor = 0
     ) -> Tensor:
         """Standard Gumbel noise for every token of every slot.
 
@@ -122,7 +122,7 @@ class Noise:
             slots: `[B, W]` int64.
             vocab_size: V. The first V' < V values of a slot are the same for every V.
             stream: which source.
-            step: pass number; 0 for frozen noise.
+            step: pass number, also as `[]` int64; 0 for frozen noise.
 
         Returns:
             `[B, W, V]` float32.
@@ -134,12 +134,12 @@ class Noise:
             mixed[..., k] = word
         return to_gumbel(to_uniform(mixed.flatten(-2))[..., :vocab_size])  # [B, W, V]
 
-    def fresh(self, slots: Tensor, step: int) -> Fresh:
+    def fresh(self, slots: Tensor, step: int | Tensor) -> Fresh:
         """Uniforms for one pass: the words of one block.
 
         Args:
             slots: `[B, W]` int64.
-            step: pass number.
+            step: pass number, also as `[]` int64.
         """
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
@@ -151,8 +151,10 @@ class Noise:
         return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
     def _words(
-        self, blocks: Tensor, slots: Tensor, stream: Stream, step: int
+        self, blocks: Tensor, slots: Tensor, stream: Stream, step: int | Tensor
     ) -> tuple[Tensor, ...]:
-        purpose = torch.full((), (int(stream) | step << 8) & _LOW, device=slots.device)
+        purpose = (
+            torch.full((), int(stream), device=slots.device).add_(step << 8).bitwise_and_(_LOW)
+        )
         counter = (blocks, slots[..., None], self.items[:, None, None], purpose)
         return philox(counter, self._schedule)

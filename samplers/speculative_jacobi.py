@@ -87,16 +87,9 @@ class SpeculativeJacobi:
     ) -> Generation:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
         run = WindowRun(
-            self,
-            model,
-            prompt,
-            length,
-            filters=filters,
-            noise=noise,
-            on_step=on_step,
-            window=self.window,
-            drafts=self.drafts,
-        )
+            self, model, prompt, length, filters=filters, noise=noise, on_step=on_step,
+            window=self.window, drafts=self.drafts,
+        )  # fmt: skip
         return iterate(run, noise, self.coupling, exact_rule)
 
 
@@ -133,10 +126,10 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
     Returns:
         The finished generation.
     """
-    p_last, first = None, run.slots[:, :1]
-    while run.width:
-        step = run.stats.passes
-        fresh = noise.fresh(run.slots, step)
+
+    def judge() -> None:
+        fresh = noise.fresh(run.slots, run.tally.passes)
+        p_last, first = run.held("target law"), run.held("first")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         scores = run.forward()  # [B, W, V]
         p_target = scores.softmax(-1)
@@ -148,11 +141,9 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
         verified = _or_drafts(kept, drafts, draw(rest, fresh.redraws))  # [B, W]
         if coupling == "maximal":
             stays = is_kept(p_target[:, :-1], p_draft, drafts, coins)
-            redrawn = (
-                _or_drafts(stays, drafts, draw(rest, fresh.redraws))
-                if spent is not None
-                else verified
-            )
+            redrawn = verified
+            if spent is not None:
+                redrawn = _or_drafts(stays, drafts, draw(rest, fresh.redraws))
         elif coupling == "gumbel":
             redrawn = (scores + noise.gumbel(run.slots, run.vocab_size)).argmax(-1)
         else:
@@ -161,13 +152,17 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
         index = torch.arange(run.width, device=drafts.device)[None]
         if spent is not None:
             run.spend(spent)
-        p_last, first = p_target, run.slots[:, :1]
-        run.commit(torch.where(index < n_kept[:, None], verified, redrawn), n_kept)
+        run.hold("target law", p_target)
+        run.hold("first", run.slots[:, :1])
+        run.advance(torch.where(index < n_kept[:, None], verified, redrawn), n_kept)
+
+    while run.width:
+        run.turn(judge)
     return run.generation()
 
 
 def _drafts(
-    run: WindowRun, uniforms: Tensor, p_last: Tensor | None, first: Tensor
+    run: WindowRun, uniforms: Tensor, p_last: Tensor | None, first: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Drafts `[B, W-1]` of the window and the laws `[B, W-1, V]` they were drawn from, new ones by
     `uniforms` `[B, W-1]`.
@@ -181,7 +176,9 @@ def _drafts(
         p_draft = law.expand(-1, slots.shape[1], -1)
     else:
         p_draft = one_hot(guess, run.vocab_size)
-    if p_last is not None:  # standing drafts were drawn from the last pass's laws
+    if (
+        p_last is not None and first is not None
+    ):  # standing drafts were drawn from the last pass's laws
         index = (slots - first).clamp(0, p_last.shape[1] - 1)
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         standing = p_last[rows, index]

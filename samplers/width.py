@@ -18,7 +18,7 @@ class FixedWidth:
         """Width of the next pass; `remaining` >= 1 is the longest unfinished row's rest."""
         return min(self.widest, remaining)
 
-    def observe(self, n_tokens: int, n_rows: int, seconds: float) -> None:
+    def observe(self, n_tokens: float, n_rows: int, seconds: float) -> None:
         """Nothing to learn."""
 
 

@@ -37,13 +37,13 @@ def judge_surplus_twice(patch: Patch) -> None:
 
 def advance_together(patch: Patch) -> None:
     """No bug by itself: all rows of a group advance by the least of their accepted tokens."""
-    commit = WindowRun.commit
+    advance = WindowRun.advance
 
     def least(run: WindowRun, tokens: Tensor, n_kept: Tensor) -> None:
         together = n_kept.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
-        commit(run, tokens, together.reshape(-1))
+        advance(run, tokens, together.reshape(-1))
 
-    patch.setattr(WindowRun, "commit", least)
+    patch.setattr(WindowRun, "advance", least)
 
 
 def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -169,7 +169,7 @@ def read_laws_askew(patch: Patch) -> None:
     drafts_of = speculative_jacobi._drafts
 
     def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
-        return drafts_of(run, uniforms, p_last, first + 1)
+        return drafts_of(run, uniforms, p_last, None if first is None else first + 1)
 
     patch.setattr(speculative_jacobi, "_drafts", wrong)
 

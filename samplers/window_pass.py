@@ -1,0 +1,133 @@
+"""What a pass does on the device: feed the window, filter, keep what a sampler keeps, count.
+
+Everything here works on tensors that stay in their places and reads nothing back, so that a pass
+may be recorded (see `mmaccel.samplers.steps`); the host's side is `mmaccel.samplers.window`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Policy, Prompt, TokenModel
+from mmaccel.results import OnStep, Stats
+from mmaccel.samplers.draft_window import DraftWindow
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.line import cut_at_stop
+from mmaccel.samplers.steps import steps_of
+from mmaccel.samplers.tally import Tally
+
+
+class WindowPass(DraftWindow):
+    """Passes of one run; see `mmaccel.samplers.window.WindowRun` for how they are driven.
+
+    Args:
+        policy, model, prompt, length, filters, on_step: as in `WindowRun`.
+        widest: largest width there will be.
+        drafts: a draft source.
+
+    Attributes:
+        stats: counted so far; `stats.passes` numbers the next pass.
+        tally: counted so far on the device; `tally.passes` numbers the next pass.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: TokenModel,
+        prompt: Prompt,
+        length: int,
+        *,
+        filters: Filters,
+        on_step: OnStep | None,
+        widest: int,
+        drafts: str,
+    ) -> None:
+        self.steps = steps_of(model)
+        super().__init__(prompt, model.vocab_size, length, widest, drafts, self.steps.is_static)
+        self.model, self.filters, self.on_step = model, filters, on_step
+        self.impossible = filters.impossible(model.vocab_size)
+        self.stats = Stats(
+            policy=repr(policy),
+            exactness=policy.exactness,
+            branches=prompt.branches,
+            engine=self.steps.name,
+        )
+        self.tally = Tally(prompt.batch, length + self.steps.sync_every, self.made.device)
+        self._index = torch.arange(widest, device=self.made.device)
+        self._ended = torch.zeros_like(self.made, dtype=torch.bool)
+        self._n_new = torch.zeros_like(self.made)  # tokens of the last pass
+        self._facts = self.made.new_zeros(4)  # what the host looks at
+        self._variation: Tensor | None = None
+        self.steps.begin()
+
+    def forward(self) -> Tensor:
+        """One pass over the window.
+
+        Returns:
+            Scores `[B, W, V]` float32 of the target law at each slot (see `Filters.apply`).
+        """
+        branches = self.prompt.branches
+        start = self.prompt.lengths - 1 + self.made.repeat(branches)  # [R]
+        logits = self._pass(self.feed(self.columns - 1), start)  # [R, W, V]
+        scores = self.filters.apply(
+            logits, branches, self.line, self.columns, self.slots, self.prompt.layout
+        )
+        self._peak = scores.amax(-1)  # [B, W]
+        self.hold("last scores", scores[:, -1].clone())  # a view would keep the whole window's
+        return scores
+
+    def spend(self, variation: Tensor) -> None:
+        """Total variation `[B, W-1]` that judging each draft slot costs (relaxed policies).
+
+        `commit` charges the slots whose tokens it keeps.
+        """
+        self._variation = variation
+
+    def advance(self, tokens: Tensor, n_kept: Tensor) -> None:
+        """Keep the first `n_kept` tokens of each row; the rest of the window stands as drafts.
+
+        Args:
+            tokens: `[B, W]` int64, the window's new contents.
+            n_kept: `[B]` int64 in 1..W.
+        """
+        self.line.scatter_(1, self.columns, torch.where(self._ended[:, None], 0, tokens))
+        n_new = torch.minimum(n_kept, self.length - self.made).masked_fill(self._ended, 0)
+        if self.prompt.stop_tokens is not None:
+            n_new, stopped = cut_at_stop(tokens, n_new, self.prompt.stop_tokens)
+            self._ended |= stopped
+        is_kept = self._index[: self.width] < n_new[:, None]  # [B, W]
+        bad = (self._peak - self._peak != 0) & is_kept  # NaN and infinity leave NaN
+        self.tally.is_bad |= bad.any()
+        self._filled.copy_(self.columns[:, -1] + 1)
+        self.made += n_new
+        self._ended |= self.made >= self.length
+        self._n_new.copy_(n_new)
+        if self.on_step is None:
+            self.count()
+
+    def prefill(self) -> None:
+        """One pass over the prompt without its last token."""
+        tokens = self.prompt.tokens
+        self.model.reserve(tokens.shape[0], self.origin + self.length - 1)  # the last is not fed
+        if self.origin > 1:
+            began = time.perf_counter()
+            start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
+            self.model.feed(tokens[:, :-1].clamp(min=0), start)
+            self.stats.forward_seconds += time.perf_counter() - began
+            self.stats.prefill_passes += 1
+
+    def _pass(self, tokens: Tensor, start: Tensor) -> Tensor:
+        began = time.perf_counter()
+        logits = self.model.forward(tokens, start)
+        self.stats.forward_seconds += time.perf_counter() - began
+        return logits
+
+    def count(self) -> None:
+        """Count the last pass, and note what the host has to know."""
+        self.tally.count(self._n_new, self._variation)
+        wanted = (self.length - self.made).masked_fill(self._ended, 0)  # [B]
+        facts = (wanted.amax(), (wanted > 0).sum(), self.made.sum(), self.tally.is_bad.long())
+        self._facts.copy_(torch.stack(facts))
