@@ -18,6 +18,7 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random, text_config
 from mmaccel.pipelines.window_cache import Placement, make_cache
 from mmaccel.pipelines.window_masks import make_masks
+from mmaccel.samplers.steps import Steps
 
 _CPU_STRIDE = 64
 
@@ -31,6 +32,9 @@ class CausalLMWindow:
         stride: on this many positions the attended length is rounded up; None attends to all
             reserved positions at every pass, so that shapes are static for a given (R, W). By
             default 64 on a CPU, where the length is known without waiting, and None elsewhere.
+
+    Attributes:
+        steps: what carries out passes of samplers over this model; None runs them as they are.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
@@ -67,6 +71,7 @@ class CausalLMWindow:
         self._narrow = self.vocab_size < full
         self._positions = 0
         self._placement: Placement | None = None
+        self.steps: Steps | None = None
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +168,9 @@ class CausalLMWindow:
         """How many positions the model has to look at."""
         assert self._placement is not None
         stride = self._stride
-        if stride == "auto":
+        if self.steps is not None and self.steps.is_static:
+            stride = None
+        elif stride == "auto":
             stride = _CPU_STRIDE if start.device.type == "cpu" else None
         if stride is None:
             return self._placement.room
