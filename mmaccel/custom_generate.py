@@ -11,6 +11,7 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
+from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.layout_mask import check_vocabulary
@@ -31,6 +32,7 @@ class Decoder:
     strict: bool
     history: list[Stats]
     layout: Layout | None = None
+    engine: Engine = Engine()
     _warned: set[str] = field(default_factory=set)
 
     @property
@@ -62,7 +64,7 @@ class Decoder:
         check_vocabulary(self.layout, model)
         service = GenerateService(
             self.policy, family_of(model), self.seed, self.strict, self.history, self._warned,
-            self.layout,
+            self.layout, self.engine,
         )  # fmt: skip
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config,
@@ -77,6 +79,8 @@ def decoder(
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
+    engine: str = "auto",
+    sync_every: int = 1,
 ) -> Decoder:
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
 
@@ -86,7 +90,7 @@ def decoder(
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.
-        seed, strict, layout: as in `mmaccel.attach`.
+        seed, strict, layout, engine, sync_every: as in `mmaccel.attach`.
 
     Returns:
         The loop; it keeps `stats` and `history`, and may be used again.
@@ -95,4 +99,5 @@ def decoder(
         OptionError: no policy, no seed, or drafts that need a layout where there is none.
     """
     own_seed = None if seed is None else check_seed(seed)
-    return Decoder(choose_policy(policy, layout), own_seed, strict, [], layout)
+    how = Engine(engine, sync_every)
+    return Decoder(choose_policy(policy, layout), own_seed, strict, [], layout, how)

@@ -11,6 +11,7 @@ from mmaccel.catalog import find_family, load, make_policy, policy_names
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
@@ -94,6 +95,8 @@ def attach(
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
+    engine: str = "auto",
+    sync_every: int = 1,
 ) -> Handle:
     """Let a policy decode what a model generates.
 
@@ -115,18 +118,22 @@ def attach(
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
             truncation, as by `prefix_allowed_tokens_fn`; a call that falls back is masked too, and
             one whose loop takes no mask is refused.
+        engine: "auto", "eager" or "graph", see `mmaccel.pipelines.engine.Engine`; with "auto" the
+            statistics say why passes are not captured.
+        sync_every: captured passes between two looks of the host.
 
     Returns:
         The handle; use it in a `with` statement, or call `detach()`.
 
     Raises:
         OptionError: no policy, or one this model cannot use; no seed; a layout of another
-            vocabulary than the model's.
+            vocabulary than the model's; no engine, or one the policy cannot use.
+        MissingBackendError: engine "graph", and the model is on no CUDA device.
         UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
-    chosen = choose_policy(policy, layout)
+    chosen, how = choose_policy(policy, layout), Engine(engine, sync_every)
     own_seed = None if seed is None else check_seed(seed)
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
@@ -135,13 +142,14 @@ def attach(
             f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
         )
     check_vocabulary(layout, model)
+    how.check(model.device, chosen)
     family = family_of(model)
     try:
         family.check(model)  # tried now, so that the first generate pays for nothing else
     except UnsupportedModelError:
         if strict:
             raise
-    service = GenerateService(chosen, family, own_seed, strict, layout=layout)
+    service = GenerateService(chosen, family, own_seed, strict, layout=layout, engine=how)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)

@@ -47,6 +47,7 @@ class Stats:
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
         engine: how passes were carried out: "eager" one by one, "graph" as a captured step.
+        engine_reason: why passes were not captured, where they were to be; or empty.
     """
 
     policy: str = ""
@@ -64,6 +65,7 @@ class Stats:
     branches: int = 1
     fallbacks: list[str] = field(default_factory=list)
     engine: str = "eager"
+    engine_reason: str = ""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -104,6 +106,9 @@ class Stats:
         shown = ", ".join(f"{name} {value:.2f}" for name, value in parts if value)
         shown = f" ({shown})" if self.forward_seconds else ""  # not measured where we fell back
         lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f}{shown}"))
+        if self.engine != "eager" or self.engine_reason:
+            because = f": {self.engine_reason}" if self.engine_reason else ""
+            lines.append(("engine", f"{self.engine}{because}"))
         lines += [("fell back", reason) for reason in self.fallbacks]
         return "\n".join(f"{name:13}{value}" for name, value in lines)
 

@@ -18,6 +18,7 @@ from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.call_obstacles import find_obstacles
 from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.fallback import Fallback
 from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
@@ -45,6 +46,7 @@ class GenerateService:
             every call.
         strict: raise instead of running the original.
         layout: what is known about the slots of every call, or None.
+        engine: how passes are carried out.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
@@ -57,6 +59,7 @@ class GenerateService:
     history: list[Stats] = field(default_factory=list)
     _warned: set[str] = field(default_factory=set)
     layout: Layout | None = None
+    engine: Engine = Engine()
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(
@@ -97,7 +100,7 @@ class GenerateService:
             if loop is not None and self.layout is not None:
                 self._fallback.refuse_layout(_MODELS)
             if loop is not None and not loop.reasons:
-                out, stats = loop.decode(self.policy, self._choose_seed(loop.samples))
+                out, stats = loop.decode(self.policy, self._choose_seed(loop.samples), self.engine)
                 self.history.append(stats)
                 return out
             if loop is not None and self.strict:
@@ -169,8 +172,10 @@ class GenerateService:
             return ends
 
         seed = self._choose_seed(call.config.do_sample)
+        window = self.family.open(call)
+        self.engine.prepare(window, prompt, self.policy, filters)
         made = self.policy.sample(
-            self.family.open(call),
+            window,
             prompt,
             length,
             filters=filters,

@@ -12,6 +12,7 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
 from mmaccel.pipelines.window_masks import make_masks
+from mmaccel.samplers.steps import Steps
 
 
 class LlamaGenWindow:
@@ -21,7 +22,8 @@ class LlamaGenWindow:
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.max_positions = model.config.cls_token_num + model.config.block_size
-        self._turns = make_turns(model.config)
+        self._turns = make_turns(model.config).to(self.device)
+        self.steps: Steps | None = None
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
         self._placement: Placement | None = None
@@ -138,7 +140,7 @@ class LlamaGenWindow:
             keys = torch.arange(n_first, device=start.device)
             unseen = ~self._seen[:, None, None] & (keys != positions[:, None, :, None])
             mask[..., :n_first].masked_fill_(unseen, float("-inf"))
-        turns = self._turns.to(start.device)[positions.clamp(max=self.max_positions - 1)]
+        turns = self._turns[positions.clamp(max=self.max_positions - 1)]
         return self.model(hidden, turns[:, None], mask, self._caches)
 
     def _set(self, conditions: Tensor, seen: Tensor | None, guided: bool) -> Prompt:

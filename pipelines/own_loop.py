@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmaccel.contracts import Policy, Prompt, TokenModel
+from mmaccel.pipelines.engine import Engine
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
@@ -34,9 +35,12 @@ class OwnLoop:
     samples: bool = True
     hand_over: Callable[[Generation], Any] = lambda made: made.tokens
 
-    def decode(self, policy: Policy, seed: int | Sequence[int]) -> tuple[Any, Stats]:
+    def decode(
+        self, policy: Policy, seed: int | Sequence[int], engine: Engine
+    ) -> tuple[Any, Stats]:
         """Run a policy; what the call returns, and what it cost."""
         assert self.window is not None and self.prompt is not None
+        engine.prepare(self.window, self.prompt, policy, self.filters)
         noise = Noise.from_seed(seed, self.prompt.batch, self.prompt.tokens.device)
         made = policy.sample(
             self.window, self.prompt, self.length, filters=self.filters, noise=noise

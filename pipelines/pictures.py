@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Stats
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
     total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
     total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
+    total["engine_reason"] = "; ".join({p.engine_reason: None for p in parts if p.engine_reason})
     total["fallbacks"] = list(dict.fromkeys(reason for p in parts for reason in p.fallbacks))
     widest = max(len(p.accepted) for p in parts)
     total["accepted"] = [
@@ -76,3 +78,15 @@ def join(parts: Sequence[Pictures]) -> Pictures:
         [prompt for p in parts for prompt in p.prompts],
         parts[0].first,
     )
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    """Refuse a count below 1.
+
+    Raises:
+        OptionError: with its name.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(
+            f"{name}: expected an integer of at least 1, received {value!r}; ask for 1 or more"
+        )

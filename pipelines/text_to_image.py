@@ -13,10 +13,11 @@ from mmaccel.contracts import Policy, TokenModel, check_policy
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import PictureModel, check_room, choose_filters
 from mmaccel.pipelines.picture_models import open_pictures
-from mmaccel.pipelines.pictures import Pictures, join
+from mmaccel.pipelines.pictures import Pictures, check_at_least_one, join
 from mmaccel.results import Generation, OnStep
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
@@ -29,10 +30,13 @@ class TextToImage:
     Args:
         pictures: the model.
         source: where it lies, if that is known.
+        engine: how passes are carried out; None is `Engine()`.
     """
 
-    def __init__(self, pictures: PictureModel, source: Path | None = None) -> None:
-        self.pictures, self.source = pictures, source
+    def __init__(
+        self, pictures: PictureModel, source: Path | None = None, engine: Engine | None = None
+    ) -> None:
+        self.pictures, self.source, self.engine = pictures, source, engine or Engine()
 
     @classmethod
     def from_pretrained(
@@ -44,6 +48,8 @@ class TextToImage:
         size: tuple[int, int] | None = None,
         decoder: str | Path | None = None,
         family: str | None = None,
+        engine: str = "auto",
+        sync_every: int = 1,
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
 
@@ -54,14 +60,15 @@ class TextToImage:
             size: width and height in pixels, for models that draw several.
             decoder: a file with the picture decoder, for checkpoints that have none.
             family: how the checkpoint is to be read; None finds out. See docs/models.md.
+            engine, sync_every: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: there is no such model, device, dtype, size or family, or a file is
-                missing.
+            OptionError: no such model, device, dtype, size, family or engine; a file is missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        place = Place(device, dtype, size, Path(decoder) if isinstance(decoder, str) else decoder)
-        return cls(*open_pictures(name, place, family))
+        how, file = Engine(engine, sync_every), None if decoder is None else Path(decoder)
+        how.check(torch.device(device))
+        return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)
 
     @property
     def model(self) -> TokenModel:
@@ -121,7 +128,7 @@ class TextToImage:
             min_p=min_p,
         )
         captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
-        _check_at_least_one("num_images_per_prompt", num_images_per_prompt)
+        check_at_least_one("num_images_per_prompt", num_images_per_prompt)
         captions = [text for text in captions for _ in range(num_images_per_prompt)]
         batches = self.stream(
             captions, filters, policy=policy, seed=seed, batch_size=batch_size, on_step=on_step
@@ -152,7 +159,7 @@ class TextToImage:
             OptionError: as in `__call__`.
         """
         captions = check_captions(captions)
-        _check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
+        check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
         ids = [self.pictures.encode(caption) for caption in captions]
         check_room(self.pictures, ids)
         noise = Noise.from_seed(seed, len(captions), self.model.device)
@@ -180,21 +187,11 @@ class TextToImage:
     @torch.no_grad()
     def _decode(
         self,
-        ids: Sequence[Any],
-        policy: Policy,
-        filters: Filters,
-        noise: Noise,
-        on_step: OnStep | None,
-    ) -> Generation:
+        ids: Sequence[Any], policy: Policy, filters: Filters, noise: Noise, on_step: OnStep | None,
+    ) -> Generation:  # fmt: skip
         """Encoded captions of a batch to tokens `[B, N]`."""
         prompt = self.pictures.prompt(ids, filters.guidance_scale != 1)
+        self.engine.prepare(self.model, prompt, policy, filters)
         return policy.sample(
             self.model, prompt, self.length, filters=filters, noise=noise, on_step=on_step
-        )
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(
-            f"{name}: expected an integer of at least 1, received {value!r}; ask for 1 or more"
         )

@@ -24,6 +24,7 @@ class Autoregressive:
     """Token by token. Cost: as many passes as tokens."""
 
     exactness: ClassVar[Exactness] = "bitwise"
+    is_capturable: ClassVar[bool] = True
 
     def sample(
         self,

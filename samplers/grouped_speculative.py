@@ -53,6 +53,7 @@ class GroupedSpeculative:
     drafts: str = "neighbour"
 
     exactness: ClassVar[Exactness] = "relaxed"
+    is_capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=False)

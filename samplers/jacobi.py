@@ -41,6 +41,7 @@ class Jacobi:
     drafts: str = "neighbour"
 
     exactness: ClassVar[Exactness] = "bitwise"
+    is_capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=True)

@@ -69,6 +69,7 @@ class SpeculativeJacobi:
     drafts: str = "neighbour"
 
     exactness: ClassVar[Exactness] = "distribution"
+    is_capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=False)

@@ -18,12 +18,16 @@ class Steps(Protocol):
         is_static: whether passes are recorded, so that a run has to keep every tensor in its place
             and should not narrow its window at a row's end.
         sync_every: passes between two looks of the host at what they made, at least 1.
-        name: what statistics call it.
+        reason: why passes are not recorded; empty where nobody asked for it.
     """
 
     is_static: bool
     sync_every: int
-    name: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """What statistics call it."""
 
     def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """Carry out a pass.
@@ -42,11 +46,18 @@ class Steps(Protocol):
 
 
 class Eager:
-    """Runs every pass as it is."""
+    """Runs every pass as it is.
+
+    Args:
+        sync_every: as in `Steps`.
+        reason: as in `Steps`.
+    """
 
     is_static = False
-    sync_every = 1
     name = "eager"
+
+    def __init__(self, sync_every: int = 1, reason: str = "") -> None:
+        self.sync_every, self.reason = sync_every, reason
 
     def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """See `Steps.play`."""

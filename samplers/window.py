@@ -122,6 +122,7 @@ class WindowRun(WindowPass):
         index = torch.arange(self.length, device=tokens.device)[None]
         tokens = torch.where(index < self.made[:, None], tokens, 0)
         passes = self.tally.report(self.stats)
+        self.stats.engine, self.stats.engine_reason = self.steps.name, self.steps.reason
         self.stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, self.made.clone(), passes, self.stats)
 
@@ -130,7 +131,9 @@ class WindowRun(WindowPass):
         self._pass_began = time.perf_counter()
         if remaining and self.steps.is_static:  # a record per width: none for a row's end alone
             remaining = max(remaining, self.chooser.widest)
-        self.place(self.chooser.choose(remaining) if remaining else 0)
+        self.width = self.chooser.choose(remaining) if remaining else 0
+        if not self.steps.is_static:  # a recorded pass begins with it
+            self.place(self.width)
 
     def _look(self, n_passes: int, is_usual: bool) -> None:
         """See what passes made, and place the next window."""

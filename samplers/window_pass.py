@@ -53,7 +53,6 @@ class WindowPass(DraftWindow):
             policy=repr(policy),
             exactness=policy.exactness,
             branches=prompt.branches,
-            engine=self.steps.name,
         )
         self.tally = Tally(prompt.batch, length + self.steps.sync_every, self.made.device)
         self._index = torch.arange(widest, device=self.made.device)

@@ -57,6 +57,7 @@ class Replay:
 
     is_static = True
     name = "graph"
+    reason = ""
 
     def __init__(self, sync_every: int = 1) -> None:
         self.sync_every = sync_every

@@ -45,6 +45,7 @@ def generate(
     batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
+    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
 ) -> None:
     """Make pictures. Each carries its caption, seed, policy, versions and stats.
 
@@ -79,7 +80,9 @@ def generate(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     choose_filters(Filters(), **wanted)
-    pipe = open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
+    pipe = open_pipeline(
+        model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
+    )
     filters = choose_filters(pipe.pictures.filters, **wanted)
     examples = MODELS[model].examples if model in MODELS else pipe.pictures.examples
     captions = list(prompts or examples)

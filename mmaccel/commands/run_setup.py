@@ -82,6 +82,7 @@ def open_pipeline(
     size: str | None = None,
     decoder: Path | None = None,
     family: str | None = None,
+    engine: str = "auto",
 ) -> TextToImage:
     """Load a text-to-image model on a device.
 
@@ -89,10 +90,11 @@ def open_pipeline(
         model: name, folder, file, or id of the hub.
         device: as torch names it.
         dtype: of the generator, one of `DTYPES`.
-        size, decoder, family: as on the command line.
+        size, decoder, family, engine: as on the command line.
 
     Raises:
-        OptionError: no such model, device, dtype, size or family.
+        OptionError: no such model, device, dtype, size, family or engine.
+        MissingBackendError: engine "graph" on another device than CUDA.
     """
     pixels = parse_size(size)
     if dtype not in DTYPES:
@@ -113,6 +115,7 @@ def open_pipeline(
         size=pixels,
         decoder=decoder,
         family=family,
+        engine=engine,
     )
 
 

@@ -49,7 +49,7 @@ def decode(
     policy: Policy, steps: Replay | None, *, model: str = "llama", stop: Any = None,
     grid: Grid | None = GRID, on_step: Any = None, **options: Any,
 ) -> Generation:  # fmt: skip
-    window = CausalLMWindow(build_lm(model), stride=None)
+    window = CausalLMWindow(build_lm(model), stride=None if steps is None else "auto")
     window.steps = steps
     guided = "guidance_scale" in options
     prompt = make_prompt(

@@ -1,0 +1,115 @@
+"""Steps captured in CUDA graphs: a pass is launched as one thing, with no Python in between.
+
+The first pass of a width runs as it is, on a stream of its own (libraries set themselves up at
+their first call, which no graph may contain); the second is captured; from then on it is replayed.
+What a pass needs of memory comes from a pool that all widths of a run share, which is safe because
+they never run at once and leave nothing in it for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+
+class GraphSteps:
+    """`mmaccel.samplers.steps.Steps` by CUDA graphs, on one device.
+
+    Args:
+        device: where the model is.
+        sync_every: passes between two looks of the host, at least 1.
+        gives_up: whether passes go on as they are where there is no memory for a graph; otherwise
+            the error is raised.
+
+    Attributes:
+        reason: why passes run as they are although they should be captured; empty while they need
+            not.
+
+    Memory: what one pass of the widest window takes, kept until the next run begins.
+    """
+
+    is_static = True
+
+    def __init__(self, device: torch.device, sync_every: int = 1, gives_up: bool = True) -> None:
+        self.device, self.sync_every, self.gives_up = device, sync_every, gives_up
+        self.reason = ""
+        self._stream: torch.cuda.Stream | None = None
+        self.begin()
+
+    @property
+    def name(self) -> str:
+        """ "graph", or "eager" once there was no memory for one."""
+        return "eager" if self.reason else "graph"
+
+    def begin(self) -> None:
+        """A new run, with tensors of its own: earlier graphs and their memory go."""
+        self._graphs: dict[Hashable, Callable[[], None]] = {}
+        self._warm: set[Hashable] = set()
+        self._pool: Any = None
+
+    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `Steps.play`.
+
+        Raises:
+            torch.OutOfMemoryError: no memory for the graph, unless `gives_up`.
+        """
+        if self.reason or key is None:
+            step()
+            return bool(self.reason)
+        replay = self._graphs.get(key)
+        if replay is not None:
+            replay()
+            return True
+        if key not in self._warm:
+            self._warm.add(key)
+            self._run_aside(step)
+            return False
+        try:
+            replay = self._capture(step)
+        except torch.OutOfMemoryError as error:
+            self.begin()
+            self._free()
+            if not self.gives_up:
+                raise
+            self.reason = f"no memory for a graph ({' '.join(str(error).split())[:120]})"
+            step()  # nothing of it had run: capturing does not
+            return False
+        self._graphs[key] = replay
+        replay()
+        return False
+
+    def _run_aside(self, step: Callable[[], None]) -> None:
+        """Run a pass on the stream that graphs are captured on."""
+        stream, current = self._side(), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            step()
+        current.wait_stream(stream)
+
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """A pass as something to replay; nothing is computed."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self._side()):
+            # a thread of the caller's may go on allocating meanwhile: only this one is held to it
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is void; what voided it is raised
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        self._pool = graph.pool()
+        return graph.replay
+
+    def _side(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
+    def _free(self) -> None:
+        torch.cuda.empty_cache()
