@@ -46,7 +46,7 @@ class Engine:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise OptionError(f"sync_every: expected an integer >= 1, received {n!r}; try 4")
 
-    def check(self, device: torch.device, policy: Policy | None = None) -> None:
+    def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
         """Refuse early what "graph" can never serve.
 
         Raises:
@@ -55,7 +55,7 @@ class Engine:
         """
         if self.kind != "graph":
             return
-        if device.type != "cuda":
+        if not str(device).startswith("cuda"):
             raise MissingBackendError(
                 f"engine='graph': expected a model on a CUDA device, received one on {device}; "
                 'move it with model.to("cuda"), or set engine="auto"'
