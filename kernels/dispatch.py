@@ -26,6 +26,7 @@ OLDEST_TRITON = (3, 6)
 KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
     "window_attention": "window_attention",
+    "column_mass": "column_mass",
 }
 
 P = ParamSpec("P")
