@@ -27,6 +27,7 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
     "window_attention": "window_attention",
     "column_mass": "column_mass",
+    "compact": "compact",
 }
 
 P = ParamSpec("P")
