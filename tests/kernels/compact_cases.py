@@ -35,9 +35,11 @@ def _compare(store: Tensor, keep: Tensor, start: Tensor | None = None) -> None:
 
 
 def _rows(room: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Nothing, one, half and all of a row."""
+    """Nothing, one, half and all of a row; then half of all rows."""
     lists = _lists(room, [0, 1, room // 2, room], room, None).to(device)
     _compare(_draw(device, dtype, 4, room, 2, width), lists)
+    half = _lists(room, [(room + 1) // 2] * 4, (room + 1) // 2, None).to(device)
+    _compare(_draw(device, dtype, 4, room, 2, width), half)  # lists without a pad
 
 
 def _heads(device: torch.device, dtype: torch.dtype) -> None:
