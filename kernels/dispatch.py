@@ -25,6 +25,9 @@ MODES = ("auto", "torch", "triton")
 OLDEST_TRITON = (3, 6)
 KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
+    "window_attention": "window_attention",
+    "column_mass": "column_mass",
+    "compact": "compact",
 }
 
 P = ParamSpec("P")

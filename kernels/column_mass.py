@@ -1,0 +1,71 @@
+"""Attention every key receives from a window, without an attention map.
+
+Source: the score by which SnapKV (Y. Li et al., 2024, arXiv:2404.14469, section 3) and many token
+reducers rank keys, the sum over queries of their softmax. The log-sum-exp of each query is known
+from `window_attention`, so that a weight is `exp(score - lse)` on its own and columns are summed
+as they are made.
+
+Departures: query heads of a group are summed for their key head, as what is kept is kept for all
+of them; weights of queries are the caller's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+from mmaccel.kernels.window_attention import check_window, find_seen, score
+
+
+def column_mass(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Sum over queries of the attention each position gets.
+
+    Args:
+        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
+        k: `[R, Hkv, S, D]` of q's dtype, any strides.
+        lse: `[R, Hq, W]` float32, of `window_attention` with these queries and keys and no
+            restriction but the causal tail. Queries at -inf count nothing.
+        start: `[R]` int64, position of each row's first query.
+        scale: what scores are multiplied by.
+        weights: `[R, W]` float, how much each query counts; None: 1.
+
+    Returns:
+        `[R, Hkv, S]` float32; 0 at positions no query sees. Without weights a head's masses add up
+        to its number of queries.
+
+    Raises:
+        ShapeError: shapes that do not fit each other.
+
+    Cost: float32 scores `[R, Hq, W, S]` and a float32 copy of the keys; no host sync.
+    """
+    check_mass(q, k, lse, start, weights)
+    heads, width = k.shape[1], q.shape[2]
+    total = lse.unflatten(1, (heads, -1))[..., None]  # [R, Hkv, G, W, 1]
+    seen = find_seen(width, k, start)[:, :, None] & total.isfinite()
+    attention = (score(q, k, scale) - total).where(seen, float("-inf")).exp()
+    if weights is not None:
+        attention = attention * weights.float()[:, None, None, :, None]
+    return attention.sum((2, 3))
+
+
+def check_mass(q: Tensor, k: Tensor, lse: Tensor, start: Tensor, weights: Tensor | None) -> None:
+    """Raise ShapeError unless the arguments of `column_mass` fit each other."""
+    check_window(q, k, start)
+    if lse.shape != q.shape[:3]:
+        raise ShapeError(
+            f"column mass: expected log-sum-exps {list(q.shape[:3])}, received {list(lse.shape)}; "
+            "pass those of window_attention"
+        )
+    if weights is not None and weights.shape != (q.shape[0], q.shape[2]):
+        raise ShapeError(
+            f"column mass: expected weights {[q.shape[0], q.shape[2]]}, received "
+            f"{list(weights.shape)}; give each query of each row one"
+        )

@@ -1,0 +1,65 @@
+"""Moving kept positions of a cache together, in place.
+
+What rejection of a tree's branches (X. Miao et al., 2024, arXiv:2305.09781, section 5) and eviction
+of keys (Y. Li et al., 2024, arXiv:2404.14469) leave behind is a cache with holes. As what is kept
+is listed in ascending order, a position only ever moves to the front.
+
+Departures: positions are rows of numbers; a rotary embedding in the keys is the caller's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+
+
+def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
+    """Move position `keep[..., i]` to position `start + i`, in place.
+
+    Args:
+        store: `[R, S, H, D]` of any dtype and strides, keys or values.
+        keep: `[R, K]`, or `[R, H, K]` for a list of each head's own; int32 or int64 positions in
+            ascending order, each at least `start + i`, and -1 behind them where a list is shorter.
+        start: `[R]` int64, where the first one goes; None: 0.
+
+    Returns:
+        `store` `[R, S, H, D]`. Positions outside `start ... start+n-1`, n being the length of a
+        list, are as they were.
+
+    Raises:
+        ShapeError: shapes that do not fit each other.
+
+    Cost: a copy of what is kept; no host sync.
+    """
+    check_compact(store, keep, start)
+    rows, room, heads, width = store.shape
+    if keep.numel() == 0 or store.numel() == 0:
+        return store
+    lists = (keep if keep.ndim == 3 else keep[:, None].expand(-1, heads, -1)).long()
+    first = torch.zeros_like(lists[:, :1, :1]) if start is None else start[:, None, None]
+    is_kept = lists >= 0
+    target = (first + torch.arange(lists.shape[2], device=store.device)).expand_as(lists)
+    # what is not kept repeats the first move of its list, or moves one position to itself
+    source = lists.where(is_kept, lists[..., :1].where(is_kept[..., :1], target[..., :1]))
+    target = target.where(is_kept, target[..., :1])
+    source, target = (
+        index.clamp(0, room - 1).transpose(1, 2)[..., None].expand(-1, -1, -1, width)
+        for index in (source, target)
+    )
+    return store.scatter_(1, target, store.gather(1, source))
+
+
+def check_compact(store: Tensor, keep: Tensor, start: Tensor | None) -> None:
+    """Raise ShapeError unless the arguments of `compact` fit each other."""
+    rows, _, heads, _ = store.shape
+    if tuple(keep.shape[:-1]) not in [(rows,), (rows, heads)]:
+        raise ShapeError(
+            f"compact: expected lists [{rows}, K] or [{rows}, {heads}, K] for a store "
+            f"{list(store.shape)}, received {list(keep.shape)}; list positions by row or by head"
+        )
+    if start is not None and start.shape != (rows,):
+        raise ShapeError(
+            f"compact: expected starts [{rows}], received {list(start.shape)}; give each row one"
+        )

@@ -1,0 +1,91 @@
+"""Compaction in Triton: a program moves some channels of one head of one row to the front.
+
+Source: see `mmaccel.kernels.compact`. A program walks over its list in order. The source of an
+entry never stands in front of its target, so that what later steps read has not been written; and
+within a step a barrier separates reading from writing.
+
+Departures: none.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmaccel.kernels.build import Build
+from mmaccel.kernels.compact import check_compact
+
+POSITIONS = 64  # moved at a time
+BYTES = 64  # of a position's numbers, a program's share
+WARPS = 4
+
+
+@triton.jit
+def _compact_kernel(  # type: ignore[no-untyped-def]
+    store, keep, start, row_step, step, head_step, keep_row, keep_head,
+    heads, n_keep, room, width, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0)
+    row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    d = tl.program_id(1) * D + tl.arange(0, D)
+    store += row * row_step + head * head_step
+    keep += row * keep_row + head * keep_head
+    first = row * 0
+    if start is not None:
+        first += tl.load(start + row)
+    for begin in range(0, n_keep, N):
+        entry = begin + tl.arange(0, N)
+        source = tl.load(keep + entry, mask=entry < n_keep, other=-1).to(tl.int64)
+        target = first + entry
+        is_moved = (source >= 0) & (source < room) & (target >= 0) & (target < room)
+        mask = is_moved[:, None] & (d < width)[None, :]
+        moved = tl.load(store + source[:, None] * step + d[None, :], mask=mask)
+        tl.debug_barrier()
+        tl.store(store + target[:, None] * step + d[None, :], moved, mask=mask)
+
+
+def refuse_compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> str | None:
+    """What keeps this twin from such arguments; None if nothing does."""
+    if store.stride(-1) != 1:
+        return f"numbers that are {store.stride(-1)} apart; they must stand side by side"
+    if store.element_size() not in _INTEGERS or store.is_complex():
+        return f"a store in {store.dtype}; numbers of 1, 2, 4 or 8 bytes"
+    return None
+
+
+def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
+    """See `mmaccel.kernels.compact`. Cost: one launch; what is kept is read and written once."""
+    check_compact(store, keep, start)
+    rows, room, heads, width = store.shape
+    if keep.numel() == 0 or store.numel() == 0:
+        return store
+    bits = store.view(_INTEGERS[store.element_size()])
+    keep = keep.contiguous()
+    block = min(BYTES // store.element_size(), triton.next_power_of_2(width))
+    _compact_kernel[(rows * heads, triton.cdiv(width, block))](
+        bits, keep, start if start is None else start.contiguous(), *bits.stride()[:3],
+        keep.stride(0), keep.stride(1) if keep.ndim == 3 else 0, heads, keep.shape[-1], room,
+        width, N=POSITIONS, D=block, num_warps=WARPS,
+    )  # fmt: skip
+    return store
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def builds() -> list[Build]:
+    """A build for numbers of two bytes and one for four, with a start."""
+    return [_build(itemsize) for itemsize in (2, 4)]
+
+
+def _build(itemsize: int) -> Build:
+    constants = {"N": POSITIONS, "D": BYTES // itemsize}
+    kinds = {"store": f"*i{8 * itemsize}", "keep": "*i64", "start": "*i64"}
+    signature = {
+        name: "constexpr" if name in constants else kinds.get(name, "i32")
+        for name in _compact_kernel.arg_names
+    }
+    aligned = (*kinds, "row_step", "step", "head_step")
+    return Build(_compact_kernel, signature, constants, WARPS, 2, 96, aligned)

@@ -1,0 +1,200 @@
+"""Attention of a window of W queries on a long cache whose rows stand at positions of their own.
+
+T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, is the
+fast twin's scheme; this file is the specification. The window's own keys are in the cache already,
+at `start[r] ... start[r]+W-1`, and query w of row r stands at position `start[r]+w`. It sees no
+position behind its own. Every further restriction takes something away from that.
+
+Departures: scores, softmax and sums are float32 whatever the inputs are. A query that sees nothing
+gives zeros and a log-sum-exp of -inf, where softmax alone would give NaN. Keys and values that no
+query of the row sees count as absent, even where they are NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which blocks of keys a key head is looked at in.
+
+    Attributes:
+        index: `[R, Hkv, NB]` int32, blocks in any order, each listed once. Block b is the positions
+            `b*size ... b*size+size-1`; negative entries are skipped.
+        count: `[R, Hkv]` int32, how many entries of `index` count.
+        size: positions a block.
+    """
+
+    index: Tensor
+    count: Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Locality on a picture that is written row by row behind a text.
+
+    Attributes:
+        text: `[R]` int64, positions in front of the picture; all of them are seen.
+        columns: tokens a picture row.
+        radius: most picture rows, and most columns, between a query and a key it sees.
+    """
+
+    text: Tensor
+    columns: int
+    radius: int
+
+
+@overload
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = ...,
+    window: int | None = ..., tree: Tensor | None = ..., blocks: Blocks | None = ...,
+    grid: Grid | None = ..., lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = ...,
+    window: int | None = ..., tree: Tensor | None = ..., blocks: Blocks | None = ...,
+    grid: Grid | None = ..., lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def window_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    tree: Tensor | None = None,
+    blocks: Blocks | None = None,
+    grid: Grid | None = None,
+    lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention of the window.
+
+    Args:
+        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
+        k, v: `[R, Hkv, S, D]` and `[R, Hkv, S, Dv]` of q's dtype, any strides; S is the room there
+            is, not the length.
+        start: `[R]` int64, position of each row's first query.
+        scale: what scores are multiplied by.
+        softcap: c, scores become `c tanh(score / c)`.
+        window: positions a query sees at most, itself included.
+        tree: `[W, W]` or `[R, W, W]` bool, which window entries (last axis) a window entry sees;
+            what stands behind it stays unseen. None: all before it.
+        blocks, grid: see `Blocks` and `Grid`.
+        lse: return the log-sum-exp of the scores too.
+
+    Returns:
+        `[R, Hq, W, Dv]` of q's dtype, and with `lse` also `[R, Hq, W]` float32.
+
+    Raises:
+        ShapeError: shapes that do not fit each other.
+
+    Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
+    """
+    check_window(q, k, start, v, tree, blocks, grid)
+    heads = k.shape[1]
+    seen = find_seen(q.shape[2], k, start, window=window, tree=tree, blocks=blocks, grid=grid)
+    scores = score(q, k, scale, softcap).where(seen[:, :, None], float("-inf"))
+    total = scores.logsumexp(-1)  # [R, Hkv, G, W]
+    weights = (scores - total.where(total.isfinite(), 0.0)[..., None]).exp()
+    values = v.float().where(seen.any(2)[..., None], 0.0)
+    out = (weights.flatten(2, 3) @ values).unflatten(2, (q.shape[1] // heads, -1))
+    out = out.flatten(1, 2).to(q.dtype)
+    return (out, total.flatten(1, 2)) if lse else out
+
+
+def score(q: Tensor, k: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+    """Scores `[R, Hkv, G, W, S]` float32 of `[R, Hq, W, D]` queries, G = Hq / Hkv."""
+    group = q.shape[1] // k.shape[1]
+    packed = q.float().unflatten(1, (-1, group)).flatten(2, 3)  # [R, Hkv, G W, D]
+    scores = (packed @ k.float().transpose(2, 3)).unflatten(2, (group, -1)) * scale
+    return scores if softcap is None else softcap * (scores / softcap).tanh()
+
+
+def find_seen(
+    width: int,
+    k: Tensor,
+    start: Tensor,
+    *,
+    window: int | None = None,
+    tree: Tensor | None = None,
+    blocks: Blocks | None = None,
+    grid: Grid | None = None,
+) -> Tensor:
+    """Which positions each query sees: `[R, Hkv or 1, W, S]` bool; see `window_attention`."""
+    room = k.shape[2]
+    n = torch.arange(room, device=k.device)
+    query = start[:, None, None] + torch.arange(width, device=k.device)[:, None]  # [R, W, 1]
+    seen = n <= query
+    if window is not None:
+        seen = seen & (query - n < window)
+    if tree is not None:
+        entry = n - start[:, None, None]  # [R, 1, S]
+        is_inside = (entry >= 0) & (entry < width)
+        index = entry.clamp(0, width - 1).expand(-1, width, -1)
+        seen = seen & (~is_inside | tree.expand(len(start), -1, -1).gather(2, index))
+    if grid is not None:
+        text = grid.text[:, None, None]
+        apart = [(query - text) // grid.columns - (n - text) // grid.columns]
+        apart += [(query - text) % grid.columns - (n - text) % grid.columns]
+        is_near = (apart[0].abs() <= grid.radius) & (apart[1].abs() <= grid.radius)
+        seen = seen & (is_near | (n < text))
+    if blocks is None:
+        return seen[:, None]
+    n_blocks = -(-room // blocks.size)
+    index = blocks.index.long()
+    rank = torch.arange(index.shape[2], device=k.device)
+    counts = (rank < blocks.count[..., None]) & (index >= 0) & (index < n_blocks)
+    listed = torch.zeros(*index.shape[:2], n_blocks + 1, dtype=torch.bool, device=k.device)
+    listed.scatter_(2, index.where(counts, n_blocks), True)  # the surplus block takes what is out
+    listed = listed[..., :n_blocks].repeat_interleave(blocks.size, 2)[..., :room]
+    return seen[:, None] & listed[:, :, None]
+
+
+def check_window(
+    q: Tensor,
+    k: Tensor,
+    start: Tensor,
+    v: Tensor | None = None,
+    tree: Tensor | None = None,
+    blocks: Blocks | None = None,
+    grid: Grid | None = None,
+) -> None:
+    """Raise ShapeError unless queries, cache and restrictions fit each other."""
+    rows, heads, width, _ = q.shape
+    kv_heads, room = k.shape[1:3]
+    expected: list[tuple[str, tuple[int, ...], list[tuple[int, ...]]]] = [
+        ("keys", tuple(k.shape), [(rows, kv_heads, room, q.shape[3])]),
+        ("start", tuple(start.shape), [(rows,)]),
+    ]
+    if v is not None:
+        expected += [("values", tuple(v.shape[:3]), [(rows, kv_heads, room)])]
+    if tree is not None:
+        expected += [("tree", tuple(tree.shape), [(width, width), (rows, width, width)])]
+    if blocks is not None:
+        expected += [("index of blocks", tuple(blocks.index.shape[:2]), [(rows, kv_heads)])]
+        expected += [("count of blocks", tuple(blocks.count.shape), [(rows, kv_heads)])]
+    if grid is not None:
+        expected += [("text", tuple(grid.text.shape), [(rows,)])]
+    for name, received, allowed in expected:
+        if received not in allowed:
+            fits = " or ".join(str(list(each)) for each in allowed)
+            raise ShapeError(
+                f"window attention, {name}: expected {fits} beside queries {list(q.shape)}, "
+                f"received {list(received)}; give both the same rows, heads and width"
+            )
+    if heads % kv_heads:
+        raise ShapeError(
+            f"window attention: expected query heads that are a multiple of {kv_heads} key heads, "
+            f"received {heads}; repeat the key heads"
+        )

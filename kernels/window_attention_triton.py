@@ -1,0 +1,277 @@
+"""Window attention in Triton: split over the keys, each key and value read once for all queries.
+
+T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, with the
+running softmax of T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, arXiv:2205.14135, algorithm 1. The
+W queries of all heads that share a key head are the rows of one tile, so that a tile of keys serves
+them all. A second kernel joins the splits by their log-sum-exps.
+
+Departures: split i takes the tiles i, i + splits, i + 2 splits, ... and not a run of them, so that
+splits have equal work however far a row has got; their number comes from shapes alone, so that a
+captured graph stays valid and results are reproducible. A split leaves its finished average and its
+log-sum-exp and not the three unfinished sums: where there is one split, that is the result.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmaccel.kernels.build import Build
+from mmaccel.kernels.window_attention import Blocks, Grid, check_window
+from mmaccel.kernels.window_attention_merge_triton import build_merge, merge
+
+LOG2E = 1.4426950408889634
+PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
+LEAST_KEYS = 256  # a split's share of the room is not smaller
+MOST_SPLITS = 32
+
+
+class Shape(NamedTuple):
+    """Tile of a program: query rows, keys; and how it is compiled."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int
+
+
+# (bytes of a number, padded head width) -> shapes, the smallest that holds all rows is taken
+TABLE = {
+    (2, 64): (Shape(16, 64, 4, 2, 144), Shape(64, 32, 8, 2, 232)),
+    (2, 128): (Shape(16, 32, 4, 3, 144), Shape(64, 32, 8, 2, 216)),
+    (2, 256): (Shape(16, 32, 4, 2, 224),),
+    (4, 128): (Shape(16, 32, 4, 2, 144),),
+}
+
+
+def find_shape(itemsize: int, block: int, packed: int) -> Shape:
+    """The tile for numbers of a size, a padded head width and a number of packed query rows."""
+    if itemsize == 4 or block < 64:
+        block = max(block, 64) if itemsize == 2 else 128
+    shapes = TABLE[itemsize, block]
+    return next((shape for shape in shapes if shape.rows >= packed), shapes[-1])
+
+
+def count_splits(capacity: int, programs: int) -> int:
+    """Into how many parts the keys are split: a function of shapes only, a power of two."""
+    splits = 1
+    while (
+        splits < MOST_SPLITS
+        and programs * splits < PROGRAMS
+        and capacity >= 2 * splits * LEAST_KEYS
+    ):
+        splits *= 2
+    return splits
+
+
+@triton.jit
+def soften(score, cap):  # type: ignore[no-untyped-def]
+    """`cap tanh(score)`; the exponential may overflow, and the quotient then is 0."""
+    return cap * (1.0 - 2.0 / (tl.exp2(score * 2.8853900817779268) + 1.0))
+
+
+@triton.jit
+def _attend_kernel(  # type: ignore[no-untyped-def]
+    q, k, v, start, tree, index, count, text, out, lse,
+    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row, part,
+    heads, group, width, tiles, capacity, head, value_head,
+    n_blocks, block_size, columns, radius, window, scale, cap,
+    CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    pair, tile, split = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
+    row, key_head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    packed = tile * M + tl.arange(0, M)  # query w of head g of the group is packed row w*group + g
+    is_row = packed < width * group
+    w = packed // group
+    query_head = key_head * group + packed % group
+    d, dv, lane = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, N)
+    at = row * q_row + query_head * q_head + w.to(tl.int64) * q_step
+    queries = tl.load(
+        q + at[:, None] + d[None, :], mask=is_row[:, None] & (d < head)[None, :], other=0.0
+    )
+    k += row * k_row + key_head * k_head  # what is left of an offset fits 32 bits
+    v += row * v_row + key_head * v_head
+    first_position = tl.load(start + row).to(tl.int32)
+    position = first_position + w
+    last_w = tl.minimum((tile * M + M - 1) // group, width - 1)
+    end = tl.minimum(first_position + last_w + 1, capacity)  # no query of the tile sees beyond
+    if index is None:
+        listed = tl.maximum(end, 0)
+        begin = tl.maximum(first_position + tile * M // group - window + 1, 0) // N
+    else:
+        listed = tl.minimum(tl.load(count + pair).to(tl.int32), n_blocks) * block_size
+        begin = 0
+        index += pair.to(tl.int64) * n_blocks
+    if tree is not None:
+        tree += row * tree_row
+    if text is not None:
+        before = tl.load(text + row).to(tl.int32)
+        down, across = (position - before) // columns, (position - before) % columns
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    sums = tl.zeros([M, DV], tl.float32)
+    for step in range(begin + split, tl.cdiv(listed, N), tl.num_programs(1)):
+        n = step * N + lane
+        is_key = n < listed
+        if index is not None:
+            n = (
+                tl.load(index + n // block_size, mask=is_key, other=-1) * block_size
+                + n % block_size
+            )
+            is_key = is_key & (n >= 0) & (n < end)
+        keys = tl.load(
+            k + (n[None, :] * k_step + d[:, None]),
+            mask=is_key[None, :] & (d < head)[:, None], other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        if CAPPED:
+            scores = soften(scores, cap)
+        apart = position[:, None] - n[None, :]
+        seen = is_key[None, :] & (apart >= 0) & (apart < window)
+        if tree is not None:
+            entry = n - first_position
+            inside = (entry >= 0) & (entry < width)
+            bits = tl.load(
+                tree + (w[:, None] * width + entry[None, :]),
+                mask=inside[None, :] & is_row[:, None], other=1,
+            )  # fmt: skip
+            seen = seen & (bits != 0)
+        if text is not None:
+            place = n - before
+            near = tl.abs(down[:, None] - (place // columns)[None, :]) <= radius
+            near = near & (tl.abs(across[:, None] - (place % columns)[None, :]) <= radius)
+            seen = seen & (near | (place < 0)[None, :])
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        decay = tl.exp2(top - base)
+        values = tl.load(
+            v + (n[:, None] * v_step + dv[None, :]),
+            mask=is_key[:, None] & (dv < value_head)[None, :], other=0.0,
+        )  # fmt: skip
+        total = total * decay + tl.sum(weights, 1)
+        sums = sums * decay[:, None]
+        sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        top = higher
+    total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
+    share = sums / total[:, None]
+    line = (row * width + w) * heads * group + query_head + split.to(tl.int64) * part
+    tl.store(lse + line, (top + tl.log2(total)) * 0.6931471805599453, mask=is_row)
+    at = line[:, None] * value_head + dv[None, :]
+    tl.store(out + at, share, mask=is_row[:, None] & (dv < value_head)[None, :])
+
+
+def refuse_window_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
+    window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
+    grid: Grid | None = None, lse: bool = False,
+) -> str | None:  # fmt: skip
+    """What keeps this twin from such arguments; None if nothing does."""
+    reason = refuse_cache(q, k)
+    if reason is None and v.shape[2] * v.stride(2) >= 2**31:
+        return f"values of a head that reach {v.shape[2] * v.stride(2)} numbers far; 2^31 at most"
+    if reason is None and (v.dtype != q.dtype or v.stride(-1) != 1):
+        return f"values must be {q.dtype} with their numbers side by side, not {v.dtype}"
+    most = 128 if q.dtype == torch.float32 else 256
+    if reason is None and v.shape[-1] > most:
+        return f"values of {v.shape[-1]} numbers; {most} at most in {q.dtype}"
+    return reason
+
+
+def refuse_cache(q: Tensor, k: Tensor) -> str | None:
+    """What keeps kernels from such queries and keys; None if nothing does."""
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or k.dtype != q.dtype:
+        return f"queries in {q.dtype} on keys in {k.dtype}; one of the three common floats for both"
+    most = 128 if q.dtype == torch.float32 else 256
+    if q.shape[-1] > most:
+        return f"heads of {q.shape[-1]} numbers; {most} at most in {q.dtype}"
+    if k.stride(-1) != 1:
+        return f"keys whose numbers are {k.stride(-1)} apart; they must stand side by side"
+    if k.shape[2] * k.stride(2) >= 2**31:
+        return f"keys of a head that reach {k.shape[2] * k.stride(2)} numbers far; 2^31 at most"
+    if q.shape[0] * k.shape[1] * k.shape[2] == 0:
+        return "an empty cache"
+    return None
+
+
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
+    window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
+    grid: Grid | None = None, lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """See `mmaccel.kernels.window_attention`; results are views of `[R, W, Hq, Dv]` memory.
+
+    Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
+    Hq, Dv]`.
+    """
+    check_window(q, k, start, v, tree, blocks, grid)
+    (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
+    group, value_head = query_heads // heads, v.shape[-1]
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    block, value_block = (max(16, triton.next_power_of_2(n)) for n in (head, value_head))
+    shape = find_shape(q.element_size(), max(block, value_block), width * group)
+    tiles = triton.cdiv(width * group, shape.rows)
+    splits = count_splits(room, rows * heads * tiles)
+    lines = rows * width * query_heads
+    out = torch.empty(rows, width, query_heads, value_head, dtype=q.dtype, device=q.device)
+    logs = torch.empty(rows, width, query_heads, dtype=torch.float32, device=q.device)
+    shares, parts = out, logs
+    if splits > 1:
+        shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device)
+        parts = torch.empty(splits, *logs.shape, dtype=torch.float32, device=q.device)
+    bits = None if tree is None else tree.contiguous().view(torch.uint8)
+    index, count, size, n_blocks = None, None, 1, 0
+    if blocks is not None:
+        index, count = blocks.index.contiguous(), blocks.count.contiguous()
+        size, n_blocks = blocks.size, index.shape[2]
+    text, columns, radius = None, 1, 0
+    if grid is not None:
+        text, columns, radius = grid.text.contiguous(), grid.columns, grid.radius
+    _attend_kernel[(rows * heads * tiles, splits)](
+        q, k, v, start.contiguous(), bits, index, count, text, shares, parts,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        0 if tree is None or tree.ndim == 2 else width * width, lines, heads, group, width, tiles,
+        room, head, value_head, n_blocks, size, columns, radius,
+        2**30 if window is None else window, scale * LOG2E if softcap is None else scale / softcap,
+        (softcap or 0.0) * LOG2E, CAPPED=softcap is not None, M=shape.rows, N=shape.keys, D=block,
+        DV=value_block, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    if splits > 1:
+        merge(shares, parts, out, logs)
+    return (out.transpose(1, 2), logs.transpose(1, 2)) if lse else out.transpose(1, 2)
+
+
+def builds() -> list[Build]:
+    """Every shape of the table with all restrictions at once, and the merge."""
+    made = [
+        _build_attend(itemsize, block, shape)
+        for (itemsize, block), shapes in TABLE.items()
+        for shape in shapes
+    ]
+    return [*made, build_merge()]
+
+
+def _build_attend(itemsize: int, block: int, shape: Shape) -> Build:
+    number = "*fp32" if itemsize == 4 else "*bf16"
+    kinds = {
+        **dict.fromkeys(("q", "k", "v"), number), "start": "*i64", "tree": "*u8", "index": "*i32",
+        "count": "*i32", "text": "*i64", "out": "*fp32", "lse": "*fp32", "scale": "fp32",
+        "cap": "fp32",
+    }  # fmt: skip
+    constants = {"CAPPED": True, "M": shape.rows, "N": shape.keys, "D": block, "DV": block}
+    names = _attend_kernel.arg_names
+    signature = {
+        name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names
+    }
+    wide = [name for name, kind in signature.items() if kind.startswith("*")]
+    wide += [name for name in names if name.endswith(("_row", "_head", "_step"))]
+    return Build(
+        _attend_kernel, signature, constants, shape.warps, shape.stages, shape.registers,
+        (*wide, "head"),
+    )  # fmt: skip
