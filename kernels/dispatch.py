@@ -25,6 +25,8 @@ MODES = ("auto", "torch", "triton")
 OLDEST_TRITON = (3, 6)
 KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
+    "nearest_code": "nearest_code",
+    "unmask": "unmask",
 }
 
 P = ParamSpec("P")
