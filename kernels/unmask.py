@@ -83,7 +83,6 @@ def unmask(
     scores = logits.float()  # [B, N, V]
     highest = scores.amax(-1, keepdim=True)
     is_open = masked & (highest[..., 0] > -_INFINITY)
-    scores = torch.where(is_open[..., None], scores, 0.0)
     less = scores - torch.where(is_open[..., None], highest, 0.0)
     weights = less.exp()
     total = weights.sum(-1)

@@ -78,7 +78,7 @@ def kernel_table(reports: dict[str, dict[str, Any]]) -> str:
             for part in _parts(of_device)
             for row in part.get("timings", ())
         }
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 f"`{row['kernel']}`",
                 row["name"],

@@ -157,6 +157,7 @@ CASES += [Case(f"{n} values, drawn", partial(_sizes, n, 0.8)) for n in (1, 63, 1
 CASES += [
     Case("parts of 8191 values", partial(_sizes, 8191, 1.3), _ONE),
     Case("parts of 8193 values", partial(_sizes, 8193, 1.3), _ONE),
+    Case("parts of 13000 values, flat", partial(_sizes, 13_000, 9.0), _ONE),
     Case("closed", _closed),
     Case("ties", _ties),
     Case("few finite, greedy", partial(_few, 0.0)),
