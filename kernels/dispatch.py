@@ -28,6 +28,8 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "window_attention": "window_attention",
     "column_mass": "column_mass",
     "compact": "compact",
+    "nearest_code": "nearest_code",
+    "unmask": "unmask",
 }
 
 P = ParamSpec("P")

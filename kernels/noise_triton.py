@@ -41,6 +41,20 @@ def to_uniform(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def gumbel(uniform):  # type: ignore[no-untyped-def]
+    """See `mmaccel.kernels.noise.to_gumbel`: -log(-log1p(-u)).
+
+    Below a quarter log1p is the series of 2 atanh(u / (2 - u)), cut where float32 ends: a logarithm
+    of 1 - u would lose the small u, and with them the large Gumbels that decide.
+    """
+    z = uniform / (2.0 - uniform)
+    square = z * z
+    series = 1.0 + square * (0.33333334 + square * (0.2 + square * (0.14285715 + square / 9.0)))
+    inner = tl.where(uniform < 0.25, 2.0 * z * series, -tl.log(1.0 - uniform))
+    return -tl.log(inner)
+
+
+@triton.jit
 def _uniforms_kernel(  # type: ignore[no-untyped-def]
     seeds, items, slots, purpose, out, width, n_values, BLOCK: tl.constexpr
 ):

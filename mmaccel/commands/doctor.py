@@ -35,10 +35,11 @@ def doctor(
     out: Annotated[Path, typer.Option(help="folder that pictures would go to")] = Path("out"),
 ) -> None:
     """Say what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
+    from mmaccel.commands.doctor_kernels import check_kernels
     from mmaccel.commands.terminal import make_table, wide_console
 
     found = check_model(model)
-    findings = [*check_packages(), *check_devices(), found, check_writing(out)]
+    findings = [*check_packages(), *check_devices(), *check_kernels(), found, check_writing(out)]
     table = make_table("what", "", "detail", title="mmaccel doctor")
     marks = {"yes": "[green]yes[/]", "no": "[yellow]no[/]", "needed": "[red]missing[/]"}
     for finding in findings:

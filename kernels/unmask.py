@@ -1,0 +1,116 @@
+"""What a step of canvas decoding needs to know of its open positions, from one look at the logits.
+
+Y. Zheng et al., "Masked Diffusion Models are Secretly Time-Agnostic Masked Models", 2024, arXiv
+2409.02908 (Gumbel-max proposals); H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion
+Models via Entropy Bounded Unmasking", 2025, arXiv 2505.24857 (entropy); C. Wu et al., "Fast-dLLM",
+2025, arXiv 2505.22618 (confidence). This file is the specification.
+
+Departures: noise is frozen, a function of (seed, item, slot, purpose), so that a position draws the
+same token whenever it is filled from the same logits; probabilities are those of the logits as
+given, and only proposals know the temperature; logarithms of the noise are taken in float32.
+
+Shapes: **B** rows, **N** positions of a canvas, **V** vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+from mmaccel.kernels.noise import to_gumbel, uniforms
+
+_INFINITY = float("inf")
+
+
+class Unmasked(NamedTuple):
+    """Proposals and what selectors rank them by; a closed position is worth less than every open
+    one.
+
+    Attributes:
+        tokens: `[B, N]` int64, proposed; -1 where closed.
+        confidence: `[B, N]` float32, probability of the proposed token; -inf where closed. At a
+            temperature it has seen the draw: choosing positions by it biases what they hold.
+        entropy: `[B, N]` float32, nats; +inf where closed.
+        gap: `[B, N]` float32, the largest probability less the second largest (1 if V is 1); -inf
+            where closed.
+        peak: `[B, N]` float32, the largest probability, which knows nothing of the draw; -inf where
+            closed.
+    """
+
+    tokens: Tensor
+    confidence: Tensor
+    entropy: Tensor
+    gap: Tensor
+    peak: Tensor
+
+
+def unmask(
+    logits: Tensor,
+    masked: Tensor,
+    temperature: float,
+    seeds: Tensor,
+    items: Tensor,
+    slots: Tensor,
+    purpose: Tensor,
+) -> Unmasked:
+    """A token for every open position, and how sure it is.
+
+    The token is the argmax of logits + temperature * Gumbel noise, the lowest id of several: a
+    draw from the softmax of logits / temperature, at temperature 0 the most likely token. A masked
+    position whose logits are all -inf has nothing to propose and counts as closed.
+
+    Args:
+        logits: `[B, N, V]`, floating point, finite or -inf; ids that must not be proposed, such as
+            the mask's own, are at -inf.
+        masked: `[B, N]` bool, the open positions.
+        temperature: not negative.
+        seeds, items: `[B]` int64, see `mmaccel.kernels.noise.uniforms`.
+        slots: `[B, N]` int64, the same.
+        purpose: `[]` int64, the same.
+
+    Returns:
+        See `Unmasked`; what closed positions hold in `logits` is of no consequence.
+
+    Raises:
+        ShapeError: the shapes do not go together.
+
+    Cost: float32 copies of the logits and, with a temperature, of their noise.
+    """
+    check_canvas(logits, masked, slots)
+    scores = logits.float()  # [B, N, V]
+    highest = scores.amax(-1, keepdim=True)
+    is_open = masked & (highest[..., 0] > -_INFINITY)
+    less = scores - torch.where(is_open[..., None], highest, 0.0)
+    weights = less.exp()
+    total = weights.sum(-1)
+    noisy = scores
+    if temperature > 0:
+        noise = to_gumbel(uniforms(seeds, items, slots, scores.shape[-1], purpose))
+        noisy = scores + temperature * noise
+    tokens = noisy.argmax(-1)
+    peak = 1 / total
+    largest = weights.topk(min(2, weights.shape[-1]), -1).values  # [B, N, 2], the first is 1
+    gap = peak - largest[..., 1] * peak if largest.shape[-1] > 1 else peak
+    entropy = total.log() - torch.where(weights > 0, weights * less, 0.0).sum(-1) * peak
+    confidence = weights.gather(-1, tokens[..., None])[..., 0] * peak
+    return Unmasked(
+        torch.where(is_open, tokens, -1),
+        torch.where(is_open, confidence, -_INFINITY),
+        torch.where(is_open, entropy.clamp_min(0.0), _INFINITY),
+        torch.where(is_open, gap, -_INFINITY),
+        torch.where(is_open, peak, -_INFINITY),
+    )
+
+
+def check_canvas(logits: Tensor, masked: Tensor, slots: Tensor) -> None:
+    """Raises ShapeError unless logits are `[B, N, V]` with V at least 1, the others `[B, N]`."""
+    fits = logits.ndim == 3 and logits.shape[:2] == masked.shape == slots.shape
+    if not fits or logits.shape[2] == 0 or masked.dtype != torch.bool:
+        raise ShapeError(
+            "canvas: expected logits [B, N, V] with V >= 1, masked [B, N] bool and slots [B, N], "
+            f"received {list(logits.shape)}, {list(masked.shape)} {masked.dtype} and "
+            f"{list(slots.shape)}; reshape them"
+        )

@@ -1,0 +1,57 @@
+"""The cases of a kernel as a part of the check on a GPU; the Triton interpreter takes them too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.evaluation.gpu_parts import CheckError, Part, is_device_error
+from tests.kernels.case import Case, cases_of
+
+
+def cases_part(kernel: str) -> Part:
+    """All cases of a kernel in all their dtypes."""
+    return Part(f"cases-{kernel}", lambda device: run_cases(cases_of(kernel), device))
+
+
+def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
+    """Run every case, large ones and bfloat16 on GPUs alone.
+
+    Raises:
+        CheckError: some failed; every one of them is named with its message.
+        RuntimeError: the device failed.
+    """
+    passed, failed = 0, {}
+    for case in cases:
+        for dtype in case.dtypes:
+            if device.type != "cuda" and (case.large or dtype == torch.bfloat16):
+                continue
+            try:
+                case.run(device, dtype)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            except Exception as error:  # the others still run, unless the device is lost
+                if is_device_error(error):
+                    raise
+                name = f"{case.name}, {str(dtype).removeprefix('torch.')}"
+                failed[name] = f"{type(error).__name__}: {error}{_where(error)}"
+            else:
+                passed += 1
+    if failed:
+        raise CheckError(
+            f"{len(failed)} of {passed + len(failed)} cases failed: {', '.join(failed)}",
+            {"passed": passed, "failed": failed},
+        )
+    return {"passed": passed}
+
+
+def _where(error: Exception) -> str:
+    """File and line, since a plain assert has no message."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    code = trace.tb_frame.f_code
+    return f" ({code.co_name}, line {trace.tb_lineno})"
