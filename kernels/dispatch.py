@@ -25,6 +25,7 @@ MODES = ("auto", "torch", "triton")
 OLDEST_TRITON = (3, 6)
 KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
+    "sample": "sample_frozen",
 }
 
 P = ParamSpec("P")
