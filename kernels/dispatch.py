@@ -26,6 +26,7 @@ OLDEST_TRITON = (3, 6)
 KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
     "sample": "sample_frozen",
+    "couple": "couple",
 }
 
 P = ParamSpec("P")

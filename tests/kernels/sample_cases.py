@@ -177,7 +177,7 @@ _LIMITS = {
     "cold": Settings(temperature=0.01, top_p=0.9),
 }
 _TIED = {
-    "top-k": Settings(top_k=50),
+    "top-k": Settings(top_k=200),
     "top-p": Settings(top_p=0.2153),
     "both": Settings(top_k=400, top_p=0.8731),
 }
