@@ -8,9 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from mmaccel.kernels import sample, sample_triton
+from mmaccel.kernels import noise_triton, sample, sample_triton
 from mmaccel.kernels.noise import to_gumbel, uniforms
 from mmaccel.kernels.sample import Settings
 from tests.kernels.case import Case
@@ -78,6 +80,22 @@ def _same_tokens(device: torch.device, dtype: torch.dtype) -> None:
     made = sample_triton.sample_frozen(logits, 2, settings, None, *args)
     assert torch.equal(made.tokens, expected.tokens)
     assert made.tokens.unique().numel() > 5
+
+
+@triton.jit
+def _gumbel_kernel(uniform, out):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, 512)
+    tl.store(out + lane, noise_triton.to_gumbel(tl.load(uniform + lane)))
+
+
+def _gumbels(device: torch.device, dtype: torch.dtype) -> None:
+    """Within 4e-7 of float64, absolute or relative, from the smallest uniform to the largest."""
+    low = torch.logspace(-33, -1, 384, base=2.0)
+    u = torch.cat([low, 1 - torch.logspace(-24, -1, 128, base=2.0)]).to(device)
+    out = torch.full_like(u, float("nan"))
+    _gumbel_kernel[(1,)](u, out)
+    exact = -(-(-u.double()).log1p()).log()
+    torch.testing.assert_close(out.double(), exact, rtol=4e-7, atol=4e-7)
 
 
 def _three_branches(device: torch.device, dtype: torch.dtype) -> None:
@@ -188,7 +206,7 @@ CASES += [Case("same tokens", _same_tokens), Case("three branches", _three_branc
 CASES += [Case("strides", _strides), Case("all equal", _all_equal, _ONCE)]
 CASES += [Case("masks", _masks, _ONCE)]
 CASES += [Case(f"ties, {k}", partial(_ties, s, 521), _ONCE) for k, s in _TIED.items()]
-CASES += [Case("forced", _forced)]
+CASES += [Case("forced", _forced), Case("gumbels", _gumbels, _ONCE)]
 CASES += [Case(f"no law, {s}", partial(_no_law, s), _ONCE) for s in (PLAIN, Settings(top_k=9))]
 CASES += [Case("no law, greedy", partial(_no_law, Settings(temperature=0.0)), _ONCE)]
 CASES += [Case(f"{n} tokens", partial(_splits, PLAIN, n), _ONCE) for n in (4095, 4096, 4097)]
