@@ -45,8 +45,8 @@ def log(x):  # type: ignore[no-untyped-def]
     """Natural logarithm of normal positive float32, within 3 units in the last place.
 
     x = 2^k z with z in [sqrt(1/2), sqrt(2)); log z is the series of 2 artanh(s), s = (z-1) / (z+1),
-    whose first term left out is below 2e-9 of the sum. `tl.log` becomes lg2.approx on NVIDIA GPUs,
-    whose error near 1 is relative to 1 and not to the result.
+    whose first term left out is below 2e-9 of the sum. The same operations on every device, so that
+    noise does not depend on what a backend makes of `tl.log`.
     """
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) >> 23

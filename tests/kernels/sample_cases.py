@@ -122,6 +122,13 @@ def _ties(settings: Settings, n_values: int, device: torch.device, dtype: torch.
     _check(logits.to(device, dtype), settings)
 
 
+def _neighbours(device: torch.device, dtype: torch.dtype) -> None:
+    """Scores a unit in the last place apart, so that the last bits of a threshold count."""
+    steps = torch.randperm(100, generator=torch.Generator().manual_seed(5)).view(1, 1, 100)
+    _check((1.0 + steps * 2.0**-23).to(device), Settings(top_k=37))
+    _check((-1.0 - steps * 2.0**-24).to(device), Settings(top_p=0.3721))
+
+
 def _all_equal(device: torch.device, dtype: torch.dtype) -> None:
     flat = torch.zeros(2, 2, 600, device=device, dtype=dtype)
     made = _check(flat, Settings(temperature=0.0))
@@ -170,9 +177,11 @@ def _forced(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _splits(settings: Settings, n_values: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Rows of several programs, the same maximum in each of them."""
+    """Rows of several programs, the same maximum in each or all mass in the last."""
     logits = _logits(1, 1, n_values).to(device, dtype)
     logits[..., ::1500] = 5.0
+    if settings.top_k is None:
+        logits[..., 4096:] += 30.0  # the first program's scores weigh nothing
     _check(logits, settings)
 
 
@@ -206,6 +215,7 @@ CASES += [Case("same tokens", _same_tokens), Case("three branches", _three_branc
 CASES += [Case("strides", _strides), Case("all equal", _all_equal, _ONCE)]
 CASES += [Case("masks", _masks, _ONCE)]
 CASES += [Case(f"ties, {k}", partial(_ties, s, 521), _ONCE) for k, s in _TIED.items()]
+CASES += [Case("neighbours", _neighbours, _ONCE)]
 CASES += [Case("forced", _forced), Case("gumbels", _gumbels, _ONCE)]
 CASES += [Case(f"no law, {s}", partial(_no_law, s), _ONCE) for s in (PLAIN, Settings(top_k=9))]
 CASES += [Case("no law, greedy", partial(_no_law, Settings(temperature=0.0)), _ONCE)]
