@@ -30,6 +30,8 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "compact": "compact",
     "nearest_code": "nearest_code",
     "unmask": "unmask",
+    "sample": "sample_frozen",
+    "couple": "couple",
 }
 
 P = ParamSpec("P")

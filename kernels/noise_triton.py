@@ -3,8 +3,8 @@
 Idea: a program makes a run of Philox blocks of one slot and writes their four words side by side;
 nothing is read but the counter.
 
-Departures: none in the bits. Gumbels of other kernels come from `gumbel`, whose logarithms may
-differ from torch's in the last bit.
+Departures: none in the bits. Gumbels of other kernels come from `to_gumbel`, whose logarithms may
+differ from torch's in the last bits.
 """
 
 from __future__ import annotations
@@ -41,17 +41,35 @@ def to_uniform(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def gumbel(uniform):  # type: ignore[no-untyped-def]
-    """See `mmaccel.kernels.noise.to_gumbel`: -log(-log1p(-u)).
+def log(x):  # type: ignore[no-untyped-def]
+    """Natural logarithm of normal positive float32, within 3 units in the last place.
 
-    Below a quarter log1p is the series of 2 atanh(u / (2 - u)), cut where float32 ends: a logarithm
-    of 1 - u would lose the small u, and with them the large Gumbels that decide.
+    x = 2^k z with z in [sqrt(1/2), sqrt(2)); log z is the series of 2 artanh(s), s = (z-1) / (z+1),
+    whose first term left out is below 2e-9 of the sum. The same operations on every device, so that
+    noise does not depend on what a backend makes of `tl.log`.
     """
-    z = uniform / (2.0 - uniform)
-    square = z * z
-    series = 1.0 + square * (0.33333334 + square * (0.2 + square * (0.14285715 + square / 9.0)))
-    inner = tl.where(uniform < 0.25, 2.0 * z * series, -tl.log(1.0 - uniform))
-    return -tl.log(inner)
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) >> 23
+    z = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    s = tl.div_rn(z - 1.0, z + 1.0)
+    t = s * s
+    series = t * (0.33333333 + t * (0.2 + t * (0.14285714 + t * 0.11111111)))
+    k = exponent.to(tl.float32)
+    return k * 0.693145751953125 + (k * 1.4286068203094172e-06 + 2.0 * (s + s * series))
+
+
+@triton.jit
+def to_gumbel(uniform):  # type: ignore[no-untyped-def]
+    """See `mmaccel.kernels.noise.to_gumbel`; what 1 - u rounds away is put back in first order."""
+    rest = 1.0 - uniform
+    lost = (1.0 - rest) - uniform  # exact
+    return -log(-(log(rest) + tl.div_rn(lost, rest)))
+
+
+@triton.jit
+def interleave(a, b, c, d):  # type: ignore[no-untyped-def]
+    """The four words of N blocks as 4 N values, a block's side by side."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [a.shape[0] * 4])
 
 
 @triton.jit
@@ -64,8 +82,7 @@ def _uniforms_kernel(  # type: ignore[no-untyped-def]
     a, b, c, d = words(
         tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row), tl.load(purpose), blocks
     )
-    value = tl.join(tl.join(to_uniform(a), to_uniform(c)), tl.join(to_uniform(b), to_uniform(d)))
-    value = tl.reshape(value, [BLOCK * 4])  # a, b, c, d of a block side by side
+    value = interleave(to_uniform(a), to_uniform(b), to_uniform(c), to_uniform(d))
     index = tl.program_id(1) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
     tl.store(out + entry.to(tl.int64) * n_values + index, value, mask=index < n_values)
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.noise_triton import gumbel, to_uniform, words
+from mmaccel.kernels.noise_triton import interleave, to_gumbel, to_uniform, words
 from mmaccel.kernels.unmask import Unmasked, check_canvas
 
 BLOCK = 1024  # logits at a time, four for each Philox block
@@ -72,10 +72,8 @@ def _part_kernel(  # type: ignore[no-untyped-def]
             if not GREEDY:
                 blocks = start // 4 + tl.arange(0, BLOCK // 4)
                 a, b, c, d = words(seed, slot, item, use, blocks)
-                uniform = tl.join(
-                    tl.join(to_uniform(a), to_uniform(c)), tl.join(to_uniform(b), to_uniform(d))
-                )
-                noisy = x + temperature * gumbel(tl.reshape(uniform, [BLOCK]))
+                uniform = interleave(to_uniform(a), to_uniform(b), to_uniform(c), to_uniform(d))
+                noisy = x + temperature * to_gumbel(uniform)
             leads = tl.max(noisy, 0)
             lowest = tl.min(tl.where(noisy == leads, index, n_values), 0)
             logit = tl.max(tl.where(index == lowest, x, float("-inf")), 0)

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.kernels.truncation import guide, make_certain, truncate
 
 Processor = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(scores `[B, W, V]`, line `[B, N]` int64, columns `[B, W]` int64) -> scores `[B, W, V]`. The
@@ -137,7 +137,7 @@ class Filters:
             scores = scores.masked_fill(~allowed, _NEVER)
         if self.processor is not None:
             scores = self.processor(scores, line, columns)
-        scores = self._truncate(scores)
+        scores = truncate(scores, self.temperature, self.top_k, self.top_p, self.min_p)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)
 
@@ -157,36 +157,4 @@ class Filters:
                 f"received {branches}; put the unconditional prompts behind the conditional "
                 "ones and set branches=2"
             )
-        conditional, unconditional = logits.chunk(2)
-        return (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
-
-    def _truncate(self, scores: Tensor) -> Tensor:
-        if self.temperature == 0:
-            peak = scores.max(-1)
-            no_law = (peak.values - peak.values)[..., None]  # 0, or NaN where there is no law
-            return make_certain(scores, peak.indices) + no_law
-        if self.temperature != 1.0:
-            scores = scores / self.temperature
-        if self.top_k is not None and self.top_k < scores.shape[-1]:
-            least = scores.topk(self.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < least, _NEVER)
-        if self.top_p is not None and self.top_p < 1:
-            ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-            mass = ordered.softmax(-1)
-            beyond = (
-                mass.cumsum(-1) - mass >= self.top_p
-            )  # the mass before a token suffices already
-            beyond[..., 0] = False
-            scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEVER)
-        if self.min_p:
-            least = scores.amax(-1, keepdim=True) + math.log(self.min_p)
-            scores = scores.masked_fill(scores < least, _NEVER)
-        return scores
-
-
-def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores` `[B,
-    W, V]` stay.
-    """
-    one_hot = torch.full_like(scores, _NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
-    return torch.where((tokens >= 0)[..., None], one_hot, scores)
+        return guide(logits, branches, self.guidance_scale)

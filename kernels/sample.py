@@ -1,0 +1,98 @@
+"""Raw logits to tokens with frozen noise: guidance, filters and the Gumbel argmax in one operation.
+
+The token of a slot is ``argmax(score + gumbel)``, where the noise is a function of (seed, item,
+slot) alone (`mmaccel.kernels.noise`), so that a slot whose scores stay keeps its token. The filters
+are those of `mmaccel.kernels.truncation`, in the order guidance, structural mask, temperature,
+top-k, top-p, min-p, forced tokens. Gumbel argmax: C. Maddison, D. Tarlow, T. Minka, "A* Sampling",
+NeurIPS 2014 (arXiv 1411.0030), section 2.
+
+Departures: none. This file is the specification of `sample_triton.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels.noise import to_gumbel, uniforms
+from mmaccel.kernels.truncation import NEVER, guide, make_certain, truncate
+
+
+class Settings(NamedTuple):
+    """Numbers of the filters; see `guide` and `truncate` of `mmaccel.kernels.truncation`."""
+
+    scale: float = 1.0
+    second_scale: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+class Sampled(NamedTuple):
+    """What a pass says about every slot; all `[B, W]`."""
+
+    tokens: Tensor  # int64
+    peak: Tensor  # float32, the largest score after the filters; not finite where there is no law
+    lse: Tensor  # float32, logsumexp of the scores after the filters
+
+
+def score(
+    logits: Tensor,
+    branches: int,
+    settings: Settings,
+    mask: Tensor | None = None,
+    forced: Tensor | None = None,
+) -> Tensor:
+    """Raw logits of all branches to the scores of the target law.
+
+    Args, raises: as of `sample_frozen`.
+
+    Returns:
+        `[B, W, V]` float32; -inf marks the impossible.
+    """
+    scores = guide(logits.float(), branches, settings.scale, settings.second_scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, NEVER)
+    scores = truncate(scores, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return scores if forced is None else make_certain(scores, forced)
+
+
+def sample_frozen(
+    logits: Tensor,
+    branches: int,
+    settings: Settings,
+    mask: Tensor | None,
+    seeds: Tensor,
+    items: Tensor,
+    slots: Tensor,
+    purpose: Tensor,
+    forced: Tensor | None = None,
+) -> Sampled:
+    """Sample every slot of a window with its frozen noise.
+
+    Args:
+        logits: `[G * B, W, V]`, any float dtype, branch-major; see `guide`.
+        branches: G, 1 to 3.
+        settings: numbers of the filters; at temperature 0 there is no noise.
+        mask: `[B or 1, W or 1, V]` bool, True where a token may stand; None allows all.
+        seeds: `[B]` int64.
+        items: `[B]` int64.
+        slots: `[B, W]` int64.
+        purpose: `[]` int64, what the noise is for, on the device.
+        forced: `[B, W]` int64, tokens known in advance, -1 elsewhere; None has none.
+
+    Returns:
+        Tokens, peaks and logsumexps. At equal perturbed scores the lowest id wins. Where `peak` is
+        not finite the token means nothing; it is in 0..V-1.
+
+    Raises:
+        ShapeError: a number of branches that has no formula.
+    """
+    scores = score(logits, branches, settings, mask, forced)  # [B, W, V]
+    peak, lse = scores.amax(-1), scores.logsumexp(-1)
+    if settings.temperature:
+        scores = scores + to_gumbel(uniforms(seeds, items, slots, scores.shape[-1], purpose))
+    return Sampled(torch.argmax(scores, -1), peak, lse)

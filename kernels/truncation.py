@@ -1,0 +1,99 @@
+"""From raw logits to the scores of the target law: guidance, temperature, top-k, top-p, min-p.
+
+Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); two guidance scales,
+T. Brooks, A. Holynski, A. Efros, "InstructPix2Pix", CVPR 2023 (arXiv 2211.09800), equation 3;
+top-k, Fan et al. 2018 (arXiv 1805.04833); top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p,
+Nguyen et al. 2024 (arXiv 2407.01082).
+
+Departures: see `mmaccel.samplers.filters`, which puts these steps in order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+
+NEVER = float("-inf")
+
+
+def guide(logits: Tensor, branches: int, scale: float, second_scale: float = 1.0) -> Tensor:
+    """Combine guidance branches.
+
+    Args:
+        logits: `[G * B, W, V]` float32, branch-major: the fully conditional branch c first, the
+            unconditional one u last.
+        branches: G. 1: c. 2: ``u + scale (c - u)``. 3, with i between them (conditional on the
+            picture alone): ``u + second_scale (i - u) + scale (c - i)``.
+        scale, second_scale: see `branches`.
+
+    Returns:
+        `[B, W, V]` float32.
+
+    Raises:
+        ShapeError: another number of branches.
+    """
+    if branches == 1:
+        return logits
+    if branches == 2:
+        c, u = logits.chunk(2)
+        return (c - u).mul_(scale).add_(u)
+    if branches != 3:
+        raise ShapeError(
+            f"guidance: expected 1, 2 or 3 branches, received {branches}; combine the others first"
+        )
+    c, i, u = logits.chunk(3)
+    return (i - u).mul_(second_scale).add_(u).add_((c - i).mul_(scale))
+
+
+def truncate(
+    scores: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+) -> Tensor:
+    """Temperature, top-k, top-p and min-p, in this order.
+
+    Args:
+        scores: `[..., V]` float32.
+        temperature: >= 0; 0 makes the most likely token certain (the lowest id at a tie), and a row
+            without law NaN.
+        top_k: keep the k most likely tokens and those tied with the k-th.
+        top_p: keep the smallest set of most likely tokens whose mass reaches this; at a tie the
+            lower ids.
+        min_p: keep tokens at least this share of the most likely one's probability.
+
+    Returns:
+        `[..., V]` float32; -inf marks what is cut off.
+    """
+    if temperature == 0:
+        peak = scores.max(-1)
+        no_law = (peak.values - peak.values)[..., None]  # 0, or NaN where there is no law
+        return make_certain(scores, peak.indices) + no_law
+    if temperature != 1.0:
+        scores = scores / temperature
+    if top_k is not None and top_k < scores.shape[-1]:
+        least = scores.topk(top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < least, NEVER)
+    if top_p is not None and top_p < 1:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        mass = ordered.softmax(-1)
+        beyond = mass.cumsum(-1) - mass >= top_p  # the mass before a token suffices already
+        beyond[..., 0] = False
+        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), NEVER)
+    if min_p:
+        least = scores.amax(-1, keepdim=True) + math.log(min_p)
+        scores = scores.masked_fill(scores < least, NEVER)
+    return scores
+
+
+def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores` `[B,
+    W, V]` stay.
+    """
+    one_hot = torch.full_like(scores, NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
+    return torch.where((tokens >= 0)[..., None], one_hot, scores)
