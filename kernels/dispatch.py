@@ -120,6 +120,15 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     return specification(*args, **options)
 
 
+def takes(kernel: str, device_type: str) -> bool:
+    """Whether `run` goes to a kernel's Triton twin on a kind of device, unless a call's own
+    arguments forbid it; with MMACCEL_KERNELS=triton always, so that `run` says what is missing.
+    """
+    assert kernel in KERNELS
+    chosen = mode()
+    return chosen == "triton" or (chosen == "auto" and find_obstacle(device_type) is None)
+
+
 def survey(device_type: str) -> dict[str, Choice]:
     """Every kernel by name: the twin that would run on a kind of device, and why.
 

@@ -15,6 +15,7 @@ import torch
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.frozen_draws import open_draws
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window import WindowRun
 
@@ -40,9 +41,7 @@ class Autoregressive:
         run = WindowRun(self, model, prompt, length, filters=filters, noise=noise, on_step=on_step)
 
         def judge() -> None:
-            frozen = noise.frozen(run.slots, run.vocab_size, filters.temperature)  # [B, 1, V]
-            tokens = (run.forward() + frozen).argmax(-1)  # [B, 1]
-            run.advance(tokens, torch.ones_like(run.made))
+            run.advance(open_draws(run, noise).tokens(), torch.ones_like(run.made))
 
         while run.width:
             run.turn(judge)

@@ -148,13 +148,19 @@ class Filters:
         ids: Tensor | None = getattr(self.processor, "impossible", None)
         return None if ids is None else ids[(ids >= 0) & (ids < vocab_size)]
 
-    def _guide(self, logits: Tensor, branches: int) -> Tensor:
-        if branches == 1 and self.guidance_scale == 1.0:
-            return logits
-        if branches != 2:
+    def check_branches(self, branches: int) -> None:
+        """Refuse a number of branches that does not suit the guidance scale.
+
+        Raises:
+            ShapeError: with what suits it.
+        """
+        if branches != 2 and not (branches == 1 and self.guidance_scale == 1.0):
             raise ShapeError(
                 f"guidance: expected 2 branches for guidance_scale {self.guidance_scale}, "
                 f"received {branches}; put the unconditional prompts behind the conditional "
                 "ones and set branches=2"
             )
+
+    def _guide(self, logits: Tensor, branches: int) -> Tensor:
+        self.check_branches(branches)
         return guide(logits, branches, self.guidance_scale)

@@ -27,10 +27,11 @@ from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import at_tokens, exact_acceptance
+from mmaccel.samplers.coupling import Coupling, check_coupling
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.speculative_jacobi import Coupling, check_coupling, iterate
+from mmaccel.samplers.speculative_jacobi import iterate
 from mmaccel.samplers.window import WindowRun
 
 

@@ -24,6 +24,7 @@ from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import count_leading
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.frozen_draws import open_draws
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window import WindowRun
 
@@ -71,15 +72,13 @@ class Jacobi:
         )
 
         def judge() -> None:
-            frozen = noise.frozen(run.slots, run.vocab_size, filters.temperature)  # [B, W, V]
+            draws = open_draws(run, noise)
             guess, law = run.propose()
-            if (
-                guess is None
-            ):  # a draft drawn with the slot's own noise meets the slot's token more often
+            if guess is None:
                 assert law is not None
-                guess = (law + frozen[:, :-1]).argmax(-1)
+                guess = draws.guess(law)
             drafts = run.settle(guess)  # [B, W-1]
-            tokens = (run.forward() + frozen).argmax(-1)  # [B, W]
+            tokens = draws.tokens()  # [B, W]
             run.advance(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
 
         while run.width:

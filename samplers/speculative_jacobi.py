@@ -29,22 +29,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt, TokenModel, check_window
-from mmaccel.errors import OptionError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.couple import couple
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.accept import count_leading, draw, is_kept, one_hot, residual
+from mmaccel.samplers.coupling import Coupling, check_coupling
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window import WindowRun
-
-Coupling = Literal["independent", "maximal", "gumbel"]
-COUPLINGS = ("independent", "maximal", "gumbel")
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
 """(p_target, p_draft `[B, K, V]`, drafts, coins `[B, K]`) -> kept `[B, K]` bool, total variation
@@ -101,19 +100,6 @@ def exact_rule(
     return is_kept(p_target, p_draft, drafts, coins), None
 
 
-def check_coupling(coupling: str) -> None:
-    """Refuse an unknown coupling.
-
-    Raises:
-        OptionError: with the names that exist.
-    """
-    if coupling not in COUPLINGS:
-        raise OptionError(
-            f"coupling: expected one of {', '.join(COUPLINGS)}, received {coupling!r}; "
-            "maximal keeps most"
-        )
-
-
 def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generation:
     """The loop shared by the exact and the relaxed rule.
 
@@ -127,35 +113,41 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
     Returns:
         The finished generation.
     """
+    is_fused = (rule, coupling) == (exact_rule, "maximal")
+    is_fused = is_fused and dispatch.takes("couple", run.made.device.type)
 
     def judge() -> None:
         fresh = noise.fresh(run.slots, run.tally.passes)
         p_last, first = run.held("target law"), run.held("first")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         scores = run.forward()  # [B, W, V]
-        p_target = scores.softmax(-1)
         coins = fresh.coins[:, :-1]
-        kept, spent = rule(p_target[:, :-1], p_draft, drafts, coins)
-        n_kept = 1 + count_leading(kept)  # [B]; the last of them is redrawn, or is the bonus slot
-
-        rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
-        verified = _or_drafts(kept, drafts, draw(rest, fresh.redraws))  # [B, W]
-        if coupling == "maximal":
-            stays = is_kept(p_target[:, :-1], p_draft, drafts, coins)
-            redrawn = verified
-            if spent is not None:
-                redrawn = _or_drafts(stays, drafts, draw(rest, fresh.redraws))
-        elif coupling == "gumbel":
-            redrawn = (scores + noise.gumbel(run.slots, run.vocab_size)).argmax(-1)
+        if is_fused:
+            judged = dispatch.run(couple, scores, p_draft, drafts, coins, fresh.redraws)
+            p_target, tokens = judged.p_target, judged.verified
+            n_kept = 1 + count_leading(judged.kept)
         else:
-            redrawn = draw(p_target, fresh.redraws)
-
-        index = torch.arange(run.width, device=drafts.device)[None]
-        if spent is not None:
-            run.spend(spent)
+            p_target = scores.softmax(-1)
+            kept, spent = rule(p_target[:, :-1], p_draft, drafts, coins)
+            n_kept = 1 + count_leading(kept)  # [B]; the last is redrawn, or is the bonus slot
+            rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
+            verified = _or_drafts(kept, drafts, draw(rest, fresh.redraws))  # [B, W]
+            if coupling == "maximal":
+                stays = is_kept(p_target[:, :-1], p_draft, drafts, coins)
+                redrawn = verified
+                if spent is not None:
+                    redrawn = _or_drafts(stays, drafts, draw(rest, fresh.redraws))
+            elif coupling == "gumbel":
+                redrawn = (scores + noise.gumbel(run.slots, run.vocab_size)).argmax(-1)
+            else:
+                redrawn = draw(p_target, fresh.redraws)
+            index = torch.arange(run.width, device=drafts.device)[None]
+            tokens = torch.where(index < n_kept[:, None], verified, redrawn)
+            if spent is not None:
+                run.spend(spent)
         run.hold("target law", p_target)
         run.hold("first", run.slots[:, :1])
-        run.advance(torch.where(index < n_kept[:, None], verified, redrawn), n_kept)
+        run.advance(tokens, n_kept)
 
     while run.width:
         run.turn(judge)

@@ -68,15 +68,33 @@ class WindowPass(DraftWindow):
         Returns:
             Scores `[B, W, V]` float32 of the target law at each slot (see `Filters.apply`).
         """
-        branches = self.prompt.branches
-        start = self.prompt.lengths - 1 + self.made.repeat(branches)  # [R]
-        logits = self._pass(self.feed(self.columns - 1), start)  # [R, W, V]
-        scores = self.filters.apply(
-            logits, branches, self.line, self.columns, self.slots, self.prompt.layout
-        )
+        scores = self._filter(self.logits(), slice(None))
         self._peak = scores.amax(-1)  # [B, W]
         self.hold("last scores", scores[:, -1].clone())  # a view would keep the whole window's
         return scores
+
+    def logits(self) -> Tensor:
+        """One pass over the window, raw: `[R, W, V]` of all branches. `note` is owed afterwards."""
+        start = self.prompt.lengths - 1 + self.made.repeat(self.prompt.branches)  # [R]
+        return self._pass(self.feed(self.columns - 1), start)
+
+    def note(self, logits: Tensor, peak: Tensor) -> None:
+        """What `forward` notes of its scores, where a kernel made none.
+
+        Args:
+            logits: of `logits()`.
+            peak: `[B, W]`, the largest score of every slot after all filters.
+        """
+        self._peak = peak
+        if self.source == "neighbour":  # the only one that looks at them
+            self.hold("last scores", self._filter(logits[:, -1:], slice(-1, None))[:, 0])
+
+    def _filter(self, logits: Tensor, part: slice) -> Tensor:
+        """Scores of the target law at a part of the window's slots."""
+        columns, slots = self.columns[:, part], self.slots[:, part]
+        return self.filters.apply(
+            logits, self.prompt.branches, self.line, columns, slots, self.prompt.layout
+        )
 
     def spend(self, variation: Tensor) -> None:
         """Total variation `[B, W-1]` that judging each draft slot costs (relaxed policies).

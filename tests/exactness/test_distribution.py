@@ -18,7 +18,7 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Policy
-from mmaccel.samplers.speculative_jacobi import COUPLINGS
+from mmaccel.samplers.coupling import COUPLINGS
 from tests.toy_law import Setting, assert_exact, sample_tokens
 
 PLAIN = Setting()

@@ -1,0 +1,69 @@
+"""Whole runs through the interpreted kernels: the same seed gives the same tokens as in torch."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel import Autoregressive, CausalLMWindow, Filters, Grid, Jacobi, Noise, SpeculativeJacobi
+from mmaccel.contracts import Policy
+from mmaccel.kernels import dispatch
+from mmaccel.results import Generation
+from tests.tiny_lms import build_lm
+from tests.toy import make_prompt
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs TRITON_INTERPRET=1 from the start; scripts/test.sh runs it in its own process",
+)
+
+SIZE = 1000
+GRID = Grid(rows=1, width=4, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
+RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
+    (Autoregressive(), {}, None),
+    (Jacobi(window=4), {}, None),
+    (Jacobi(window=4), {"temperature": 0.0}, None),
+    (Jacobi(window=4), {"guidance_scale": 2.0, "top_k": 40, "temperature": 1.2}, GRID),
+    (Jacobi(window=4, drafts="above"), {"top_p": 0.9, "min_p": 0.01}, GRID),
+    (SpeculativeJacobi(window=4), {}, None),
+    (SpeculativeJacobi(window=4), {"guidance_scale": 1.5, "top_k": 50}, GRID),
+]
+
+
+def decode(policy: Policy, options: dict[str, Any], grid: Grid | None) -> Generation:
+    window = CausalLMWindow(build_lm("llama", vocab_size=SIZE))
+    rows = [[5, 900, 11], [7], [8, 1], [44]] if "guidance_scale" in options else [[5, 900, 11], [7]]
+    branches = len(rows) // 2
+    prompt = make_prompt(rows, branches, layout=grid)
+    length = 8 if grid is None else grid.frame
+    noise = Noise.from_seed([3, -4], 2)
+    return policy.sample(window, prompt, length, filters=Filters(**options), noise=noise)
+
+
+@pytest.mark.parametrize(("policy", "options", "grid"), RUNS)
+def test_same_seed_same_tokens(
+    policy: Policy, options: dict[str, Any], grid: Grid | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    expected = decode(policy, options, grid)
+    launched: list[str] = []
+    for kernel, name in dispatch.KERNELS.items():
+        if kernel not in ("sample", "couple"):
+            continue
+        module = import_module(f"mmaccel.kernels.{kernel}_triton")
+        real = getattr(module, name)
+
+        def spy(*args: Any, _real: Any = real, _name: str = name) -> Any:
+            launched.append(_name)
+            return _real(*args)
+
+        monkeypatch.setattr(module, name, spy)
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    made = decode(policy, options, grid)
+    assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
+    wanted = "couple" if isinstance(policy, SpeculativeJacobi) else "sample_frozen"
+    assert launched.count(wanted) >= made.stats.passes and set(launched) == {wanted}
