@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmaccel.kernels.truncation import truncate
 from mmaccel.samplers import speculative, speculative_jacobi
 from mmaccel.samplers.accept import count_leading, residual
 from mmaccel.samplers.filters import Filters
@@ -85,7 +86,8 @@ def filter_residual_again(patch: Patch, **options: Any) -> None:
     again = Filters(**options)
 
     def twice(p_target: Tensor, p_draft: Tensor) -> Tensor:
-        return again._truncate(residual(p_target, p_draft).log()).softmax(-1)
+        rest = residual(p_target, p_draft).log()
+        return truncate(rest, again.temperature, again.top_k, again.top_p, again.min_p).softmax(-1)
 
     for module in (speculative_jacobi, speculative):
         patch.setattr(module, "residual", twice)
