@@ -20,6 +20,7 @@ TEMPLATE = (
 )
 FAMILIES = ("janus", "emu3", "chameleon", "lumina-mgpt", "imagegpt", "glm-image", "llamagen-c2i")
 FAMILIES += ("llamagen-t2i",)
+SIZES = {"emu3": (32, 24), "glm-image": (128, 96), "lumina-mgpt": (64, 32)}
 
 
 def captions(family: str) -> list[str]:

@@ -20,10 +20,9 @@ from mmaccel.pipelines import glm_image_pictures
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.samplers.filters import Filters
-from tests.checkpoints import FAMILIES, NUMBERS, WORDS, captions
+from tests.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
 from tests.tiny_lms import PassCounter
 
-SIZES = {"emu3": (32, 24), "glm-image": (128, 96), "lumina-mgpt": (64, 32)}
 SIZES |= {"llamagen-c2i": (64, 64), "llamagen-t2i": (64, 64)}
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
