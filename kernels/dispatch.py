@@ -120,6 +120,20 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     return specification(*args, **options)
 
 
+def check(device_type: str) -> None:
+    """Refuse early what every kernel on a kind of device would refuse.
+
+    Raises:
+        MissingBackendError: MMACCEL_KERNELS=triton, and no Triton kernel can run there.
+        OptionError: MMACCEL_KERNELS has another value than the three.
+    """
+    if mode() == "triton" and (obstacle := find_obstacle(device_type)) is not None:
+        raise MissingBackendError(
+            f"{VARIABLE}=triton: expected a device that Triton kernels run on, received "
+            f"{device_type}: {obstacle}; or set {VARIABLE}=auto"
+        )
+
+
 def takes(kernel: str, device_type: str) -> bool:
     """Whether `run` goes to a kernel's Triton twin on a kind of device, unless a call's own
     arguments forbid it; with MMACCEL_KERNELS=triton always, so that `run` says what is missing.

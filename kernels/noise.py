@@ -101,11 +101,19 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
     blocks = torch.arange((n_values + 3) // 4, device=slots.device)
     seed = seeds[:, None, None]
     schedule = key_schedule((seed & _LOW, (seed >> 32) & _LOW))
-    words = philox((blocks, slots[..., None], items[:, None, None], purpose), schedule)
-    mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=slots.device)
+    return spread(
+        philox((blocks, slots[..., None], items[:, None, None], purpose), schedule), n_values
+    )
+
+
+def spread(words: tuple[Tensor, ...], n_values: int) -> Tensor:
+    """Four words `[..., V / 4]` of Philox blocks as V uniforms, a block's side by side:
+    `[..., V]` float32.
+    """
+    mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
     for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice
         mixed[..., k] = word
-    return to_uniform(mixed.flatten(-2))[..., :n_values]  # [B, W, V]
+    return to_uniform(mixed.flatten(-2))[..., :n_values]
 
 
 def to_uniform(word: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.kernels import dispatch
 from mmaccel.pipelines.graph_steps import GraphSteps
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.steps import Eager, Steps
@@ -50,9 +51,11 @@ class Engine:
         """Refuse early what "graph" can never serve.
 
         Raises:
-            MissingBackendError: the model is on no CUDA device.
-            OptionError: a policy whose passes cannot be captured.
+            MissingBackendError: the model is on no CUDA device; or kernels that MMACCEL_KERNELS
+                asks for cannot run.
+            OptionError: a policy whose passes cannot be captured; or a bad MMACCEL_KERNELS.
         """
+        dispatch.check(str(device).split(":")[0])
         if self.kind != "graph":
             return
         if not str(device).startswith("cuda"):

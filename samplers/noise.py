@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
-from mmaccel.kernels.noise import key_schedule, philox, to_gumbel, to_uniform
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.noise import (
+    key_schedule,
+    philox,
+    spread,
+    to_gumbel,
+    to_uniform,
+    uniforms,
+)
 
 _LOW = 0xFFFFFFFF
 
@@ -127,12 +135,13 @@ class Noise:
         Returns:
             `[B, W, V]` float32.
         """
+        if dispatch.takes("noise", slots.device.type):
+            purpose = _purpose(stream, step, slots.device)
+            key = (self.seeds, self.items, slots, vocab_size, purpose)
+            return to_gumbel(dispatch.run(uniforms, *key))
         blocks = torch.arange((vocab_size + 3) // 4, device=slots.device)
         words = self._words(blocks, slots, stream, step)  # four of [B, W, V / 4]
-        mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=slots.device)
-        for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice
-            mixed[..., k] = word
-        return to_gumbel(to_uniform(mixed.flatten(-2))[..., :vocab_size])  # [B, W, V]
+        return to_gumbel(spread(words, vocab_size))  # [B, W, V]
 
     def fresh(self, slots: Tensor, step: int | Tensor) -> Fresh:
         """Uniforms for one pass: the words of one block.
@@ -153,8 +162,12 @@ class Noise:
     def _words(
         self, blocks: Tensor, slots: Tensor, stream: Stream, step: int | Tensor
     ) -> tuple[Tensor, ...]:
-        purpose = (
-            torch.full((), int(stream), device=slots.device).add_(step << 8).bitwise_and_(_LOW)
-        )
+        purpose = _purpose(stream, step, slots.device)
         counter = (blocks, slots[..., None], self.items[:, None, None], purpose)
         return philox(counter, self._schedule)
+
+
+def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:
+    """What numbers are for, as one word of the counter: `[]` int64."""
+    word = torch.full((), int(stream), device=device)
+    return word.add_(step << 8).bitwise_and_(_LOW)

@@ -133,6 +133,23 @@ def test_a_graph_needs_a_gpu(tiny_folder: Path) -> None:
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=decoder)
 
 
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("fast", OptionError, "MMACCEL_KERNELS: expected one of auto, torch, triton, received 'fa"),
+        ("triton", MissingBackendError, "MMACCEL_KERNELS=triton: expected a device that Triton"),
+    ],
+)
+def test_kernels_that_cannot_be_had_are_refused_before_work(
+    value: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMACCEL_KERNELS", value)
+    with pytest.raises(error, match=message):
+        mmaccel.attach(build_lm("llama"), Jacobi())
+    with pytest.raises(error, match=message):
+        TextToImage.from_pretrained("scenes")
+
+
 def test_a_graph_needs_a_policy_that_does_not_wait() -> None:
     with pytest.raises(OptionError, match="expected a policy whose passes can be captured"):
         Engine("graph").check("cuda", Speculative())
