@@ -1,0 +1,152 @@
+"""Which twin of a kernel runs, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.noise import uniforms
+
+ROWS = torch.arange(2)
+CALL = (ROWS, ROWS, ROWS[:, None], 5, torch.tensor(0))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._twin_module)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, version: str = "3.7.1", refusal: str | None = None
+) -> list[str]:
+    """A triton of that version, and a twin that notes its calls."""
+    called: list[str] = []
+
+    def twin(*args: object) -> str:
+        called.append("twin")
+        return "made by the twin"
+
+    fake = SimpleNamespace(uniforms=twin, refuse_uniforms=lambda *args: refusal)
+    modules = {
+        "triton": SimpleNamespace(__version__=version), "mmaccel.kernels.noise_triton": fake,
+    }  # fmt: skip
+    monkeypatch.setattr(dispatch, "import_module", lambda name: modules[name])
+    return called
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device_type", lambda *_: "cuda")
+
+
+@pytest.mark.parametrize("value", ["", "auto", "torch", "triton"])
+def test_modes(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, value)
+    assert dispatch.mode() == (value or "auto")
+
+
+def test_another_mode_is_refused_by_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "cuda")
+    doors = [
+        dispatch.mode,
+        lambda: dispatch.run(uniforms, *CALL),
+        lambda: dispatch.decide(uniforms, *CALL),
+        lambda: dispatch.takes("noise", "cpu"),
+        lambda: dispatch.check("cpu"),
+        lambda: dispatch.survey("cpu"),
+    ]
+    for door in doors:
+        with pytest.raises(OptionError, match="MMACCEL_KERNELS: expected one of auto, torch"):
+            door()
+
+
+def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = pretend(monkeypatch)
+    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL)) and not called
+    choice = dispatch.decide(uniforms, *CALL)
+    assert choice == ("torch", "Triton kernels run on GPUs, and the tensors are on cpu")
+    assert not dispatch.takes("noise", "cpu")
+
+
+def test_auto_on_a_gpu_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    assert dispatch.run(uniforms, *CALL) == "made by the twin" and called == ["twin"]
+    assert dispatch.decide(uniforms, *CALL).twin == "triton"
+    assert dispatch.takes("noise", "cuda")
+    assert {choice.twin for choice in dispatch.survey("cuda").values()} == {"triton"}
+
+
+def test_torch_is_always_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL)) and not called
+    assert dispatch.decide(uniforms, *CALL) == ("torch", "MMACCEL_KERNELS=torch")
+    assert not dispatch.takes("noise", "cuda")
+    assert set(dispatch.survey("cuda").values()) == {("torch", "MMACCEL_KERNELS=torch")}
+
+
+@pytest.mark.parametrize(
+    ("version", "refusal", "gpu", "reason"),
+    [
+        ("3.7.1", None, False, "the tensors are on cpu"),
+        ("3.5.1", None, True, "triton 3.5.1 is older than 3.6; pip install 'triton>=3.6'"),
+        ("3.7.1", "noise: too many", True, "noise: too many"),
+    ],
+)
+def test_what_is_in_the_way(
+    version: str, refusal: str | None, gpu: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` falls back and says why; `triton` raises rather than fall back unseen."""
+    called = pretend(monkeypatch, version, refusal)
+    if gpu:
+        on_gpu(monkeypatch)
+    choice = dispatch.decide(uniforms, *CALL)
+    assert choice.twin == "torch" and reason in choice.reason
+    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL))
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    with pytest.raises(MissingBackendError, match="expected uniforms to run as a Triton kernel"):
+        dispatch.run(uniforms, *CALL)
+    assert not called and dispatch.takes("noise", "cpu")
+
+
+def test_check_refuses_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    dispatch.check("cpu")
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    dispatch.check("cuda")
+    with pytest.raises(MissingBackendError, match="received cpu: Triton kernels run on GPUs"):
+        dispatch.check("cpu")
+    assert all("calls raise" in choice.reason for choice in dispatch.survey("cpu").values())
+
+
+def test_without_triton_nothing_but_its_kernels_is_missing() -> None:
+    """A process that cannot import triton: the package works, `triton` says what is missing."""
+    code = (
+        "import sys, os; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from mmaccel.kernels import dispatch\n"
+        "from mmaccel.kernels.noise import uniforms\n"
+        "r = torch.arange(2); call = (r, r, r[:, None], 5, torch.tensor(0))\n"
+        "print(dispatch.run(uniforms, *call).shape, dispatch.decide(uniforms, *call).reason)\n"
+        "os.environ['MMACCEL_KERNELS'] = 'triton'\n"
+        "try:\n    dispatch.run(uniforms, *call)\n"
+        "except ImportError as error:\n    print(type(error).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[2, 1, 5]" in done.stdout and "triton does not import" in done.stdout
+    assert done.stdout.endswith("MissingBackendError\n")
