@@ -35,20 +35,24 @@ class LlamaGenTransformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, hidden: Tensor, turns: Tensor, mask: Tensor, caches: Any) -> Tensor:
+    def forward(
+        self, hidden: Tensor, turns: Tensor, mask: Tensor | None, caches: Any, start: Tensor
+    ) -> Tensor:
         """One pass.
 
         Args:
             hidden: `[R, W, dim]`, embedded tokens.
             turns: `[R, 1, W, D/2, 2]`, cosine and sine of every pair.
-            mask: `[R, 1, W, span]`, 0 where a key is seen and -inf elsewhere.
+            mask: `[R, 1, W, span]`, 0 where a key is seen and -inf elsewhere; None
+                for plain causal attention by `mmaccel.kernels.window_attention`.
             caches: one per layer; `update(keys, values)` gives `[R, H, span, D]` each.
+            start: `[R]` int64, position of each row's first token.
 
         Returns:
             `[R, W, dim]`, ready for `output`.
         """
         for layer, cache in zip(self.layers, caches):
-            hidden = layer(hidden, turns, mask, cache)
+            hidden = layer(hidden, turns, mask, cache, start)
         return self.norm(hidden)
 
 
