@@ -118,15 +118,15 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim, config.norm_eps)
 
     def forward(
-        self, hidden: Tensor, turns: Tensor, mask: Tensor | None, cache: Any, start: Tensor
+        self, hidden: Tensor, turns: Tensor, mask: Tensor | None, cache: Any, start: Tensor | None
     ) -> Tensor:
-        """`[R, W, dim]` to `[R, W, dim]`."""
+        """`[R, W, dim]` to `[R, W, dim]`; see `LlamaGenTransformer.forward`."""
         rows, width, dim = hidden.shape
         mixed = self.attention["wqkv"](self.attention_norm(hidden))
         q, k, v = mixed.view(rows, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [R, H, W, D]
         keys, values = cache.update(turn(k, turns), v)
         queries = turn(q, turns)
-        if mask is None:
+        if start is not None:
             scale = q.shape[-1] ** -0.5
             seen = dispatch.run(window_attention, queries, keys, values, start, scale=scale)
         else:

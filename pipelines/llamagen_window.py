@@ -157,7 +157,7 @@ class LlamaGenWindow:
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
         mask = self._make_mask(positions, hidden.dtype) if has_masks else None
         turns = self._turns[positions.clamp(max=self.max_positions - 1)]
-        return self.model(hidden, turns[:, None], mask, self._caches, start)
+        return self.model(hidden, turns[:, None], mask, self._caches, None if has_masks else start)
 
     def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         assert self._placement is not None

@@ -109,7 +109,8 @@ def _attend(
         module: the layer, which knows its number.
         query: `[R, Hq, W, D]`.
         key, value: `[R, Hkv, S, D]`, views of the cache of `mmaccel.pipelines.window_cache`.
-        attention_mask, dropout: neither may do anything.
+        attention_mask, dropout: neither may do anything; a pass gives a mask `[R, 1, 1, 1]`, as
+            some models wait for the host to look for padding where they are given none.
         scaling: of the scores; None is `D ** -0.5`.
         options: what else the layer says; `softcap` is heeded, other tensors are refused.
 
@@ -155,7 +156,7 @@ def _refuse(
     """What the kernel cannot do of a layer's wishes; None if nothing."""
     if query.dtype == torch.float64:
         return "queries in float64, which the kernel sums in float32"
-    if mask is not None:
+    if mask is not None and mask.numel() > mask.shape[0]:
         return "a mask of its own"
     if dropout:
         return f"dropout of {dropout}"

@@ -145,7 +145,7 @@ class CausalLMWindow:
         positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
         place.aim(positions, self._span(start, width))
         seen = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
-        masks: Any = None
+        masks: Any = start.new_zeros(place.rows, 1, 1, 1, dtype=self.model.dtype)  # says nothing
         if has_masks:
             masks = make_masks(seen, place.rows, place.span, self.windows, self.model.dtype)
         return self._run(
