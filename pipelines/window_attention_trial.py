@@ -69,7 +69,8 @@ def _try(probe: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]:
         raise
     except Exception as error:  # whatever it is, the model's own attention is there
         said = " ".join(str(error).split())[:80]
-        return f"a {type(error).__name__} under the kernel ({said})", False
+        is_final = not isinstance(error, torch.OutOfMemoryError)
+        return f"a {type(error).__name__} under the kernel ({said})", is_final
     expected = list(range(len(probe.windows))) * len(PASSES)
     if [layer for layer, _ in choices] != expected:
         return (

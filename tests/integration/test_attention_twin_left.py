@@ -145,6 +145,21 @@ def test_refusals_say_why() -> None:
     assert "standard deviations from the model's own" in reason_of(model)
 
 
+def test_what_raises_under_the_kernel_alone_is_tried_once() -> None:
+    model = build_lm("llama")
+    tries: list[str] = []
+
+    def complain(module: Any, *_: Any) -> None:
+        if module.config._attn_implementation == NAME:
+            tries.append(NAME)
+            raise ValueError("expected a mask of another size")
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(complain)
+    for _ in range(3):
+        assert "a ValueError under the kernel (expected a mask of" in reason_of(model)
+    assert tries == [NAME] and run(model).equal(run(model, "model"))
+
+
 def _halve(module: Any, _: Any, out: Any) -> Any:
     return (out[0] * (0.5 if module.config._attn_implementation == NAME else 1.0), *out[1:])
 
