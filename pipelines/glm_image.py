@@ -62,6 +62,12 @@ class GlmImageWindow(CausalLMWindow):
         super().__init__(model, vocab_size=vocab_size)
         self._table = table
 
+    def plain(self) -> CausalLMWindow:
+        """As in `CausalLMWindow`, at positions of three axes."""
+        window = GlmImageWindow(self.model)
+        window.attention = "model"
+        return window
+
     def begin(self, table: Tensor) -> None:
         """The next run stands at these positions."""
         self._table = table

@@ -35,7 +35,14 @@ class LlamaGenTransformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, hidden: Tensor, turns: Tensor, mask: Tensor, caches: Any) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        turns: Tensor,
+        mask: Tensor | None,
+        caches: Any,
+        start: Tensor | None = None,
+    ) -> Tensor:
         """One pass.
 
         Args:
@@ -43,12 +50,14 @@ class LlamaGenTransformer(nn.Module):
             turns: `[R, 1, W, D/2, 2]`, cosine and sine of every pair.
             mask: `[R, 1, W, span]`, 0 where a key is seen and -inf elsewhere.
             caches: one per layer; `update(keys, values)` gives `[R, H, span, D]` each.
+            start: `[R]` int64, position of each row's first token, for plain causal attention by
+                `mmaccel.kernels.window_attention` in place of the mask.
 
         Returns:
             `[R, W, dim]`, ready for `output`.
         """
         for layer, cache in zip(self.layers, caches):
-            hidden = layer(hidden, turns, mask, cache)
+            hidden = layer(hidden, turns, mask, cache, start)
         return self.norm(hidden)
 
 

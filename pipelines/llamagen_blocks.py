@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.errors import OptionError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.window_attention import window_attention
 
 _MULTIPLE = 256  # the feed-forward width is a multiple of this
 
@@ -115,13 +117,20 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(dim, config.norm_eps)
         self.ffn_norm = nn.RMSNorm(dim, config.norm_eps)
 
-    def forward(self, hidden: Tensor, turns: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """`[R, W, dim]` to `[R, W, dim]`."""
+    def forward(
+        self, hidden: Tensor, turns: Tensor, mask: Tensor | None, cache: Any, start: Tensor | None
+    ) -> Tensor:
+        """`[R, W, dim]` to `[R, W, dim]`; see `LlamaGenTransformer.forward`."""
         rows, width, dim = hidden.shape
         mixed = self.attention["wqkv"](self.attention_norm(hidden))
         q, k, v = mixed.view(rows, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [R, H, W, D]
         keys, values = cache.update(turn(k, turns), v)
-        seen = F.scaled_dot_product_attention(turn(q, turns), keys, values, attn_mask=mask)
+        queries = turn(q, turns)
+        if start is not None:
+            scale = q.shape[-1] ** -0.5
+            seen = dispatch.run(window_attention, queries, keys, values, start, scale=scale)
+        else:
+            seen = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         hidden = hidden + self.attention["wo"](seen.transpose(1, 2).reshape(rows, width, dim))
         ffn, normed = self.feed_forward, self.ffn_norm(hidden)
         return hidden + ffn["w2"](F.silu(ffn["w1"](normed)) * ffn["w3"](normed))

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
+from mmaccel.pipelines.window_checks import check_attention
 from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.samplers.steps import Steps
 
 
 class LlamaGenWindow:
-    """Wraps a LlamaGen transformer that is in evaluation mode."""
+    """Wraps a LlamaGen transformer that is in evaluation mode.
 
-    def __init__(self, model: LlamaGenTransformer) -> None:
+    Args:
+        model: the transformer.
+        attention: as in `mmaccel.pipelines.window_model.CausalLMWindow`; rows whose captions are
+            padded always have a mask.
+
+    Attributes:
+        attention_reason: why passes have masks, since `reserve`; empty where they have none.
+
+    Raises:
+        OptionError: another attention.
+    """
+
+    def __init__(
+        self, model: LlamaGenTransformer, attention: Literal["auto", "model", "twin"] = "auto"
+    ) -> None:
+        check_attention(attention)
+        self.attention, self.attention_reason = attention, "nothing is reserved"
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.max_positions = model.config.cls_token_num + model.config.block_size
@@ -109,18 +128,20 @@ class LlamaGenWindow:
                 f"rows: expected {rows} conditions, received {received}; call condition first"
             )
         self._placement = Placement(rows, positions + 1)
+        self.attention_reason = self._find_reason(rows, positions + 1)
         self._caches = [WindowLayer(self._placement) for _ in self.model.layers]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
-        return self.model.output(self._pass(tokens, start)).float()
+        has_masks = bool(self.attention_reason)
+        return self.model.output(self._pass(tokens, start, has_masks)).float()
 
     def feed(self, tokens: Tensor, start: Tensor) -> None:
         """See `mmaccel.contracts.TokenModel.feed`."""
         self._pass(tokens, start)
 
     @torch.no_grad()
-    def _pass(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True) -> Tensor:
         place, conditions = self._placement, self._conditions
         if place is None or conditions is None or tokens.shape[0] != place.rows:
             raise ShapeError(
@@ -134,14 +155,36 @@ class LlamaGenWindow:
         at = positions.clamp(max=n_first - 1)[..., None].expand(-1, -1, conditions.shape[2])
         embedded = self.model.tok_embeddings(tokens.masked_fill(is_first, 0))
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
-        mask = make_masks(positions, place.rows, place.span, [None], hidden.dtype)
+        mask = self._make_mask(positions, hidden.dtype) if has_masks else None
+        turns = self._turns[positions.clamp(max=self.max_positions - 1)]
+        return self.model(hidden, turns[:, None], mask, self._caches, None if has_masks else start)
+
+    def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        assert self._placement is not None
+        mask = make_masks(positions, self._placement.rows, self._placement.span, [None], dtype)
         assert isinstance(mask, Tensor)
         if self._seen is not None:  # padding is seen by itself alone, lest it see nothing: NaN
-            keys = torch.arange(n_first, device=start.device)
+            keys = torch.arange(self._seen.shape[1], device=positions.device)
             unseen = ~self._seen[:, None, None] & (keys != positions[:, None, :, None])
-            mask[..., :n_first].masked_fill_(unseen, float("-inf"))
-        turns = self._turns[positions.clamp(max=self.max_positions - 1)]
-        return self.model(hidden, turns[:, None], mask, self._caches)
+            mask[..., : len(keys)].masked_fill_(unseen, float("-inf"))
+        return mask
+
+    def _find_reason(self, rows: int, room: int) -> str:
+        """Why passes of so many rows and positions have masks; empty where they need none."""
+        if self.attention == "model":
+            return "attention='model'"
+        if self._seen is not None:
+            return "captions with padding"
+        if self.attention == "twin":
+            return ""
+        if self.device.type != "cuda":
+            return f"the model is on {self.device}"
+        weight, config = self.model.output.weight, self.model.config
+        shape = (rows, config.n_head, room, config.dim // config.n_head)
+        keys = weight.new_zeros(1, 1, 1, shape[-1]).expand(shape)
+        start = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        choice = dispatch.decide(window_attention, keys[:, :, :1], keys, keys, start, scale=1.0)
+        return "" if choice.twin == "triton" else choice.reason
 
     def _set(self, conditions: Tensor, seen: Tensor | None, guided: bool) -> Prompt:
         """Keep embedded conditions `[R, T, dim]`; the prompt that stands for them."""

@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from mmaccel.errors import OptionError, ShapeError
-from mmaccel.pipelines.causal_lm_check import check_causal_lm, drops_cache, is_random, text_config
+from mmaccel.errors import ShapeError
+from mmaccel.pipelines.causal_lm_check import check_causal_lm, text_config
+from mmaccel.pipelines.window_attention_trial import find_reason
+from mmaccel.pipelines.window_attention_twin import (
+    Choices,
+    WindowPass,
+    find_configs,
+    window_attention_in,
+)
 from mmaccel.pipelines.window_cache import Placement, make_cache
+from mmaccel.pipelines.window_checks import check_mode, check_options, check_room
 from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.samplers.steps import Steps
 
@@ -32,13 +40,20 @@ class CausalLMWindow:
         stride: on this many positions the attended length is rounded up; None attends to all
             reserved positions at every pass, so that shapes are static for a given (R, W). By
             default 64 on a CPU, where the length is known without waiting, and None elsewhere.
+        attention: of `forward`; "model" leaves the layers their own under a mask, "twin" runs
+            `mmaccel.kernels.window_attention` in them where it can, and "auto" does where that is
+            a Triton kernel. A prompt is always fed under the model's own.
 
     Attributes:
+        attention_reason: why the model's own attention runs, since `reserve`; empty where it does
+            not.
+        windows: sliding window of every layer, in positions; None where it sees everything.
+        choices: takes (layer, twin of the kernel) of every call, where somebody asks.
         steps: what carries out passes of samplers over this model; None runs them as they are.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
-        OptionError: vocab_size outside 1..the head's, or stride < 1.
+        OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
     def __init__(
@@ -47,19 +62,13 @@ class CausalLMWindow:
         *,
         vocab_size: int | None = None,
         stride: int | Literal["auto"] | None = "auto",
+        attention: Literal["auto", "model", "twin"] = "auto",
     ) -> None:
-        self._windows = check_causal_lm(model)
+        self.windows = check_causal_lm(model)
         self.model = model
         head = model.get_output_embeddings()
         full = int(head.weight.shape[0])
-        if vocab_size is not None and not 1 <= vocab_size <= full:
-            raise OptionError(
-                f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"
-            )
-        if stride not in ("auto", None) and int(stride) < 1:
-            raise OptionError(
-                f'stride: expected at least 1, None or "auto", received {stride}; try 64'
-            )
+        check_options(vocab_size, full, stride, attention)
         self.vocab_size = full if vocab_size is None else vocab_size
         self.max_positions: int | None = getattr(
             text_config(model), "max_position_embeddings", None
@@ -67,11 +76,13 @@ class CausalLMWindow:
         self._stride = stride
         self._head = next(name for name, m in model.named_modules() if m is head)
         takes = inspect.signature(type(model).forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._last_only: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._narrow = self.vocab_size < full
         self._positions = 0
         self._placement: Placement | None = None
         self.steps: Steps | None = None
+        self.attention, self.attention_reason = attention, "nothing is reserved"
+        self.choices: Choices | None = None
 
     @property
     def device(self) -> torch.device:
@@ -88,41 +99,27 @@ class CausalLMWindow:
             OptionError: more positions than the model was made for, or a model in training mode
                 that drops at random.
         """
-        if rows < 1 or positions < 1:
-            raise OptionError(
-                f"reserve: expected at least 1 row and 1 position, received {rows} and "
-                f"{positions}; ask for more"
-            )
-        if self.max_positions is not None and positions > self.max_positions:
-            raise OptionError(
-                f"positions: expected at most {self.max_positions} (the model's "
-                f"max_position_embeddings), received {positions}; "
-                f"shorten the prompt or ask for fewer tokens"
-            )
-        if is_random(self.model):
-            raise OptionError(
-                "model: expected evaluation mode, received training mode with dropout; "
-                "call model.eval()"
-            )
-        if drops_cache(self.model):
-            raise OptionError(
-                "model: expected evaluation mode, received training mode with gradient "
-                "checkpointing, which leaves the cache out; call model.eval()"
-            )
+        check_room(rows, positions, self.max_positions)
+        check_mode(self.model)
+        self.attention_reason = find_reason(self)
+        self._configs = find_configs(self.model)
         self._positions = positions
         self._placement = Placement(rows, positions + 1)
-        self._cache = make_cache(len(self._windows), self._placement)
+        self._cache = make_cache(len(self.windows), self._placement)
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """One pass; see `mmaccel.contracts.TokenModel.forward`.
 
-        Cost: one pass, no host synchronisation on an accelerator; one mask of `[R, 1, W, span]`,
-        two for a model that slides in some layers. Such layers keep all positions.
+        Cost: one pass, no host synchronisation on an accelerator; under the model's own attention
+        one mask of `[R, 1, W, span]`, two if it slides in some layers, which keep all positions.
 
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
-        return self._pass(tokens, start).logits  # [R, W, V]
+        if self.attention_reason:
+            return self._pass(tokens, start).logits  # [R, W, V]
+        with window_attention_in(self._configs, WindowPass(start, self.windows, self.choices)):
+            return self._pass(tokens, start, has_masks=False).logits
 
     def feed(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.feed`.
@@ -136,7 +133,7 @@ class CausalLMWindow:
         self._pass(tokens, start, **self._last_only)
 
     @torch.no_grad()
-    def _pass(self, tokens: Tensor, start: Tensor, **options: int) -> Any:
+    def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True, **options: Any) -> Any:
         place = self._placement
         if place is None or tokens.shape[0] != place.rows:
             rows = "a call of reserve first" if place is None else f"{place.rows} rows as reserved"
@@ -148,11 +145,12 @@ class CausalLMWindow:
         positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
         place.aim(positions, self._span(start, width))
         seen = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
+        masks: Any = start.new_zeros(place.rows, 1, 1, 1, dtype=self.model.dtype)  # says nothing
+        if has_masks:
+            masks = make_masks(seen, place.rows, place.span, self.windows, self.model.dtype)
         return self._run(
             input_ids=tokens,
-            attention_mask=make_masks(
-                seen, place.rows, place.span, self._windows, self.model.dtype
-            ),
+            attention_mask=masks,
             position_ids=self.position_ids(positions),
             past_key_values=self._cache,
             use_cache=True,
@@ -163,6 +161,10 @@ class CausalLMWindow:
     def position_ids(self, positions: Tensor) -> Tensor:
         """What the model is told of cache positions `[R, W]` int64; surplus ones stay inside."""
         return positions.clamp(max=self._positions - 1)
+
+    def plain(self) -> CausalLMWindow:
+        """The model in windows of text, under its own attention, for trials."""
+        return CausalLMWindow(self.model, attention="model")
 
     def _span(self, start: Tensor, width: int) -> int:
         """How many positions the model has to look at."""

@@ -8,17 +8,19 @@ decode other tokens without a word. So every model is tried once on a few made-u
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.window_model import CausalLMWindow
 
-_LENGTH = 9
-_PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # where rows start and how wide; some roll back
+if TYPE_CHECKING:
+    from mmaccel.pipelines.window_model import CausalLMWindow
+
+LENGTH = 9
+PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # where rows start and how wide; some roll back
 _EXACT, _ROUNDED = 1e-3, 0.05  # largest mean difference, in standard deviations of the logits
 _MASKED = 1e3  # below a position's largest logit: such entries say nothing about attention
 _passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention implementation
@@ -49,7 +51,7 @@ def check_by_trial(model: Any, window: CausalLMWindow) -> None:
         _refuse(model, f"a {type(error).__name__} ({' '.join(str(error).split())[:80]})")
     if worst is None:
         return
-    if worst > (_EXACT if model.dtype in (torch.float32, torch.float64) else _ROUNDED):
+    if worst > find_tolerance(model.dtype):
         _refuse(model, f"logits that are {worst:.2g} standard deviations off")
     _passed[model] = implementation
 
@@ -64,14 +66,11 @@ def _refuse(model: Any, received: str) -> NoReturn:
 @torch.no_grad()
 def _largest_difference(model: Any, window: CausalLMWindow) -> float | None:
     """Of any pass, in standard deviations of the model's own logits; None if there is no saying."""
-    if window.max_positions is not None and window.max_positions < _LENGTH:
+    if window.max_positions is not None and window.max_positions < LENGTH:
         return None
-    table = getattr(model.get_input_embeddings(), "weight", None)
-    n_ids = window.vocab_size if table is None else min(window.vocab_size, table.shape[0])
-    spread = torch.Generator().manual_seed(0)
-    ids = torch.randint(n_ids, (2, _LENGTH), generator=spread, device="cpu").to(model.device)
-    window.reserve(2, _LENGTH)
-    line = torch.arange(_LENGTH, device=ids.device).expand_as(ids)
+    ids = make_ids(model, window.vocab_size)
+    window.reserve(2, LENGTH)
+    line = torch.arange(LENGTH, device=ids.device).expand_as(ids)
     own = model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
@@ -79,28 +78,41 @@ def _largest_difference(model: Any, window: CausalLMWindow) -> float | None:
         use_cache=False,
         return_dict=True,
     ).logits.float()  # [2, L, V]
-    if own.isnan().any() or not float(own[_is_possible(own)].std()) > 0:
+    if own.isnan().any() or not float(own[is_possible(own)].std()) > 0:
         return None
     return max(_differences(window, ids, own))
 
 
 def _differences(window: CausalLMWindow, ids: Tensor, own: Tensor) -> list[float]:
     """Mean difference of every pass's logits from `own` `[2, L, V]`, in its standard deviations."""
-    scale = own[_is_possible(own)].std()
+    scale = own[is_possible(own)].std()
     found = []
-    for places, width in _PASSES:
+    for places, width in PASSES:
         start = torch.tensor(places, device=ids.device)
         at = start[:, None] + torch.arange(width, device=ids.device)  # [2, W]
         logits = window.forward(ids.gather(1, at), start).float()
         wanted = own.gather(1, at[..., None].expand(-1, -1, own.shape[-1]))
-        is_possible = _is_possible(wanted)
-        if not torch.equal(_is_possible(logits), is_possible):
+        possible = is_possible(wanted)
+        if not torch.equal(is_possible(logits), possible):
             return [math.inf]
-        difference = float((logits - wanted)[is_possible].abs().mean() / scale)
+        difference = float((logits - wanted)[possible].abs().mean() / scale)
         found.append(difference if math.isfinite(difference) else math.inf)
     return found
 
 
-def _is_possible(logits: Tensor) -> Tensor:
+def make_ids(model: Any, vocab_size: int) -> Tensor:
+    """The made-up tokens, `[2, LENGTH]` int64, the same for every model of a size."""
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    n_ids = vocab_size if table is None else min(vocab_size, table.shape[0])
+    spread = torch.Generator().manual_seed(0)
+    return torch.randint(n_ids, (2, LENGTH), generator=spread, device="cpu").to(model.device)
+
+
+def find_tolerance(dtype: torch.dtype) -> float:
+    """The largest mean difference, in standard deviations of the logits, that is rounding."""
+    return _EXACT if dtype in (torch.float32, torch.float64) else _ROUNDED
+
+
+def is_possible(logits: Tensor) -> Tensor:
     """Which entries are not masked, by -inf or a number that is as good."""
     return logits > logits.amax(-1, keepdim=True) - _MASKED
