@@ -48,6 +48,8 @@ class Stats:
         fallbacks: reasons for everything that ran in another way than asked.
         engine: how passes were carried out: "eager" one by one, "graph" as a captured step.
         engine_reason: why passes were not captured, where they were to be; or empty.
+        attention: "window_attention" where the layers ran that kernel, else "the model's own" with
+            the reason; empty for models that have no choice.
     """
 
     policy: str = ""
@@ -66,6 +68,7 @@ class Stats:
     fallbacks: list[str] = field(default_factory=list)
     engine: str = "eager"
     engine_reason: str = ""
+    attention: str = ""
 
     @property
     def tokens_per_pass(self) -> float:

@@ -123,6 +123,9 @@ class WindowRun(WindowPass):
         tokens = torch.where(index < self.made[:, None], tokens, 0)
         passes = self.tally.report(self.stats)
         self.stats.engine, self.stats.engine_reason = self.steps.name, self.steps.reason
+        reason = getattr(self.model, "attention_reason", None)
+        if reason is not None:
+            self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         self.stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, self.made.clone(), passes, self.stats)
 

@@ -231,3 +231,12 @@ def test_every_picture_family_can_be_captured(
     captured = pipe(texts, policy=policy, seed=5)
     assert steps.replayed > 0 and captured.stats.engine == "graph"
     assert captured.tokens.equal(plain.tokens)
+
+
+@pytest.mark.parametrize("attention", ["twin", "auto"])
+def test_statistics_say_which_attention_ran(attention: Any) -> None:
+    model = mmaccel.CausalLMWindow(build_lm("llama"), attention=attention)
+    noise = mmaccel.Noise.from_seed(0, 2)
+    made = Jacobi(window=4).sample(model, PROMPT, 4, filters=Filters(), noise=noise)
+    ran = "the model's own: the model is on cpu" if attention == "auto" else "window_attention"
+    assert made.stats.attention == ran
