@@ -53,11 +53,8 @@ SIZES = (
 )
 
 
-def build(size: Size, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A model in evaluation mode; only buffers are computed on the host.
-
-    Cost: memory of the weights on the device, once.
-    """
+def sketch(size: Size, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The model without weights, without the part that reads pictures: no step runs it."""
     import transformers
 
     kind = getattr(transformers, size.kind)
@@ -65,8 +62,18 @@ def build(size: Size, device: torch.device, dtype: torch.dtype = torch.bfloat16)
     config.eos_token_id = None  # a step is measured, not an end
     with torch.device("meta"):
         model = kind(config).to(dtype)
-    drop_picture_encoder(model)
-    model.to_empty(device=device)
+    body: Any = model.model
+    if hasattr(body, "vqmodel"):
+        del body.vqmodel
+    return model
+
+
+def build(size: Size, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A model in evaluation mode with random weights, made on the device.
+
+    Cost: memory of the weights on the device, once.
+    """
+    model = sketch(size, dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -88,13 +95,6 @@ def _extras(size: Size) -> dict[str, Any]:
     letters = str.maketrans("0123456789", "ABCDEFGHIJ")
     names = {f"IMGIMG{str(n).translate(letters)}Z": code for n, code in enumerate(size.codes)}
     return {"vocabulary_map": {"<image>": size.codes[-1] + 1, **names}}
-
-
-def drop_picture_encoder(model: Any) -> None:
-    """Take out the part that reads pictures: no step of making one runs it."""
-    body: Any = getattr(model, "model", None)
-    if hasattr(body, "vqmodel"):
-        del body.vqmodel
 
 
 def _restore_buffers(model: Any, device: torch.device) -> None:
