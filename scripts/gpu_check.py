@@ -3,7 +3,7 @@
     python scripts/gpu_check.py [--part NAME] [--again] [--budget SECONDS] [--out FOLDER]
 
 Writes gpu-<device>.json. Exit status: 0 if all that was run passed, 1 if something failed, 2
-without a GPU or with a wrong option. Needs torch, triton and numpy, and nothing else.
+without a GPU or with a wrong option. Needs torch, triton, numpy and transformers, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from mmaccel.errors import MMAccelError  # noqa: E402
+from mmaccel.evaluation.gpu_attention import attention_parts  # noqa: E402
+from mmaccel.evaluation.gpu_engine import engine_parts  # noqa: E402
 from mmaccel.evaluation.gpu_machine import describe, slug  # noqa: E402
 from mmaccel.evaluation.gpu_parts import Part, failed_parts, run_parts  # noqa: E402
 from mmaccel.evaluation.gpu_timing import timing_parts  # noqa: E402
@@ -25,11 +27,12 @@ from mmaccel.kernels.dispatch import KERNELS, find_obstacle  # noqa: E402
 
 
 def make_parts() -> list[Part]:
-    """Everything there is to run, in order."""
+    """Everything there is to run, in order: what must be right first, then what it costs."""
     from tests.kernels.gpu_cases import cases_part
 
-    kernels = list(KERNELS)
-    return [*map(cases_part, kernels), *timing_parts(kernels)]
+    kernels, engine = list(KERNELS), engine_parts()
+    timings = [*timing_parts(kernels), *attention_parts()]
+    return [*map(cases_part, kernels), *engine, *timings]
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.gpu_figures import GPU_TABLES
+from mmaccel.evaluation.gpu_tables import GPU_TABLES
 from mmaccel.evaluation.routes_table import grid, routes_tables
 from mmaccel.results import EXACT_DTYPE, promise_in
 

@@ -53,15 +53,24 @@ class Routes:
     Args:
         name: a demo model or a folder.
         length: tokens of a picture; None makes whole pictures.
+        device: where to run.
+        engine: of the picture pipeline, see `mmaccel.pipelines.engine.Engine`.
     """
 
-    def __init__(self, name: str = "scenes", length: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "scenes",
+        length: int | None = None,
+        device: torch.device | str = "cpu",
+        engine: str = "auto",
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.pipe = TextToImage.from_pretrained(name)
+        self.pipe = TextToImage.from_pretrained(name, device=device, engine=engine)
         folder = find_source(name)
         self.words = CaptionWords.load(folder, self.pipe.pictures.layout.vocab_size)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model.to(device)
         self.length = self.pipe.length if length is None else length
         self.unused = list(range(self.words.n_image_tokens, self.words.vocab_size))
 
@@ -93,18 +102,18 @@ class Routes:
         mask = [[0] * (longest - len(row)) + [1] * len(row) for row in ids]
         guidance: dict[str, Any] = {}
         if way.guidance != 1:
-            empty = torch.tensor([words.unconditional()] * len(ids))
+            empty = torch.tensor([words.unconditional()] * len(ids), device=self.model.device)
             guidance = {"guidance_scale": way.guidance, "negative_prompt_ids": empty}
         out = self.model.generate(
-            torch.tensor(padded),
-            attention_mask=torch.tensor(mask),
+            torch.tensor(padded, device=self.model.device),
+            attention_mask=torch.tensor(mask, device=self.model.device),
             do_sample=True,
             max_new_tokens=self.length,
             top_k=0,
             suppress_tokens=self.unused,
             **guidance,
         )
-        tokens: Tensor = out[:, longest:]
+        tokens: Tensor = out[:, longest:].cpu()  # waits for a device
         return tokens
 
     def _stop(self, progress: Progress) -> Tensor:

@@ -1,0 +1,140 @@
+"""Models of true size with random weights, built on the device that is measured.
+
+Sizes come from the published configurations. Janus-Pro: `language_config` of
+deepseek-ai/Janus-Pro-1B and -7B, with the head of 16384 picture codes of `gen_head_config` in the
+place of the text head, which makes no picture (the inner layer of that head is left out).
+Chameleon-7B and Emu3: the defaults of transformers' `ChameleonConfig` and `Emu3TextConfig`, which
+are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf. Picture tokens of Chameleon have the ids
+4..8195, those of Emu3 the last 32768.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmaccel.pipelines.image_token_window import ImageTokenWindow
+from mmaccel.pipelines.window_model import CausalLMWindow
+
+_SPREAD = 0.02
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model to measure.
+
+    Attributes:
+        name: as its authors call it.
+        kind: the class of transformers that is built.
+        config: arguments of the class's configuration; what is missing has its default.
+        codes: ids of picture tokens where they are a part of the vocabulary; None: all of it.
+    """
+
+    name: str
+    kind: str
+    config: dict[str, Any]
+    codes: range | None = None
+
+
+def _janus(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
+    return dict(
+        vocab_size=16_384, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=16_384,
+    )  # fmt: skip
+
+
+SIZES = (
+    Size("Janus-Pro-1B", "LlamaForCausalLM", _janus(2048, 5632, 24, 16)),
+    Size("Janus-Pro-7B", "LlamaForCausalLM", _janus(4096, 11_008, 30, 32)),
+    Size("Chameleon-7B", "ChameleonForConditionalGeneration", {}, range(4, 8196)),
+    Size("Emu3-8B", "Emu3ForCausalLM", {}, range(151_854, 184_622)),
+)
+
+
+def sketch(size: Size, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The model without weights, without the part that reads pictures: no step runs it."""
+    import transformers
+
+    kind = getattr(transformers, size.kind)
+    config = kind.config_class(**(_extras(size) | size.config), dtype=dtype)
+    config.eos_token_id = None  # a step is measured, not an end
+    with torch.device("meta"):
+        model = kind(config).to(dtype)
+    body: Any = model.model
+    if hasattr(body, "vqmodel"):
+        del body.vqmodel
+    return model
+
+
+def build(size: Size, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A model in evaluation mode with random weights, made on the device.
+
+    Cost: memory of the weights on the device, once.
+    """
+    model = sketch(size, dtype).to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and not name.endswith(("q_norm.weight", "k_norm.weight")):
+                weight.normal_(0.0, _SPREAD, generator=generator)
+            else:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+    _restore_buffers(model, device)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def _extras(size: Size) -> dict[str, Any]:
+    """What a configuration cannot do without."""
+    if not size.kind.startswith("Chameleon"):
+        return {}
+    assert size.codes is not None
+    letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+    names = {f"IMGIMG{str(n).translate(letters)}Z": code for n, code in enumerate(size.codes)}
+    return {"vocabulary_map": {"<image>": size.codes[-1] + 1, **names}}
+
+
+def _restore_buffers(model: Any, device: torch.device) -> None:
+    """Compute what `to_empty` left without content: rotary frequencies, of no file either."""
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            with torch.device(device):
+                fresh = type(module)(module.config)
+            for name, value in fresh.named_buffers():
+                setattr(module, name, value.clone())
+
+
+def open_window(model: Any, size: Size) -> CausalLMWindow:
+    """The model as samplers see it: its picture tokens alone."""
+    if size.codes is None:
+        return CausalLMWindow(model)
+    return ImageTokenWindow(model, size.codes)
+
+
+def weight_bytes(model: Any, n_ids: int) -> int:
+    """Bytes of weights that a pass has to read: all but the table of embeddings.
+
+    Args:
+        model: the model; a head that shares its weights with the embeddings is read.
+        n_ids: rows of the head that are computed.
+    """
+    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    apart = {id(head), id(table)}
+    body = sum(_bytes(weight) for weight in model.parameters() if id(weight) not in apart)
+    return body + n_ids * head.shape[1] * head.element_size()
+
+
+def key_bytes(model: Any, rows: int, positions: int) -> int:
+    """Bytes of keys and values of a number of rows and positions."""
+    config = model.config.get_text_config()
+    heads = config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    itemsize = model.get_output_embeddings().weight.element_size()
+    return int(2 * config.num_hidden_layers * heads * width * rows * positions * itemsize)
+
+
+def _bytes(weight: torch.Tensor) -> int:
+    return weight.numel() * weight.element_size()
