@@ -23,6 +23,7 @@ from mmaccel.pipelines.fallback import Fallback
 from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
+from mmaccel.pipelines.native_warpers import take_warpers
 from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.results import Progress, Stats
@@ -153,13 +154,13 @@ class GenerateService:
         """Run the policy and hand its tokens over as `_sample` would."""
         prompt, length = call.prompt(), call.length
         assert length is not None  # else an obstacle
-        kinds = call.kinds()
+        kinds, warpers = take_warpers(call.kinds(), call.config.do_sample)
         chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
-        temperature = 1.0 if call.config.do_sample else 0.0
-        filters = Filters(temperature=temperature, processor=chain)
+        options = {"temperature": 1.0 if call.config.do_sample else 0.0, "processor": chain}
+        filters = Filters(**options | warpers)
         if call.guidance is not None:
             scale = float(call.guidance.guidance_scale)
-            filters = LogGuidance(scale, temperature=temperature, processor=chain)
+            filters = LogGuidance(scale, **options | warpers)
         feed = None
         if call.needs_feed:
             feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)

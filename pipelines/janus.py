@@ -23,6 +23,7 @@ from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.janus_call import prepare_picture
 from mmaccel.pipelines.logits_chain import LogitsChain
+from mmaccel.pipelines.native_warpers import take_warpers
 from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.processor_kinds import find_kind, is_own
 from mmaccel.pipelines.window_model import CausalLMWindow
@@ -67,6 +68,7 @@ class Janus(CausalLM):
             reasons.append(f"more positions than the model's {limit}")
         if reasons:
             return OwnLoop(reasons)
+        kinds, warpers = take_warpers(kinds, config.do_sample)
         chain = LogitsChain(kinds, seen.ids, longest) if kinds else None
         prompt = Prompt(align_left(seen.tokens, seen.mask), seen.mask.sum(1), branches=2)
         scale, temperature = float(processors[0].guidance_scale), 1.0 if config.do_sample else 0.0
@@ -78,7 +80,7 @@ class Janus(CausalLM):
             window=JanusCodes(model, prompt.lengths),
             prompt=prompt,
             length=length,
-            filters=Filters(scale, temperature, processor=chain),
+            filters=Filters(scale, **{"temperature": temperature, "processor": chain} | warpers),
             samples=config.do_sample,
             hand_over=hand_over,
         )
