@@ -169,5 +169,6 @@ class Noise:
 
 def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:
     """What numbers are for, as one word of the counter: `[]` int64."""
-    word = torch.full((), int(stream), device=device)
-    return word.add_(step << 8).bitwise_and_(_LOW)
+    if isinstance(step, int):
+        return torch.full((), (int(stream) | step << 8) & _LOW, device=device)
+    return ((step << 8) + int(stream)).bitwise_and_(_LOW)

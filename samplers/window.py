@@ -97,7 +97,8 @@ class WindowRun(WindowPass):
         """
 
         def step() -> None:
-            self.place(self.width)
+            if self.steps.is_static:  # part of the record; otherwise it is placed already
+                self.place(self.width)
             judge()
 
         has_begun = self.stats.passes > 0  # the first pass has no earlier one to draft from
@@ -135,7 +136,7 @@ class WindowRun(WindowPass):
         if remaining and self.steps.is_static:  # a record per width: none for a row's end alone
             remaining = max(remaining, self.chooser.widest)
         self.width = self.chooser.choose(remaining) if remaining else 0
-        if not self.steps.is_static:  # a recorded pass begins with it
+        if not self.steps.is_static:
             self.place(self.width)
 
     def _look(self, n_passes: int, is_usual: bool) -> None:
@@ -143,7 +144,7 @@ class WindowRun(WindowPass):
         self.stats.passes += n_passes
         if self.on_step is not None:
             self._tell()
-            self.count()
+            self.count(self._n_new)
         remaining, n_open, n_tokens, is_bad = self._facts.tolist()  # the one synchronisation
         if is_bad:
             raise NumericsError(

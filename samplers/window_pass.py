@@ -57,7 +57,7 @@ class WindowPass(DraftWindow):
         self.tally = Tally(prompt.batch, length + self.steps.sync_every, self.made.device)
         self._index = torch.arange(widest, device=self.made.device)
         self._ended = torch.zeros_like(self.made, dtype=torch.bool)
-        self._n_new = torch.zeros_like(self.made)  # tokens of the last pass
+        self._n_new = torch.zeros_like(self.made)  # tokens of the last pass, for `on_step`
         self._facts = self.made.new_zeros(4)  # what the host looks at
         self._variation: Tensor | None = None
         self.steps.begin()
@@ -121,9 +121,10 @@ class WindowPass(DraftWindow):
         self._filled.copy_(self.columns[:, -1] + 1)
         self.made += n_new
         self._ended |= self.made >= self.length
-        self._n_new.copy_(n_new)
         if self.on_step is None:
-            self.count()
+            self.count(n_new)
+        else:
+            self._n_new.copy_(n_new)
 
     def prefill(self) -> None:
         """One pass over the prompt without its last token."""
@@ -142,9 +143,9 @@ class WindowPass(DraftWindow):
         self.stats.forward_seconds += time.perf_counter() - began
         return logits
 
-    def count(self) -> None:
-        """Count the last pass, and note what the host has to know."""
-        self.tally.count(self._n_new, self._variation)
+    def count(self, n_new: Tensor) -> None:
+        """Count a pass in which rows gained `n_new` `[B]`, and note what the host has to know."""
+        self.tally.count(n_new, self._variation)
         wanted = (self.length - self.made).masked_fill(self._ended, 0)  # [B]
         facts = (wanted.amax(), (wanted > 0).sum(), self.made.sum(), self.tally.is_bad.long())
         self._facts.copy_(torch.stack(facts))
