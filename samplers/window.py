@@ -96,13 +96,14 @@ class WindowRun(WindowPass):
             NumericsError: if a kept token was drawn from scores that are no law.
         """
 
+        has_begun = self.stats.passes > 0  # the first pass has no earlier one to draft from
+        n_passes = self.steps.sync_every if has_begun and self.on_step is None else 1
+
         def step() -> None:
-            if self.steps.is_static:  # part of the record; otherwise it is placed already
+            if self.steps.is_static or n_passes > 1:  # otherwise it is placed already
                 self.place(self.width)
             judge()
 
-        has_begun = self.stats.passes > 0  # the first pass has no earlier one to draft from
-        n_passes = self.steps.sync_every if has_begun and self.on_step is None else 1
         is_usual = True
         for _ in range(n_passes):
             is_usual &= self.steps.play(self.width if has_begun else None, step)

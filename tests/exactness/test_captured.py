@@ -19,6 +19,7 @@ from mmaccel import (
 )  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.results import Generation
+from mmaccel.samplers.steps import Eager
 from tests.replay import HostSync, Replay
 from tests.tiny_lms import VOCAB, build_lm
 from tests.toy import make_prompt
@@ -46,7 +47,7 @@ POLICIES: list[Policy] = [
 
 
 def decode(
-    policy: Policy, steps: Replay | None, *, model: str = "llama", stop: Any = None,
+    policy: Policy, steps: Replay | Eager | None, *, model: str = "llama", stop: Any = None,
     grid: Grid | None = GRID, on_step: Any = None, **options: Any,
 ) -> Generation:  # fmt: skip
     window = CausalLMWindow(build_lm(model), stride=None if steps is None else "auto")
@@ -98,6 +99,13 @@ def test_several_passes_between_two_looks(sync_every: int) -> None:
     surplus = captured.stats.passes - plain.stats.passes
     assert 0 <= surplus < sync_every
     assert (captured.stats.passes - 1) % sync_every == 0  # the first is looked at alone
+
+
+def test_several_passes_between_two_looks_without_a_record() -> None:
+    looked_late = decode(Jacobi(window=6), Eager(3), grid=None)
+    plain = decode(Jacobi(window=6), None, grid=None)
+    assert looked_late.tokens.equal(plain.tokens) and looked_late.passes.equal(plain.passes)
+    assert looked_late.stats.accepted == plain.stats.accepted
 
 
 def test_stop_tokens_end_rows() -> None:
