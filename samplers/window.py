@@ -95,7 +95,6 @@ class WindowRun(WindowPass):
         Raises:
             NumericsError: if a kept token was drawn from scores that are no law.
         """
-
         has_begun = self.stats.passes > 0  # the first pass has no earlier one to draft from
         n_passes = self.steps.sync_every if has_begun and self.on_step is None else 1
 

@@ -27,15 +27,9 @@ def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
         for dtype in case.dtypes:
             if device.type != "cuda" and (case.large or dtype == torch.bfloat16):
                 continue
-            try:
-                case.run(device, dtype)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-            except Exception as error:  # the others still run, unless the device is lost
-                if is_device_error(error):
-                    raise
-                name = f"{case.name}, {str(dtype).removeprefix('torch.')}"
-                failed[name] = f"{type(error).__name__}: {error}{_where(error)}"
+            fault = find_fault(case, device, dtype)  # the others still run
+            if fault:
+                failed[f"{case.name}, {str(dtype).removeprefix('torch.')}"] = fault
             else:
                 passed += 1
     if failed:
@@ -44,6 +38,23 @@ def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
             {"passed": passed, "failed": failed},
         )
     return {"passed": passed}
+
+
+def find_fault(case: Case, device: torch.device, dtype: torch.dtype) -> str:
+    """What a case complains of, and where; empty where twin and specification agree.
+
+    Raises:
+        RuntimeError: the device failed.
+    """
+    try:
+        case.run(device, dtype)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception as error:
+        if is_device_error(error):
+            raise
+        return f"{type(error).__name__}: {error}{_where(error)}"
+    return ""
 
 
 def _where(error: Exception) -> str:
