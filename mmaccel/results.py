@@ -40,6 +40,10 @@ class Stats:
         accepted: `accepted[k]` counts row-passes that made exactly k + 1 tokens.
         total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
             for exact ones.
+        nats: canvas policies: bound on the divergence from one commit a pass, summed over rows; see
+            `mmaccel.samplers.ledger`. 0.0 for exact ones.
+        positions: canvas policies: entries that went through the model, over all rows of all
+            passes.
         seconds: wall time of the run.
         forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
             time to launch passes, not to finish them.
@@ -61,6 +65,8 @@ class Stats:
     draft_passes: int = 0
     accepted: list[int] = field(default_factory=list)
     total_variation: float = 0.0
+    nats: float = 0.0
+    positions: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
     pixel_seconds: float = 0.0
@@ -101,7 +107,9 @@ class Stats:
         if self.total_variation:
             spent = self.total_variation / max(1, self.tokens)
             lines.append(("spent", f"total variation {spent:.3f} a token"))
-        if len(self.accepted) > 1:
+        if self.nats:
+            lines.append(("spent", f"{self.nats:.3f} nats at most"))
+        if len(self.accepted) > 1 and not self.positions:  # a canvas has no first slot
             shares = " ".join(f"{100 * share:.0f}" for share in self.kept_by_slot[:16])
             lines.append(("kept by slot", f"{shares} %" + " …" * (len(self.accepted) > 16)))
         parts = [("model", self.forward_seconds), ("pixels", self.pixel_seconds)]

@@ -131,15 +131,24 @@ class Filters:
         Raises:
             ShapeError: if the number of branches does not suit the guidance scale.
         """
-        scores = self._guide(logits.float(), branches)  # [B, W, V]
-        allowed = layout.allowed(slots) if layout is not None else None
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, _NEVER)
+        scores = self.to_model_law(logits, branches, slots, layout)
         if self.processor is not None:
             scores = self.processor(scores, line, columns)
-        scores = truncate(scores, self.temperature, self.top_k, self.top_p, self.min_p)
+        scores = self.to_target_law(scores)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)
+
+    def to_model_law(
+        self, logits: Tensor, branches: int, slots: Tensor, layout: Layout | None
+    ) -> Tensor:
+        """Raw logits `[R, W, V]` under guidance and the structural mask, `[B, W, V]` float32."""
+        scores = self._guide(logits.float(), branches)
+        allowed = layout.allowed(slots) if layout is not None else None
+        return scores if allowed is None else scores.masked_fill(~allowed, _NEVER)
+
+    def to_target_law(self, scores: Tensor) -> Tensor:
+        """Temperature, top-k, top-p and min-p on `[B, W, V]` float32."""
+        return truncate(scores, self.temperature, self.top_k, self.top_p, self.min_p)
 
     def impossible(self, vocab_size: int) -> Tensor | None:
         """`[S]` int64, ids below `vocab_size` that the processor's attribute `impossible` names:

@@ -13,6 +13,7 @@ PLACES = {
     "mmaccel.errors": (0, False),
     "mmaccel.results": (0, False),
     "mmaccel.contracts": (0, False),
+    "mmaccel.canvas_contracts": (0, False),
     "mmaccel.kernels": (1, False),
     "mmaccel.tokenizers_vq": (2, False),
     "mmaccel.samplers": (3, True),

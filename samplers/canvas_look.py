@@ -1,0 +1,177 @@
+"""Passes over canvases: which columns go through the model, and what comes back of them.
+
+The plan says what is computed and read (`mmaccel.samplers.cache_plan`), this file keeps what the
+plan needs to know of each row: what was written last, and when.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass, Denoiser
+from mmaccel.contracts import Prompt
+from mmaccel.samplers.cache_plan import CachePlan
+from mmaccel.samplers.canvas import Canvas
+from mmaccel.samplers.canvas_columns import Columns, Sets
+from mmaccel.samplers.evidence import Evidence, read_logits
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+
+class CanvasLook:
+    """Passes of one run.
+
+    Args:
+        model, prompt, filters, noise, cache, copies, layout: as in `CanvasRun`.
+        canvas: before its first pass.
+        width: Q.
+
+    Attributes:
+        seconds: spent in the model.
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        prompt: Prompt,
+        canvas: Canvas,
+        width: int,
+        filters: Filters,
+        noise: Noise,
+        cache: CachePlan,
+        copies: int,
+        layout: str,
+    ) -> None:
+        self.model, self.filters, self.cache = model, filters, cache
+        self._layout, self.seconds = prompt.layout, 0.0
+        self._index = torch.arange(width, device=canvas.tokens.device)
+        self._noise = {1: noise}
+        n = prompt.tokens.shape[1] + canvas.length
+        self._by_entry = cache.keeps or layout == "entries"
+        widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
+        scratch = min(n, widest.get(cache.kind, width)) if cache.keeps else n
+        block = model.block if model.has_store else None
+        rows = prompt.tokens.shape[0]
+        if self._by_entry:
+            self.columns = Columns(prompt, canvas.length, block, copies, scratch)
+            model.reserve(rows, self.columns.places)
+        else:
+            self.columns = Columns(prompt, canvas.length, block)
+            model.reserve(rows * copies, self.columns.n)
+        self._kept = self.columns.pad.clone()  # [R], first column that is not written for good
+        self._refreshed = torch.zeros_like(canvas.begun)
+        self._moved = torch.ones_like(canvas.begun, dtype=torch.bool)
+
+    def note(self, moved: Tensor) -> None:
+        """Rows `[B]` bool whose active block is new."""
+        self._moved = self._moved | moved
+        self._refreshed = torch.where(moved, 0, self._refreshed)
+
+    def is_due(self, canvas: Canvas) -> bool:
+        """Whether the next pass writes. Cost: one host synchronisation where a cache is kept."""
+        return self.cache.keeps and bool((self._moved | self._full(canvas)).any())
+
+    def slots(self, canvas: Canvas) -> Tensor:
+        """`[K * B, Q]` int64, Q slots from the active block's first on; L and more are none."""
+        return canvas.start[:, None] + self._index
+
+    def room_ahead(self, canvas: Canvas, most: int) -> Tensor:
+        """`[B]` int64, up to `most`: commits before a row's next full pass."""
+        room = torch.full_like(canvas.begun, most)
+        if self.cache.refresh is None or not self.cache.keeps:
+            return room
+        left = self.cache.refresh - 1 - (canvas.begun - self._refreshed)
+        return torch.minimum(room, left.clamp(min=0))
+
+    def look(self, canvas: Canvas, copies: int) -> tuple[Evidence, Tensor]:
+        """One pass.
+
+        Args:
+            canvas: `[K * B]` rows; with K above 1 only where nothing is due.
+            copies: K.
+
+        Returns:
+            Evidence `[K * B, Q]`, and `[]` int64: entries computed.
+        """
+        slots = self.slots(canvas)
+        inside = slots < canvas.length
+        slots = slots.clamp(max=canvas.length - 1)
+        is_open = canvas.active().gather(1, slots) & inside
+        fed = self._fed(canvas).unflatten(0, (copies, -1))  # [K, B, L]
+        own = slots[: fed.shape[1]]  # the active block is the same in all copies
+        began = time.perf_counter()
+        entries, n_entries = self._plan(canvas, fed, own)
+        logits = self._in_rows(self.model.forward(entries), copies, slots.shape[1])
+        self.seconds += time.perf_counter() - began
+        evidence = read_logits(
+            logits,
+            self.columns.branches,
+            slots,
+            is_open,
+            mask_token=-1 if canvas.mask_token is None else canvas.mask_token,
+            filters=self.filters,
+            noise=self._noise_of(copies),
+            layout=self._layout,
+        )
+        return evidence, n_entries
+
+    def _plan(self, canvas: Canvas, fed: Tensor, slots: Tensor) -> tuple[CanvasPass, Tensor]:
+        columns, batch = self.columns, fed.shape[1]
+        end = columns.rows(canvas.end[:batch]) + columns.first  # [R]
+        sight = self.cache.sight(canvas.end[:batch], canvas.length)
+        seen = columns.is_real & (
+            columns.index < (columns.rows(sight) + columns.first)[:, None]
+        )  # [R, N]
+        if not self._by_entry:
+            return columns.whole(fed, seen, slots), seen.sum() * fed.shape[0]
+        base = columns.rows(canvas.base[:batch]) + columns.first
+        if self.cache.kind == "block":
+            computed = seen & (columns.index >= self._kept[:, None])
+            written = computed & (columns.index < base[:, None])
+            self._kept = base
+        elif not self.cache.keeps:
+            computed, written = seen, torch.zeros_like(seen)
+        else:
+            full = self._full(canvas)[:batch]
+            start = columns.rows(canvas.start[:batch]) + columns.first
+            window = self.cache.computed(columns.index, start, end)
+            whole = columns.rows(full)[:, None]
+            computed, written = seen & (window | whole), seen & whole
+            self._refreshed = torch.where(full, canvas.begun[:batch], self._refreshed)
+        self._moved = torch.zeros_like(self._moved)
+        sets = Sets(computed, written, seen)
+        return columns.chosen(fed, sets, slots), computed.sum() * fed.shape[0]
+
+    def _full(self, canvas: Canvas) -> Tensor:
+        batch = self._moved.shape[0]
+        return self.cache.is_due(canvas.begun[:batch], self._moved, self._refreshed)
+
+    def _fed(self, canvas: Canvas) -> Tensor:
+        """What the model is shown, `[K * B, L]`: random tokens in the open slots of a model of
+        uniform corruption, a function of the seed, the slot and how many are committed.
+        """
+        if canvas.mask_token is not None:
+            return canvas.tokens
+        done = canvas.is_committed.sum(1, keepdim=True)
+        batch = self._moved.shape[0]
+        drawn = self._noise_of(canvas.tokens.shape[0] // batch).fresh(
+            canvas.slots + done * canvas.length, 0
+        )
+        random = (drawn.coins * self.model.vocab_size).long().clamp(max=self.model.vocab_size - 1)
+        return torch.where(canvas.is_committed, canvas.tokens, random)
+
+    def _in_rows(self, logits: Tensor, copies: int, width: int) -> Tensor:
+        """Logits of entries `[R, K * Q, V]` as rows `[G * K * B, Q, V]`."""
+        if not self._by_entry or copies == 1:
+            return logits
+        split = logits.view(self.columns.branches, -1, copies, width, logits.shape[-1])
+        return split.transpose(1, 2).flatten(0, 2)
+
+    def _noise_of(self, copies: int) -> Noise:
+        if copies not in self._noise:
+            one = self._noise[1]
+            self._noise[copies] = Noise(one.seeds.repeat(copies), one.items.repeat(copies))
+        return self._noise[copies]
