@@ -37,12 +37,17 @@ def find_reason(window: CausalLMWindow) -> str:
     if window.attention == "model":
         return "attention='model'"
     reason = _find(window)
+    refuse_own_attention(window.model, reason)
+    return reason
+
+
+def refuse_own_attention(model: Any, reason: str) -> None:
+    """Raise MissingBackendError where there is a reason and `MMACCEL_KERNELS=triton`."""
     if reason and dispatch.mode() == "triton":
         raise MissingBackendError(
             f"{dispatch.VARIABLE}=triton: expected a model that attends by window_attention, "
-            f"received {type(window.model).__name__}: {reason}; or set {dispatch.VARIABLE}=auto"
+            f"received {type(model).__name__}: {reason}; or set {dispatch.VARIABLE}=auto"
         )
-    return reason
 
 
 def _find(window: CausalLMWindow) -> str:

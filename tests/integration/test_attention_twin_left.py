@@ -15,6 +15,7 @@ from mmaccel import CausalLMWindow
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.imagegpt import ImageGPT
+from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.window_attention_twin import (
     NAME,
     WindowPass,
@@ -23,6 +24,7 @@ from mmaccel.pipelines.window_attention_twin import (
 )
 from mmaccel.pipelines.window_trial import check_by_trial
 from tests.beds import build_bed
+from tests.integration.test_llamagen import CAPTIONS, build
 from tests.tiny_lms import PassCounter, build_lm, left_padded
 
 PADDED = left_padded([[5, 6, 7, 8, 9], [4, 5], [7, 7, 8]])
@@ -250,3 +252,12 @@ def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
         with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits .* from"):
             reason_of(model, kind)
     assert reason_of(build_lm("llama"), "auto") == ""
+
+
+def test_triton_is_told_of_captions_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = LlamaGenWindow(build(CAPTIONS), "auto")
+    mask = torch.tensor([[False, True, True, True, True, True]])
+    window.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
+    monkeypatch.setenv("MMACCEL_KERNELS", "triton")
+    with pytest.raises(MissingBackendError, match="captions with padding"):
+        window.reserve(1, 20)
