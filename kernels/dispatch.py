@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.kernels.gpu_obstacle import find_gpu_obstacle
 
 VARIABLE = "MMACCEL_KERNELS"
 MODES = ("auto", "torch", "triton")
@@ -69,9 +71,11 @@ def find_obstacle(device_type: str) -> str | None:
     if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))
         return f"triton {triton.__version__} is older than {oldest}; pip install 'triton>={oldest}'"
-    if device_type != "cuda" and not is_interpreted():
+    if is_interpreted():
+        return None
+    if device_type != "cuda":
         return f"Triton kernels run on GPUs, and the tensors are on {device_type}"
-    return None
+    return find_gpu_obstacle()
 
 
 def is_interpreted() -> bool:
@@ -89,6 +93,9 @@ def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Cho
     if chosen == "torch":
         return Choice("torch", f"{VARIABLE}=torch")
     obstacle = find_obstacle(_device_type(args, options))
+    is_bfloat16 = any(tensor.dtype == torch.bfloat16 for tensor in _tensors(args, options))
+    if obstacle is None and is_bfloat16 and is_interpreted():
+        obstacle = "bfloat16, which Triton's interpreter computes wrongly"
     if obstacle is None:
         obstacle = _refusal(specification)(*args, **options)
     if obstacle is not None:
@@ -111,7 +118,8 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     choice = decide(specification, *args, **options)
     if choice.twin == "triton":
         twin: Callable[P, T] = getattr(_twin_module(specification), specification.__name__)
-        return twin(*args, **options)
+        with _device_of(args, options):
+            return twin(*args, **options)
     if mode() == "triton":
         raise MissingBackendError(
             f"{VARIABLE}=triton: expected {specification.__name__} to run as a Triton kernel, "
@@ -161,9 +169,21 @@ def survey(device_type: str) -> dict[str, Choice]:
     }
 
 
+def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[Tensor]:
+    return [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+
+
 def _device_type(args: tuple[Any, ...], options: dict[str, Any]) -> str:
-    tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+    tensors = _tensors(args, options)
     return tensors[0].device.type if tensors else torch.get_default_device().type
+
+
+def _device_of(args: tuple[Any, ...], options: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Makes the tensors' GPU the current one: Triton launches there, wherever its pointers lie."""
+    tensors = _tensors(args, options)
+    if not tensors or tensors[0].device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.device(tensors[0].device)
 
 
 @cache

@@ -13,7 +13,7 @@ log-sum-exp and not the three unfinished sums: where there is one split, that is
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -45,7 +45,7 @@ TABLE = {
     (2, 64): (Shape(16, 64, 4, 2, 144), Shape(64, 32, 8, 2, 232)),
     (2, 128): (Shape(16, 32, 4, 3, 144), Shape(64, 32, 8, 2, 216)),
     (2, 256): (Shape(16, 32, 4, 2, 224),),
-    (4, 128): (Shape(16, 32, 4, 2, 144),),
+    (4, 128): (Shape(16, 32, 8, 3, 96),),
 }
 
 
@@ -248,23 +248,30 @@ def window_attention(
 
 
 def builds() -> list[Build]:
-    """Every shape of the table with all restrictions at once, and the merge."""
+    """Every shape of the table, with all restrictions at once and with none, and the merge."""
     made = [
-        _build_attend(itemsize, block, shape)
+        _build_attend(itemsize, block, shape, is_plain)
         for (itemsize, block), shapes in TABLE.items()
         for shape in shapes
+        for is_plain in (False, True)
     ]
     return [*made, build_merge()]
 
 
-def _build_attend(itemsize: int, block: int, shape: Shape) -> Build:
+def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Build:
+    """A plain call gives None for the restrictions, which makes it another program."""
     number = "*fp32" if itemsize == 4 else "*bf16"
     kinds = {
         **dict.fromkeys(("q", "k", "v"), number), "start": "*i64", "tree": "*u8", "index": "*i32",
         "count": "*i32", "text": "*i64", "out": "*fp32", "lse": "*fp32", "scale": "fp32",
         "cap": "fp32",
     }  # fmt: skip
-    constants = {"CAPPED": True, "M": shape.rows, "N": shape.keys, "D": block, "DV": block}
+    constants: dict[str, Any] = {
+        "CAPPED": not is_plain, "M": shape.rows, "N": shape.keys, "D": block, "DV": block
+    }  # fmt: skip
+    if is_plain:
+        constants |= dict.fromkeys(("tree", "index", "count", "text"))
+        constants |= {"block_size": 1, "columns": 1}
     names = _attend_kernel.arg_names
     signature = {
         name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names

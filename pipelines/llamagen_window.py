@@ -12,6 +12,7 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
+from mmaccel.pipelines.window_attention_trial import refuse_own_attention
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
 from mmaccel.pipelines.window_checks import check_attention
 from mmaccel.pipelines.window_masks import make_masks
@@ -129,6 +130,8 @@ class LlamaGenWindow:
             )
         self._placement = Placement(rows, positions + 1)
         self.attention_reason = self._find_reason(rows, positions + 1)
+        if self.attention != "model":
+            refuse_own_attention(self.model, self.attention_reason)
         self._caches = [WindowLayer(self._placement) for _ in self.model.layers]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
@@ -177,7 +180,7 @@ class LlamaGenWindow:
             return "captions with padding"
         if self.attention == "twin":
             return ""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" and dispatch.mode() != "triton":
             return f"the model is on {self.device}"
         weight, config = self.model.output.weight, self.model.config
         shape = (rows, config.n_head, room, config.dim // config.n_head)

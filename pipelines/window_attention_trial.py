@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmaccel.errors import MissingBackendError, UnsupportedModelError
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.window_attention_twin import Choices
 from mmaccel.pipelines.window_trial import LENGTH, PASSES, find_tolerance, is_possible, make_ids
 
@@ -26,18 +27,37 @@ _answers: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary
 def find_reason(window: CausalLMWindow) -> str:
     """Why a window's passes keep the model's own attention; empty where they need not.
 
+    Raises:
+        MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason besides `model`.
+
     Cost: at a model's first call, six short passes; none for `model`, nor for `auto` away from
     CUDA devices or under `MMACCEL_KERNELS=torch`. The answer is kept for as long as the model
     lives, and found again when its attention, dtype or device changes.
     """
-    model, kind = window.model, window.attention
-    if kind == "model":
+    if window.attention == "model":
         return "attention='model'"
+    reason = _find(window)
+    refuse_own_attention(window.model, reason)
+    return reason
+
+
+def refuse_own_attention(model: Any, reason: str) -> None:
+    """Raise MissingBackendError where there is a reason and `MMACCEL_KERNELS=triton`."""
+    if reason and dispatch.mode() == "triton":
+        raise MissingBackendError(
+            f"{dispatch.VARIABLE}=triton: expected a model that attends by window_attention, "
+            f"received {type(model).__name__}: {reason}; or set {dispatch.VARIABLE}=auto"
+        )
+
+
+def _find(window: CausalLMWindow) -> str:
+    model, kind = window.model, window.attention
     if kind == "auto":
-        obstacle = None if window.device.type == "cuda" else f"the model is on {window.device}"
+        on_gpu = window.device.type == "cuda" or dispatch.mode() == "triton"
+        obstacle = None if on_gpu else f"the model is on {window.device}"
         if dispatch.mode() == "torch":
             obstacle = f"{dispatch.VARIABLE}=torch"
-        obstacle = obstacle or dispatch.find_obstacle("cuda")
+        obstacle = obstacle or dispatch.find_obstacle(window.device.type)
         if obstacle is not None:
             return obstacle
     key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
@@ -67,7 +87,9 @@ def _try(probe: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]:
         return str(error), True
     except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
         raise
-    except Exception as error:  # whatever it is, the model's own attention is there
+    except Exception as error:  # the model's own attention is there, unless the device failed
+        if is_device_error(error):
+            raise
         said = " ".join(str(error).split())[:80]
         is_final = not isinstance(error, torch.OutOfMemoryError)
         return f"a {type(error).__name__} under the kernel ({said})", is_final

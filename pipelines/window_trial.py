@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import MissingBackendError, UnsupportedModelError
+from mmaccel.kernels.device_errors import is_device_error
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.window_model import CausalLMWindow
@@ -37,6 +38,8 @@ def check_by_trial(model: Any, window: CausalLMWindow) -> None:
 
     Raises:
         UnsupportedModelError: with what was seen.
+        MissingBackendError: kernels that MMACCEL_KERNELS=triton asks for cannot run.
+        RuntimeError: the device failed.
 
     Cost: four short passes, until the model has passed once with its attention implementation.
     """
@@ -47,12 +50,18 @@ def check_by_trial(model: Any, window: CausalLMWindow) -> None:
         _refuse(model, "no weights (the model is on the meta device)")
     try:
         worst = _largest_difference(model, window)
-    except Exception as error:  # whatever it is, generate is left to the original
+    except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
+        raise
+    except Exception as error:  # generate is left to the original, unless the device failed
+        if is_device_error(error):
+            raise
         _refuse(model, f"a {type(error).__name__} ({' '.join(str(error).split())[:80]})")
     if worst is None:
         return
     if worst > find_tolerance(model.dtype):
         _refuse(model, f"logits that are {worst:.2g} standard deviations off")
+    if "local" in (getattr(model.config, "attention_layers", None) or ()):
+        _refuse(model, "local attention, counted from the end of the cache,")  # wider than a trial
     _passed[model] = implementation
 
 

@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
     if obstacle is not None:
         print(f"gpu_check: {obstacle}; nothing was written")
         return 2
+    torch.set_float32_matmul_precision("highest")  # some images turn TF32 on, by the environment
     device = torch.device("cuda", torch.cuda.current_device())
     facts = describe(ROOT, device, " ".join(["python", "scripts/gpu_check.py", *arguments]))
     file = options.out / f"gpu-{slug(facts['device'])}.json"

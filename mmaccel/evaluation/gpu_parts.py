@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import OptionError
+from mmaccel.kernels.device_errors import is_device_error
 
 Report = dict[str, Any]
 
@@ -60,7 +61,9 @@ def run_parts(
     """Run what the report at `file` does not hold yet, and write it after every part.
 
     A part counts as there if it passed with the same device, versions and sources; one that failed
-    runs again. No part starts behind the budget, apart from the first.
+    with these, or did not end, runs again behind all others: an error of the device ends a call,
+    and must not keep the other parts from ever being run. No part starts behind the budget, apart
+    from the first.
 
     Args:
         parts: all there are.
@@ -90,22 +93,30 @@ def run_parts(
         for part in parts
         if (part.name in only or not only) and (again or not _is_there(done, part.name, origin))
     ]
+    todo.sort(key=lambda part: _has_failed(done, part.name, origin))
     started = clock()
     for number, part in enumerate(todo):
         if number and clock() - started >= budget:
             break
         began, at = clock(), _now()
-        result, error = _attempt(part, device)
-        done[part.name] = {"of": origin, "seconds": clock() - began, "date": at} | result
         ran = {earlier.name for earlier in todo[: number + 1]}
         later = {part.name for part in todo[number + 1 :]}
         lacking = {name for name in names if not _is_there(done, name, origin)} - ran
         left = [name for name in names if name in later | lacking]
+        if not _is_there(done, part.name, origin):  # who is killed says no more
+            begun = {"of": origin, "seconds": 0.0, "date": at, "status": "failed"}
+            begun["message"] = "it began and did not end"
+            write_whole(
+                file, {**facts, "date": at, "left": left, "parts": done | {part.name: begun}}
+            )
+        result, error = _attempt(part, device)
+        done[part.name] = {"of": origin, "seconds": clock() - began, "date": at} | result
         report = {**facts, "date": _now(), "left": left, "parts": done}
         write_whole(file, report)
         print(f"{part.name}: {result['status']}, {clock() - began:.1f} s", flush=True)
         if error is not None and is_device_error(error):
             raise error
+        error = None  # its trace holds a part's tensors
     return report
 
 
@@ -113,15 +124,6 @@ def failed_parts(report: Report) -> list[str]:
     """Names of the parts whose last run failed."""
     found = report.get("parts", {}).items()
     return [name for name, part in found if part["status"] == "failed"]
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether the device itself failed: what comes behind it on the same device means nothing."""
-    kind = getattr(torch, "AcceleratorError", None)
-    said = str(error)
-    return (kind is not None and isinstance(error, kind)) or (
-        isinstance(error, RuntimeError) and ("CUDA error" in said or "[CUDA]" in said)
-    )
 
 
 def write_whole(file: Path, report: Report) -> None:
@@ -140,7 +142,7 @@ def _attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exceptio
     except CheckError as error:
         return {"status": "failed", "message": str(error), **error.found}, error
     except Exception as error:  # kept in the report, and the exit status says so
-        message = f"{type(error).__name__}: {error}"
+        message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         return {"status": "failed", "message": message}, error
     return {"status": "passed", **found}, None
 
@@ -148,6 +150,11 @@ def _attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exceptio
 def _is_there(done: dict[str, Any], name: str, origin: dict[str, Any]) -> bool:
     part = done.get(name, {})
     return part.get("status") == "passed" and part.get("of") == origin
+
+
+def _has_failed(done: dict[str, Any], name: str, origin: dict[str, Any]) -> bool:
+    part = done.get(name, {})
+    return part.get("status") == "failed" and part.get("of") == origin
 
 
 def _now() -> str:

@@ -13,14 +13,18 @@ from torch import Tensor
 
 from mmaccel import CausalLMWindow
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.kernels import dispatch
 from mmaccel.pipelines.imagegpt import ImageGPT
+from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.window_attention_twin import (
     NAME,
     WindowPass,
     find_configs,
     window_attention_in,
 )
+from mmaccel.pipelines.window_trial import check_by_trial
 from tests.beds import build_bed
+from tests.integration.test_llamagen import CAPTIONS, build
 from tests.tiny_lms import PassCounter, build_lm, left_padded
 
 PADDED = left_padded([[5, 6, 7, 8, 9], [4, 5], [7, 7, 8]])
@@ -160,6 +164,23 @@ def test_what_raises_under_the_kernel_alone_is_tried_once() -> None:
     assert tries == [NAME] and run(model).equal(run(model, "model"))
 
 
+def test_an_error_of_the_device_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the trial of the kernel nor by that of the windows."""
+    model = build_lm("llama")
+
+    def lose(module: Any, *_: Any) -> None:
+        if module.config._attn_implementation == NAME or lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    lost: list[bool] = []
+    model.model.layers[1].self_attn.register_forward_pre_hook(lose)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        reason_of(model)
+    lost.append(True)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        check_by_trial(model, CausalLMWindow(model, attention="model"))
+
+
 def _halve(module: Any, _: Any, out: Any) -> Any:
     return (out[0] * (0.5 if module.config._attn_implementation == NAME else 1.0), *out[1:])
 
@@ -203,7 +224,40 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason_of(build_lm("llama"), "auto") == "MMACCEL_KERNELS=torch"
     assert reason_of(build_lm("llama")) == ""
     monkeypatch.setenv("MMACCEL_KERNELS", "triton")
+    for kind in ("auto", "twin"):
+        with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
+            reason_of(build_lm("llama"), kind)
     with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
-        reason_of(build_lm("llama"))
+        check_by_trial(model := build_lm("llama"), CausalLMWindow(model))
+    assert reason_of(build_lm("llama"), "model") == "attention='model'"
     with pytest.raises(OptionError, match="auto, model, twin"):
         CausalLMWindow(build_lm("llama"), attention="flash")  # type: ignore[arg-type]
+
+
+def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even where the kernel could run: the model keeps its own under `auto` alone."""
+    model = build_lm("llama")
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(_halve)
+    assert "standard deviations from the model's own" in reason_of(model)
+    monkeypatch.setattr(dispatch, "mode", lambda: "triton")
+    monkeypatch.setattr(dispatch, "find_obstacle", lambda _: None)
+    monkeypatch.setattr(
+        dispatch, "run", lambda function, *args, **options: function(*args, **options)
+    )
+    monkeypatch.setattr(dispatch, "decide", lambda *_, **__: dispatch.Choice("triton", "pretended"))
+    for kind in ("auto", "twin"):
+        with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits .* from"):
+            reason_of(model, kind)
+    assert reason_of(build_lm("llama"), "auto") == ""
+
+
+def test_triton_is_told_of_captions_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = LlamaGenWindow(build(CAPTIONS), "auto")
+    mask = torch.tensor([[False, True, True, True, True, True]])
+    window.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
+    monkeypatch.setenv("MMACCEL_KERNELS", "triton")
+    with pytest.raises(MissingBackendError, match="captions with padding"):
+        window.reserve(1, 20)

@@ -162,3 +162,25 @@ def test_odd_models_are_tried_all_the_same() -> None:
 def build_lm_on_the_cpu() -> Any:
     with torch.device("cpu"):
         return build_lm("qwen2")
+
+
+def test_attention_that_is_local_by_the_length_of_the_cache_runs_the_original() -> None:
+    """GPT-Neo's local layers: right on a trial's nine tokens, other tokens behind their window."""
+    import transformers as hf
+
+    torch.manual_seed(3)
+    config = hf.GPTNeoConfig(
+        vocab_size=40, hidden_size=32, num_layers=2, num_heads=4, window_size=16,
+        attention_types=[[["global", "local"], 1]], max_position_embeddings=64, bos_token_id=1,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model: Any = hf.GPTNeoForCausalLM(config).eval()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    ids, options = torch.tensor([[1, 2, 3]]), {"max_new_tokens": 40, "do_sample": False}
+    own = model.generate(ids, **options)
+    with mmaccel.attach(model, "jacobi", seed=1) as run, pytest.warns(UserWarning):
+        made = model.generate(ids, **options)
+    assert made.equal(own)
+    assert run.stats is not None and "local attention" in run.stats.fallbacks[0]

@@ -18,7 +18,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
 
 
 class Compiled(NamedTuple):
-    """Registers a thread, spilled ones (bytes or registers), and whose GPU it is for."""
+    """Registers a thread, what is spilled to memory, and whose GPU it is for."""
 
     registers: int
     spills: int
@@ -59,5 +59,7 @@ def _read_ptx(ptx: str, architecture: str) -> Compiled:
 
 def _read_amd(assembly: str) -> Compiled:
     registers = max(map(int, re.findall(r"\.vgpr_count:\s+(\d+)", assembly)))
-    spilled = sum(map(int, re.findall(r"\.[sv]gpr_spill_count:\s+(\d+)", assembly)))
+    # scalar registers are spilled to lanes of a vector register, which is counted above
+    memory = r"\.(?:vgpr_spill_count|private_segment_fixed_size):\s+(\d+)"
+    spilled = sum(map(int, re.findall(memory, assembly)))
     return Compiled(registers, spilled, False)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from mmaccel.evaluation.gpu_parts import CheckError, Part, is_device_error
+from mmaccel.evaluation.gpu_parts import CheckError, Part
+from mmaccel.kernels.device_errors import is_device_error
 from tests.kernels.case import Case, cases_of
 
 
@@ -52,6 +53,7 @@ def find_fault(case: Case, device: torch.device, dtype: torch.dtype) -> str:
             torch.cuda.synchronize(device)
     except Exception as error:
         if is_device_error(error):
+            error.add_note(f"in {case.name}, {str(dtype).removeprefix('torch.')}")
             raise
         return f"{type(error).__name__}: {error}{_where(error)}"
     return ""

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mmaccel.errors import MissingBackendError, OptionError
-from mmaccel.kernels import dispatch
+from mmaccel.kernels import dispatch, gpu_obstacle
+from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
 
 ROWS = torch.arange(2)
@@ -22,6 +23,7 @@ CALL = (ROWS, ROWS, ROWS[:, None], 5, torch.tensor(0))
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._twin_module)
     for cached in caches:
         cached.cache_clear()
@@ -122,6 +124,74 @@ def test_what_is_in_the_way(
     with pytest.raises(MissingBackendError, match="expected uniforms to run as a Triton kernel"):
         dispatch.run(uniforms, *CALL)
     assert not called and dispatch.takes("noise", "cpu")
+
+
+def test_the_interpreter_gets_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it computes of bfloat16 is wrong, and it does not say so."""
+    pretend(monkeypatch)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dispatch.decide(uniforms, *CALL) == ("triton", "interpreted")
+    choice = dispatch.decide(uniforms, *CALL[:-1], torch.tensor(0.0, dtype=torch.bfloat16))
+    assert choice.twin == "torch" and "bfloat16" in choice.reason
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, wherever its pointers lie."""
+    entered: list[torch.device] = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *_: object) -> None:
+            entered.append(torch.device("cpu"))
+
+    pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    there = torch.device("cuda", 1)
+    distant = SimpleNamespace(device=there, dtype=torch.int64)
+    monkeypatch.setattr(dispatch, "_tensors", lambda *_: [distant])
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    assert dispatch.run(uniforms, *CALL) == "made by the twin"
+    assert entered == [there, torch.device("cpu")]
+
+
+@pytest.mark.parametrize("trouble", ["", "old", "no compiler", "lost"])
+def test_what_keeps_triton_from_a_gpu_that_is_there(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> object:
+        if trouble == "no compiler":
+            raise RuntimeError("Failed to find C compiler.")
+        if trouble == "lost":
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return object()
+
+    ages = [(9, 0), (7, 5) if trouble == "old" else (8, 0)]
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=start))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ages[index])
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(gpu_obstacle, "import_module", lambda _: SimpleNamespace(driver=driver))
+    pretend(monkeypatch)
+    if trouble == "lost":
+        with pytest.raises(RuntimeError, match="illegal"):
+            dispatch.find_obstacle("cuda")
+        return
+    reason = dispatch.find_obstacle("cuda")
+    said = {"old": "compute capability 7.5", "no compiler": "Failed to find C compiler"}
+    assert reason is None if not trouble else said[trouble] in str(reason)
+
+
+def test_errors_of_the_device_are_told_from_others() -> None:
+    for said in ("CUDA error: x", "Triton Error [CUDA]: x", "HIP error: x", "device-side assert"):
+        assert is_device_error(RuntimeError(said))
+    others = (ValueError("CUDA error"), torch.OutOfMemoryError("CUDA error: no memory"))
+    assert not any(map(is_device_error, (*others, RuntimeError("a mask of another size"))))
 
 
 def test_check_refuses_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,55 @@ def test_a_failure_is_kept_and_the_others_run(bench: Bench) -> None:
 
 def test_an_error_of_the_device_is_kept_and_raised(bench: Bench) -> None:
     for said in ("CUDA error: an illegal memory access", "Triton Error [CUDA]: misaligned"):
+        bench.file.unlink(missing_ok=True)
         bench.runs, bench.error = "", RuntimeError(said)
         with pytest.raises(RuntimeError, match="CUDA"):
             bench.run(again=True)
         report = json.loads(bench.file.read_text(encoding="utf-8"))
         assert bench.runs == "ab" and report["left"] == ["c"] and failed_parts(report) == ["b"]
+
+
+def test_what_ends_a_call_keeps_no_part_from_being_run(bench: Bench) -> None:
+    """An error of the device in b, twice: c is run by the second call, and b behind it."""
+    bench.error = RuntimeError("CUDA error: an illegal memory access")
+    bench.error.add_note("in large, bfloat16")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal"):
+            bench.run()
+    assert bench.runs == "abcb"
+    report = json.loads(bench.file.read_text(encoding="utf-8"))
+    assert report["left"] == [] and failed_parts(report) == ["b"]
+    assert report["parts"]["b"]["message"].endswith("access; in large, bfloat16")
+
+
+def test_a_part_that_kills_the_process_is_in_the_report(bench: Bench) -> None:
+    class Killed(BaseException):
+        pass
+
+    bench.error = Killed()  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        bench.run()
+    report = json.loads(bench.file.read_text(encoding="utf-8"))
+    assert report["parts"]["b"]["message"] == "it began and did not end"
+    assert report["left"] == ["c"] and failed_parts(report) == ["b"]
+    bench.error = None
+    assert failed_parts(bench.run()) == [] and bench.runs == "abcb"
+
+
+def test_a_part_that_failed_holds_no_memory_while_the_next_runs(tmp_path: Path) -> None:
+    held: list[Any] = []
+
+    def fail(device: torch.device) -> dict[str, Any]:
+        model = torch.nn.Linear(1, 1)
+        held.append(weakref.ref(model))
+        raise ValueError("no such shape")
+
+    def look(device: torch.device) -> dict[str, Any]:
+        return {"alive": held[0]() is not None}
+
+    parts = [Part("fail", fail), Part("look", look)]
+    report = run_parts(parts, tmp_path / "gpu-a.json", FACTS, CPU)
+    assert report["parts"]["look"]["alive"] is False
 
 
 def test_the_report_is_replaced_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +201,9 @@ def test_a_lost_device_ends_the_cases() -> None:
     def lose(device: torch.device, dtype: torch.dtype) -> None:
         raise RuntimeError("CUDA error: launch failure")
 
-    with pytest.raises(RuntimeError, match="launch failure"):
+    with pytest.raises(RuntimeError, match="launch failure") as caught:
         run_cases([Case("lost", lose)], CPU)
+    assert caught.value.__notes__ == ["in lost, float32"]
 
 
 def test_timings_stand_for_kernels_that_exist() -> None:
