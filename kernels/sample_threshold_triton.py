@@ -6,7 +6,7 @@ its goal; and of the keys equal to that t, those of the lowest ids stay, as many
 same question about ids. Each answer is found some bits at a time: a level sums, for keys in equal
 steps, the counts or masses that reach them, moves on to the last step that reached the goal, and
 refines the steps. A descent goes over the lists of candidates that `sample_candidates_triton.py`
-leaves of a row, 16 levels of two bits (a row's lists fit a multiprocessor's own cache); or, for
+leaves of a row, 11 levels of three bits (a row's lists fit a multiprocessor's own cache); or, for
 rows they do not serve, over the whole row, 8 levels of four bits, each a read of the logits.
 Nothing comes back to the host, no atomics are used, and equal inputs give equal bits.
 
@@ -118,10 +118,10 @@ def search_kernel(  # type: ignore[no-untyped-def]
 
     Over the lists of a row if its state `bounds[0]` says so; a row whose lists ran over becomes
     SEARCHED. Over the whole row, with `WHOLE`, if it is SEARCHED. `top_k` or `top_p` is 0 where it
-    is not wanted; ids have `id_bits`, a multiple of 4.
+    is not wanted; ids have `id_bits`.
     """
-    BITS: tl.constexpr = 4 if WHOLE else 2
-    WAYS: tl.constexpr = 16 if WHOLE else 4
+    BITS: tl.constexpr = 4 if WHOLE else 3
+    WAYS: tl.constexpr = 16 if WHOLE else 8
     TILE: tl.constexpr = ROW_TILE if WHOLE else LIST_TILE
     entry, entries = tl.program_id(0), tl.num_programs(0)
     state = tl.load(bounds + entry)
@@ -156,7 +156,7 @@ def search_kernel(  # type: ignore[no-untyped-def]
                 above = tl.full([], 0.0, tl.float32)
                 is_share = (question == 1) & (WHOLE | (top_k != 0))
                 while shift > 0:
-                    shift -= BITS
+                    shift = tl.maximum(shift - BITS, 0)
                     edges = low + (way << shift)
                     total = nothing
                     for tile in range(0, n_tiles):

@@ -56,6 +56,7 @@ def count_bytes(
     settings: Settings,
     way: Way = "lists",
     candidates: int = 0,
+    replaced: int = 0,
 ) -> Traffic:
     """Bytes of one row.
 
@@ -65,6 +66,7 @@ def count_bytes(
         settings: of the call.
         way: of the row.
         candidates: tokens written to the row's lists, by both reads if there are two.
+        replaced: of them, those of the first read where a second one replaced them.
     """
     splits = -(-n_values // CHUNK)
     reads = count_reads(n_values, settings, way) * n_values * token_bytes
@@ -82,7 +84,8 @@ def count_bytes(
         written += splits * 4  # counts once more
     if way == "search":
         written += parts + (0 if has_k and has_p else 4)  # a state is mended
-    return Traffic(reads + glance, written, 2 * parts + 2 * pairs + sums + bounds)
+    again = 2 * (candidates - replaced) * PAIR_BYTES + 2 * parts + sums + bounds
+    return Traffic(reads + glance, written, again)
 
 
 def _cuts(n_values: int, settings: Settings) -> tuple[bool, bool]:
