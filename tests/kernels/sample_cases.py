@@ -132,6 +132,7 @@ def _long(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
 
 
 _ONCE = (torch.float32,)
+_TWO = (torch.float32, torch.bfloat16)  # bfloat16 on GPUs alone
 _SIZES = (1, 2, 63, 100, 127, 128, 129, 511, 512, 513, 1023)
 _LIMITS = {
     "top-k 1": Settings(top_k=1),
@@ -150,14 +151,14 @@ _TIED = {
     "both": Settings(top_k=400, top_p=0.8731),
 }
 CASES = [Case(f"{n} tokens", partial(_size, n, PLAIN)) for n in _SIZES]
-CASES += [Case(f"{n} tokens, all filters", partial(_size, n, EVERYTHING)) for n in (1, 513)]
+CASES += [Case(f"{n} tokens, all filters", partial(_size, n, EVERYTHING), _TWO) for n in (1, 513)]
 CASES += [Case(name, partial(_size, 100, settings), _ONCE) for name, settings in _LIMITS.items()]
 CASES += [Case("same tokens", _same_tokens, _ONCE), Case("three branches", _three_branches)]
-CASES += [Case("strides", _strides), Case("all equal", _all_equal, _ONCE)]
+CASES += [Case("strides", _strides, _TWO), Case("all equal", _all_equal, _ONCE)]
 CASES += [Case("masks", _masks, _ONCE)]
 CASES += [Case(f"ties, {k}", partial(_ties, s, 521), _ONCE) for k, s in _TIED.items()]
 CASES += [Case("neighbours", _neighbours, _ONCE)]
-CASES += [Case("forced", _forced)]
+CASES += [Case("forced", _forced, _TWO)]
 CASES += [Case(f"no law, {s}", partial(_no_law, s), _ONCE) for s in (PLAIN, Settings(top_k=9))]
 CASES += [Case("no law, greedy", partial(_no_law, Settings(temperature=0.0)), _ONCE)]
 CASES += [Case(f"{n} tokens", partial(_splits, PLAIN, n), _ONCE) for n in (4095, 4096, 4097)]
