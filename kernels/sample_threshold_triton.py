@@ -1,11 +1,14 @@
-"""Exact thresholds over long rows in Triton: radix descent by counting, several programs a row.
+"""Exact thresholds over long rows in Triton: radix descent by counting, one program a row.
 
 Idea: float32 scores have 32-bit integer keys in the same order. Top-k wants the largest key t that
-at least k keys reach; top-p the largest t such that the mass of the keys reaching it is at least p.
-Both are found four bits at a time: a level sums, for 16 keys in equal steps, the counts or masses
-of the scores that reach them, one partial sum a split; the next level adds the splits up in a
-fixed order, moves on to the last key that reached the target, and refines the steps. Nothing comes
-back to the host, no atomics are used, and equal inputs give equal bits.
+at least k keys reach; top-p the largest t such that the mass of the keys reaching it is at least
+its goal; and of the keys equal to that t, those of the lowest ids stay, as many as are needed: the
+same question about ids. Each answer is found some bits at a time: a level sums, for keys in equal
+steps, the counts or masses that reach them, moves on to the last step that reached the goal, and
+refines the steps. A descent goes over the lists of candidates that `sample_candidates_triton.py`
+leaves of a row, 11 levels of three bits (a row's lists fit a multiprocessor's own cache); or, for
+rows they do not serve, over the whole row, 8 levels of four bits, each a read of the logits.
+Nothing comes back to the host, no atomics are used, and equal inputs give equal bits.
 
 Method: radix selection, as in T. Alabi et al., "Fast k-Selection Algorithms for Graphics Processing
 Units", ACM JEA 17, 2012, section 3, with sums in the place of histograms.
@@ -17,50 +20,20 @@ the specification's.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-WAYS = tl.constexpr(16)  # keys a level tries
-LEVELS = tl.constexpr(8)  # of four bits each
 CHUNK = tl.constexpr(4096)  # tokens a program reads
-TILE = tl.constexpr(128)  # of them at a time, against all keys
-SPAN = tl.constexpr(512)  # tokens at a time where nothing is compared with many keys
+ROOM = tl.constexpr(1024)  # candidates a program may leave
+DEPTH = tl.constexpr(128)  # candidates of a list at a time
+LIST_TILE = tl.constexpr(2048)  # over 16 lists
+ROW_TILE = tl.constexpr(512)  # tokens at a time where a whole row is searched
 PART = tl.constexpr(64)  # splits merged at a time
 LOWEST = tl.constexpr(-(2**31))
-
-
-class Memory(NamedTuple):
-    """Scratch of one call, and its results."""
-
-    peaks: Tensor  # [entries, splits] float32
-    ties: Tensor  # [entries, splits] int32
-    lows: Tensor  # [levels, entries] int32
-    aboves: Tensor  # [levels, entries] float32
-    sums: Tensor  # [levels, entries, splits, ways] float32
-    floors: Tensor  # [2, entries] int32, of top-k and top-p
-    last: Tensor  # [2, entries] float32, mass above top-p's floor and its target
-    parts: tuple[Tensor, ...]  # best, peak and sum [3, entries, splits]; token [entries, splits]
-    results: tuple[Tensor, ...]  # tokens, peak and lse: [entries]
-
-
-def allocate(entries: int, n_splits: int, device: torch.device) -> Memory:
-    """Scratch and results for `entries` rows of `n_splits` programs."""
-
-    def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    levels, whole, split = LEVELS.value, torch.int32, (entries, n_splits)
-    return Memory(
-        make(*split), make(*split, dtype=whole), make(levels, entries, dtype=whole),
-        make(levels, entries), make(levels, *split, WAYS.value), make(2, entries, dtype=whole),
-        make(2, entries),
-        (make(3, *split), make(*split, dtype=whole)),
-        (make(entries, dtype=torch.int64), make(entries), make(entries)),
-    )  # fmt: skip
+HIGHEST = tl.constexpr(2**31 - 1)
+LISTED = tl.constexpr(1)  # states of a row: its candidates hold what stays,
+BRACKETED = tl.constexpr(2)  # a threshold is known to lie among its candidates,
+SEARCHED = tl.constexpr(3)  # or the whole row is gone through
 
 
 @triton.jit
@@ -96,6 +69,19 @@ def to_key(score):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def to_score(key):  # type: ignore[no-untyped-def]
+    """The score of a key."""
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def stays(key, index, bounds, entry, entries):  # type: ignore[no-untyped-def]
+    """Whether tokens are kept: above a row's floor, or at it and not behind the last id there."""
+    floor, last = tl.load(bounds + 2 * entries + entry), tl.load(bounds + 3 * entries + entry)
+    return (key > floor) | ((key == floor) & (index <= last))
+
+
+@triton.jit
 def row_peak(peaks, entry, n_splits):  # type: ignore[no-untyped-def]
     """The largest score of a row from its splits' `peaks`; NaN if one of them is."""
     lane = tl.arange(0, PART)
@@ -111,140 +97,103 @@ def row_peak(peaks, entry, n_splits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _reached(sums, level, entry, entries, n_splits):  # type: ignore[no-untyped-def]
-    """`[WAYS]`: what reaches each key of a level, over all splits."""
-    lane, way = tl.arange(0, PART), tl.arange(0, WAYS)
-    total = tl.zeros([WAYS], tl.float32)
-    base = sums + (tl.cast(level, tl.int64) * entries + entry) * n_splits * WAYS
-    for first in range(0, n_splits, PART):
-        part = (first + lane)[:, None]
-        tile = tl.load(base + part * WAYS + way[None, :], mask=part < n_splits, other=0.0)
-        total += tl.sum(tile, 0)
-    return total
-
-
-@triton.jit
-def advance(  # type: ignore[no-untyped-def]
-    lows, aboves, sums, level, entry, entries, n_splits, wanted, is_share
-):
-    """Lowest key behind a level, what lies above that key's range, and the target.
-
-    `wanted` is the target, or with `is_share` a share of all mass (the first level's first sum).
-    """
-    way = tl.arange(0, WAYS)
-    target = wanted
-    if is_share != 0:
-        all_mass = tl.sum(tl.where(way == 0, _reached(sums, 0, entry, entries, n_splits), 0.0), 0)
-        target = tl.maximum(all_mass * wanted, 1e-30)
-    total = _reached(sums, level, entry, entries, n_splits)
-    steps = tl.sum(tl.where((total >= target) & (way > 0), 1, 0), 0)
-    at = level * entries + entry
-    low = tl.load(lows + at) + (steps << (4 * (LEVELS - 1 - level)))
-    within = tl.sum(tl.where(way == steps + 1, total, 0.0), 0)
-    above = tl.where(steps == WAYS - 1, tl.load(aboves + at), within)
-    return low, above, target
-
-
-@triton.jit
-def level_kernel(  # type: ignore[no-untyped-def]
-    logits, mask, peaks, lows, aboves, sums, floors, n_values, n_splits, width, row_stride,
-    slot_stride, branch_stride, mask_row_stride, mask_slot_stride, has_mask, branches, scale,
-    second_scale, temperature, wanted, is_share, level, has_floor,
-):  # fmt: skip
-    """One level of a descent: `sums[level, entry, split, way]`, by counts or (`is_share`) masses.
-
-    `floors` `[entries]` int32 are keys below which nothing counts, if `has_floor`.
-    """
-    entry, split, entries = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    low, above = tl.full([], LOWEST, tl.int32), tl.full([], 0.0, tl.float32)
-    if level > 0:
-        low, above, _ = advance(
-            lows, aboves, sums, level - 1, entry, entries, n_splits, wanted, is_share
-        )
-    if split == 0:
-        tl.store(lows + level * entries + entry, low)
-        tl.store(aboves + level * entries + entry, above)
-    floor = tl.full([], LOWEST, tl.int32)
-    if has_floor != 0:
-        floor = tl.load(floors + entry)
-    peak = tl.full([], 0.0, tl.float32)
-    if is_share != 0:
-        found = row_peak(peaks, entry, n_splits)
-        peak = tl.where(found == float("-inf"), 0.0, found)
-    way = tl.arange(0, WAYS)
-    keys = low + (way << (4 * (LEVELS - 1 - level)))
-    total = tl.zeros([TILE, WAYS], tl.float32)
-    start = split * CHUNK
-    for first in range(start, tl.minimum(start + CHUNK, n_values), TILE):
-        index = first + tl.arange(0, TILE)
-        s = load_scores(
-            logits, mask, index, n_values, entry, width, row_stride, slot_stride, branch_stride,
-            mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
-        )  # fmt: skip
-        key = to_key(s)
-        weight = tl.full([TILE], 1.0, tl.float32)
-        if is_share != 0:
-            weight = tl.exp(s - peak)
-        weight = tl.where((key >= floor) & (index < n_values), weight, 0.0)
-        total += tl.where(key[:, None] >= keys[None, :], weight[:, None], 0.0)
-    at = sums + ((tl.cast(level, tl.int64) * entries + entry) * n_splits + split) * WAYS
-    tl.store(at + way, tl.sum(total, 0))
-
-
-@triton.jit
-def settle_kernel(  # type: ignore[no-untyped-def]
-    lows, aboves, sums, floors, last, targets, n_splits, wanted, is_share
-):
-    """The key a descent ended at, the mass above it and the target, for every entry."""
-    entry, entries = tl.program_id(0), tl.num_programs(0)
-    low, above, target = advance(
-        lows, aboves, sums, LEVELS - 1, entry, entries, n_splits, wanted, is_share
-    )
-    tl.store(floors + entry, low)
-    tl.store(last + entry, above)
-    tl.store(targets + entry, target)
-
-
-@triton.jit
-def survey_kernel(  # type: ignore[no-untyped-def]
-    logits, mask, peaks, floors, ties, n_values, n_splits, width, row_stride, slot_stride,
-    branch_stride, mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale,
-    temperature, counts,
-):  # fmt: skip
-    """Every split's largest score (NaN if there is one), or with `counts` its keys at the floor."""
-    entry, split = tl.program_id(0), tl.program_id(1)
-    high = tl.full([SPAN], float("-inf"), tl.float32)
-    tally = tl.zeros([SPAN], tl.int32)
-    floor = tl.full([], 0, tl.int32)
-    if counts != 0:
-        floor = tl.load(floors + entry)
-    start = split * CHUNK
-    for first in range(start, tl.minimum(start + CHUNK, n_values), SPAN):
-        index = first + tl.arange(0, SPAN)
-        s = load_scores(
-            logits, mask, index, n_values, entry, width, row_stride, slot_stride, branch_stride,
-            mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
-        )  # fmt: skip
-        if counts != 0:
-            tally += tl.where((to_key(s) == floor) & (index < n_values), 1, 0)
-        else:
-            tally = tl.where(s != s, 1, tally)
-            high = tl.where(s > high, s, high)
-    at = entry.to(tl.int64) * n_splits + split
-    if counts != 0:
-        tl.store(ties + at, tl.sum(tally, 0))
-    else:
-        bad = tl.max(tally, 0) > 0
-        tl.store(peaks + at, tl.where(bad, float("nan"), tl.max(high, 0)))
-
-
-@triton.jit
-def ties_before(ties, entry, split, n_splits):  # type: ignore[no-untyped-def]
-    """Keys at the floor in the splits before one."""
+def longest(counts, entry, n_splits):  # type: ignore[no-untyped-def]
+    """The largest number of candidates in a split of a row; above ROOM some are lost."""
     lane = tl.arange(0, PART)
-    total = tl.zeros([PART], tl.int32)
-    for first in range(0, split, PART):
+    most = tl.zeros([PART], tl.int32)
+    for first in range(0, n_splits, PART):
         part = first + lane
-        at = ties + entry.to(tl.int64) * n_splits + part
-        total += tl.load(at, mask=part < split, other=0)
-    return tl.sum(total, 0)
+        at = counts + entry.to(tl.int64) * n_splits + part
+        most = tl.maximum(most, tl.load(at, mask=part < n_splits, other=0))
+    return tl.max(most, 0)
+
+
+@triton.jit
+def search_kernel(  # type: ignore[no-untyped-def]
+    logits, mask, lists, counts, tops, bounds, goals, n_values, n_splits, width, row_stride,
+    slot_stride, branch_stride, mask_row_stride, mask_slot_stride, has_mask, branches, scale,
+    second_scale, temperature, top_k, top_p, id_bits, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What stays of a row: `bounds[2]` its lowest key, `bounds[3]` the last id that has that key.
+
+    Over the lists of a row if its state `bounds[0]` says so; a row whose lists ran over becomes
+    SEARCHED. Over the whole row, with `WHOLE`, if it is SEARCHED. `top_k` or `top_p` is 0 where it
+    is not wanted; ids have `id_bits`.
+    """
+    BITS: tl.constexpr = 4 if WHOLE else 3
+    WAYS: tl.constexpr = 16 if WHOLE else 8
+    TILE: tl.constexpr = ROW_TILE if WHOLE else LIST_TILE
+    entry, entries = tl.program_id(0), tl.num_programs(0)
+    state = tl.load(bounds + entry)
+    floor = tl.full([], LOWEST, tl.int32)
+    depth = 1
+    if WHOLE:
+        wanted = state == SEARCHED
+        n_tiles = tl.cdiv(n_values, TILE)
+    else:
+        most = longest(counts, entry, n_splits)
+        wanted = (state != SEARCHED) & (most <= ROOM)
+        floor = tl.load(bounds + entries + entry)
+        depth = tl.cdiv(most, DEPTH)
+        n_tiles = tl.cdiv(n_splits, TILE // DEPTH) * depth
+        if most > ROOM:
+            tl.store(bounds + entry, SEARCHED)
+    if wanted:
+        lane, way = tl.arange(0, TILE), tl.arange(0, WAYS)
+        base = entry.to(tl.int64) * n_splits
+        peak = tl.load(tops + entry)
+        peak = tl.where(peak == float("-inf"), 0.0, peak)
+        nothing = tl.zeros([TILE, WAYS], tl.float32)
+        goal = tl.load(goals + entry)
+        if WHOLE:
+            goal = top_k
+        last = tl.full([], HIGHEST, tl.int32)
+        for question in range(0, 3):  # the floor of top-k, of top-p, the last id at that
+            if tl.where(question == 0, top_k, top_p) != 0:
+                low, shift = tl.full([], LOWEST, tl.int32), 32
+                if question == 2:
+                    low, shift = -(tl.full([], 1, tl.int32) << id_bits), id_bits
+                above = tl.full([], 0.0, tl.float32)
+                is_share = (question == 1) & (WHOLE | (top_k != 0))
+                while shift > 0:
+                    shift = tl.maximum(shift - BITS, 0)
+                    edges = low + (way << shift)
+                    total = nothing
+                    for tile in range(0, n_tiles):
+                        if WHOLE:
+                            index = tile * TILE + lane
+                            counted = index < n_values
+                            s = load_scores(
+                                logits, mask, index, n_values, entry, width, row_stride,
+                                slot_stride, branch_stride, mask_row_stride, mask_slot_stride,
+                                has_mask, branches, scale, second_scale, temperature,
+                            )  # fmt: skip
+                            key = to_key(s)
+                        else:
+                            split = tile // depth * (TILE // DEPTH) + lane // DEPTH
+                            place = tile % depth * DEPTH + lane % DEPTH
+                            held = tl.load(counts + base + split, mask=split < n_splits, other=0)
+                            counted = place < held
+                            at = lists + 2 * ((base + split) * ROOM + place)
+                            key = tl.load(at, mask=counted, other=LOWEST)
+                            index = tl.load(at + 1, mask=counted & (question == 2), other=0)
+                        counted &= (key >= floor) & ((question < 2) | (key == floor))
+                        weight = tl.where(counted, 1.0, 0.0)
+                        if question == 1:
+                            weight = tl.where(counted, tl.exp(to_score(key) - peak), 0.0)
+                        x = tl.where(question == 2, ~index, key)
+                        total += tl.where(x[:, None] >= edges[None, :], weight[:, None], 0.0)
+                    reached = tl.sum(total, 0)
+                    if is_share & (shift == 32 - BITS):  # the first sum is of all that top-k keeps
+                        goal = tl.maximum(tl.max(reached, 0) * top_p, 1e-30)
+                    suffices = (reached >= goal) & (way > 0)
+                    low += tl.sum(suffices.to(tl.int32), 0) << shift
+                    above = tl.max(tl.where((reached < goal) & (way > 0), reached, above), 0)
+                if question == 2:
+                    last = ~low
+                else:
+                    floor = tl.maximum(floor, low)
+                    ties = tl.ceil(tl.div_rn(goal - above, tl.exp(to_score(floor) - peak)))
+                    goal = tl.where(low == LOWEST, float("inf"), ties)
+        tl.store(bounds + 2 * entries + entry, floor)
+        tl.store(bounds + 3 * entries + entry, last)

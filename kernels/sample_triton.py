@@ -2,12 +2,22 @@
 
 Idea: programs of 4096 tokens each combine the branches, filter, add the slot's Philox noise in
 registers and keep their best token, their largest score and their sum of exponentials; one program
-a row merges them. Where something is cut off, thresholds come first: see
-`sample_threshold_triton.py`. At a boundary of top-p tied scores are counted, and the lowest ids
-stay, as in the specification.
+a row merges them. Where something is cut off by rank or mass, one read finds candidates first
+(`sample_candidates_triton.py`), and noise is made for those that stay alone; the device decides
+which way a row goes, and every launch of the other ways returns at once.
 
-Reads of the logits (all branches once each): 1 without truncation; 2 with min-p; 9 with top-k;
-11 with top-p; 19 with both. A window's logits stay in the second-level cache between the reads.
+Reads of the logits (all branches once each) besides 512 tokens of a row: 1 without truncation, and
+2 with min-p alone. With top-k or top-p:
+
+- 1 where what stays is among the candidates: top-p up to some 3 % of the tokens, top-k up to 3.7 %
+  of them, 12.8 % with top-p too.
+- 2 elsewhere, with those between two of 16 edges as candidates.
+- 11 with top-k, 11 and a read for every four bits of an id with top-p, where more than a quarter of
+  a program's tokens lie between two edges, as in rows of equal logits, or a score is no number. 18
+  and those for the ids with both, there and wherever candidates do not hold all that stays.
+
+`sample_traffic.py` counts the bytes. A window's logits stay in the second-level cache between the
+reads. Scratch is fixed, 2048 numbers for 4096 tokens.
 
 Departures: those of the thresholds; logarithms and exponentials may differ in their last bits, so
 that near-ties may fall otherwise; temperature divides, where torch multiplies by the reciprocal on
@@ -27,34 +37,46 @@ from torch import Tensor
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.noise_triton import interleave, to_gumbel, to_uniform, words
 from mmaccel.kernels.sample import Sampled, Settings
-from mmaccel.kernels.sample_threshold_triton import (
-    CHUNK,
-    LEVELS,
-    PART,
+from mmaccel.kernels.sample_candidates_triton import (
     allocate,
-    level_kernel,
+    first_rank,
+    gather_kernel,
+    glance_kernel,
+    judge_kernel,
+    write_list,
+)
+from mmaccel.kernels.sample_parts_triton import NOBODY, finish_kernel, merge_kernel, store_part
+from mmaccel.kernels.sample_threshold_triton import (
+    BRACKETED,
+    CHUNK,
+    SEARCHED,
     load_scores,
     row_peak,
-    settle_kernel,
-    survey_kernel,
-    ties_before,
+    search_kernel,
+    stays,
     to_key,
 )
 
 BLOCK = tl.constexpr(512)  # tokens at a time
-NOBODY = tl.constexpr(2**31 - 1)  # no token
 WARPS = 4
 PLAIN: dict[str, Any] = {"num_warps": WARPS, "enable_fp_fusion": False}  # guidance rounds as torch
+WIDE: dict[str, Any] = {**PLAIN, "num_warps": 2 * WARPS}
 
 
 @triton.jit
 def _sample_kernel(  # type: ignore[no-untyped-def]
-    logits, mask, peaks, ties, floors, last, seeds, items, slots, purpose, parts, part_token,
-    n_values, n_splits, width, row_stride, slot_stride, branch_stride, mask_row_stride,
-    mask_slot_stride, has_mask, branches, scale, second_scale, temperature, has_noise, has_k, has_p,
-    has_min, log_min_p,
+    logits, mask, peaks, bounds, lists, counts, seeds, items, slots, purpose,
+    parts, part_token, n_values, n_splits, width, row_stride, slot_stride, branch_stride,
+    mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
+    has_noise, has_min, log_min_p, STATE: tl.constexpr,
 ):  # fmt: skip
-    """Every split's best perturbed score and token, largest score and sum of exponentials."""
+    """Every split's best perturbed score and token, largest score and sum of exponentials.
+
+    Of all rows and all tokens if `STATE` is 0; else, of rows in that state, of tokens that stay.
+    `peaks` are those of splits if `STATE` is 0, else of rows.
+    Of BRACKETED rows, those below the floor that may stay are listed; other rows' parts are
+    emptied.
+    """
     entry, split, entries = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     row = entry // width
     lane = tl.arange(0, BLOCK)
@@ -63,41 +85,43 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     high = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     bad = tl.zeros([BLOCK], tl.int32)
-    before, tied_at, above, target, weight = 0, 0, 0.0, 0.0, 0.0
-    if has_p != 0:
-        before = ties_before(ties, entry, split, n_splits)
-        tied_at = tl.load(floors + entries + entry)
-        above = tl.load(last + entry)
-        target = tl.load(last + entries + entry)
-        bits = tl.where(tied_at < 0, tied_at ^ 0x7FFFFFFF, tied_at)
-        weight = tl.exp(bits.to(tl.float32, bitcast=True) - row_peak(peaks, entry, n_splits))
+    used = 0
+    start = split * CHUNK
+    end = tl.minimum(start + CHUNK, n_values)
+    if STATE != 0:
+        end = tl.where(tl.load(bounds + entry) == STATE, end, start)
     least = tl.full([], float("-inf"), tl.float32)
     if has_min != 0:
-        least = row_peak(peaks, entry, n_splits) + log_min_p
-    start = split * CHUNK
-    for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
+        if STATE == 0:
+            least = row_peak(peaks, entry, n_splits) + log_min_p
+        else:
+            least = tl.load(peaks + entry) + log_min_p
+    list_at = entry.to(tl.int64) * n_splits + split
+    for first in range(start, end, BLOCK):
         index = first + lane
         s = load_scores(
             logits, mask, index, n_values, entry, width, row_stride, slot_stride, branch_stride,
             mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
         )  # fmt: skip
         bad = tl.where(s != s, 1, bad)
-        key = to_key(s)
-        if has_k != 0:
-            s = tl.where(key >= tl.load(floors + entry), s, float("-inf"))
-        if has_p != 0:
-            tied = ((key == tied_at) & (index < n_values)).to(tl.int32)
-            rank = before + tl.cumsum(tied, 0) - tied
-            stays = (tied != 0) & (above + rank.to(tl.float32) * weight < target)
-            before += tl.sum(tied, 0)
-            s = tl.where((key > tied_at) | stays, s, float("-inf"))
+        if STATE != 0:
+            key = to_key(s)
+            if STATE == SEARCHED:
+                kept = stays(key, index, bounds, entry, entries)
+            else:
+                kept = key >= tl.load(bounds + 2 * entries + entry)
+                listed = ((key >= tl.load(bounds + entries + entry)) & (kept == 0)).to(tl.int32)
+                place = used + tl.cumsum(listed, 0) - listed
+                write_list(lists, list_at, place, key, index, listed)
+                used += tl.sum(listed, 0)
+            s = tl.where(kept, s, float("-inf"))
         s = tl.where(s < least, float("-inf"), s)
         higher = tl.where(s > high, s, high)
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(high - finite) + tl.exp(s - finite)
         high = higher
         value = s
-        if has_noise != 0:
+        if STATE != 0 or has_noise != 0:
             blocks = first // 4 + tl.arange(0, BLOCK // 4)
             a, b, c, d = words(
                 tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row),
@@ -107,54 +131,12 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
             value = s + to_gumbel(noise)
         token = tl.where(value > best, index, token)
         best = tl.where(value > best, value, best)
-    at = entry.to(tl.int64) * n_splits + split
-    winner = tl.max(best, 0)
-    step = entries.to(tl.int64) * n_splits
-    tl.store(parts + at, winner)
-    tl.store(part_token + at, tl.min(tl.where(best == winner, token, NOBODY), 0))
-    peak = tl.max(high, 0)
-    finite = tl.where(peak == float("-inf"), 0.0, peak)
-    tl.store(parts + step + at, tl.where(tl.max(bad, 0) > 0, float("nan"), peak))
-    tl.store(parts + 2 * step + at, tl.sum(total * tl.exp(high - finite), 0))
-
-
-@triton.jit
-def _merge_kernel(  # type: ignore[no-untyped-def]
-    parts, part_token, forced, tokens, peaks, lses, n_splits, is_greedy, has_forced
-):  # fmt: skip
-    """The best of all splits, lowest id first, with the row's peak and logsumexp."""
-    entry = tl.program_id(0)
-    lane = tl.arange(0, PART)
-    best = tl.full([PART], float("-inf"), tl.float32)
-    token = tl.full([PART], NOBODY, tl.int32)
-    total = tl.zeros([PART], tl.float32)
-    step = tl.num_programs(0).to(tl.int64) * n_splits
-    peak = row_peak(parts + step, entry, n_splits)
-    finite = tl.where(peak == float("-inf"), 0.0, peak)
-    for first in range(0, n_splits, PART):
-        part = first + lane
-        at = entry.to(tl.int64) * n_splits + part
-        held = part < n_splits
-        value = tl.load(parts + at, mask=held, other=float("-inf"))
-        token = tl.where(value > best, tl.load(part_token + at, mask=held, other=NOBODY), token)
-        best = tl.where(value > best, value, best)
-        high = tl.load(parts + step + at, mask=held, other=float("-inf"))
-        total += tl.load(parts + 2 * step + at, mask=held, other=0.0) * tl.exp(high - finite)
-    winner = tl.max(best, 0)
-    found = tl.min(tl.where(best == winner, token, NOBODY), 0).to(tl.int64)
-    found = tl.where(found == NOBODY, 0, found)
-    lse = tl.where(tl.abs(peak) == float("inf"), peak, peak + tl.log(tl.sum(total, 0)))
-    if is_greedy != 0:  # certain, or no law
-        peak = peak - peak
-        lse = peak
-    if has_forced != 0:
-        known = tl.load(forced + entry)
-        found = tl.where(known >= 0, known, found)
-        peak = tl.where(known >= 0, 0.0, peak)
-        lse = tl.where(known >= 0, 0.0, lse)
-    tl.store(tokens + entry, found)
-    tl.store(peaks + entry, peak)
-    tl.store(lses + entry, lse)
+    if (STATE == BRACKETED) & (end > start):
+        tl.store(counts + list_at, used)
+    if (STATE != SEARCHED) | (end > start):
+        any_bad = tl.max(bad, 0) > 0
+        n_parts = n_splits if STATE == 0 else 2 * n_splits
+        store_part(parts, part_token, n_parts, split, best, token, high, total, any_bad)
 
 
 def refuse_sample_frozen(
@@ -192,14 +174,19 @@ def sample_frozen(
     purpose: Tensor,
     forced: Tensor | None = None,
 ) -> Sampled:
-    """See `mmaccel.kernels.sample.sample_frozen`. Cost: 2 launches, 11 with top-k,
-    13 with top-p, 22 with both, 3 with min-p alone.
+    """See `mmaccel.kernels.sample.sample_frozen`. Cost: 2 launches, 3 with
+    min-p alone, 9 with top-k or top-p.
     """
     batch, width, n_values = logits.shape[0] // branches, logits.shape[1], logits.shape[2]
-    entries, n_splits = batch * width, triton.cdiv(n_values, CHUNK.value)
-    made = allocate(entries, n_splits, logits.device)
+    entries, n_splits, device = batch * width, triton.cdiv(n_values, CHUNK.value), logits.device
+    real = torch.float32
+    results = (
+        torch.empty(batch, width, dtype=torch.int64, device=device),
+        torch.empty(batch, width, dtype=real, device=device),
+        torch.empty(batch, width, dtype=real, device=device),
+    )
     if not entries:
-        return Sampled(*(value.view(batch, width) for value in made.results))
+        return Sampled(*results)
     grid = (entries, n_splits)
     greedy = settings.temperature == 0
     allowed = logits if mask is None else mask.expand(batch, width, -1).view(torch.uint8)
@@ -211,35 +198,52 @@ def sample_frozen(
         float(settings.scale), float(settings.second_scale),
         1.0 if greedy else float(settings.temperature),
     )  # fmt: skip
-    top_k = 0 if greedy or (settings.top_k or n_values) >= n_values else settings.top_k
-    top_p = 0.0 if greedy or (settings.top_p or 1.0) >= 1 else settings.top_p
+    top_k, top_p = settings.top_k or 0, settings.top_p or 0.0
+    top_k = 0 if greedy or top_k >= n_values else top_k
+    top_p = 0.0 if greedy or top_p >= 1 else top_p
     min_p = 0.0 if greedy else settings.min_p or 0.0
     read = (logits, allowed)
-    if top_p or min_p:
-        survey_kernel[grid](*read, made.peaks, made.floors[0], made.ties, *common, 0, **PLAIN)
-    for phase, wanted in enumerate((top_k, top_p)):
-        if not wanted:
-            continue
-        descent = (made.lows, made.aboves, made.sums)
-        for level in range(LEVELS.value):
-            level_kernel[grid](
-                *read, made.peaks, *descent, made.floors[0], *common, float(wanted), phase, level,
-                int(phase and bool(top_k)), **PLAIN,
-            )  # fmt: skip
-        ends = (made.floors[phase], made.last[0], made.last[1])
-        settle_kernel[(entries,)](*descent, *ends, n_splits, float(wanted), phase)
-    if top_p:
-        survey_kernel[grid](*read, made.peaks, made.floors[1], made.ties, *common, 1, **PLAIN)
-    _sample_kernel[grid](
-        *read, made.peaks, made.ties, made.floors, made.last, seeds.contiguous(),
-        items.contiguous(), slots.contiguous(), purpose, *made.parts, *common, int(not greedy),
-        int(bool(top_k)), int(bool(top_p)), int(bool(min_p)), math.log(min_p or 1.0), **PLAIN,
-    )  # fmt: skip
+    drawn = (seeds.contiguous(), items.contiguous(), slots.contiguous(), purpose)
+    floor = (int(bool(min_p)), math.log(min_p or 1.0))
+    cuts = bool(top_k or top_p)
+    n_parts = n_splits * (2 if cuts else 1)
+    parts = torch.empty(3, entries, n_parts, dtype=real, device=device)
+    part_token = torch.empty(entries, n_parts, dtype=torch.int32, device=device)
+    to = (parts, part_token)
+    made = allocate(entries if cuts else 0, n_splits, device)
+    peaks, lists = made.peaks, (made.lists, made.counts)
+    sums, wanted = (made.edges, made.sums), (float(top_k), float(top_p))
+    ends = (made.bounds, made.goals)
+    if min_p and not cuts:
+        peaks = torch.empty(entries, n_splits, dtype=real, device=device)
+        gather_kernel[grid](*read, peaks, *lists, *sums, *common, 0, 0, **WIDE)
+    if cuts:
+        rank = first_rank(n_values, top_k, bool(top_p))
+        glance_kernel[(entries,)](*read, made.edges, *common, rank, **WIDE)
+        gather_kernel[grid](*read, peaks, *lists, *sums, *common, int(not top_k), 1, **WIDE)
+        judge_kernel[(entries,)](made.counts, peaks, *sums, *ends, made.tops, n_splits, *wanted)
+
+    def sample(state: int) -> None:
+        _sample_kernel[grid](
+            *read, made.tops if state else peaks, made.bounds, *lists, *drawn, *to, *common,
+            int(not greedy), *floor, STATE=state, **(WIDE if state == BRACKETED.value else PLAIN),
+        )  # fmt: skip
+
+    if cuts:
+        id_bits = 4 * triton.cdiv((n_values - 1).bit_length(), 4)
+        found = (*read, *lists, made.tops, *ends, *common, *wanted, id_bits)
+        sample(BRACKETED.value)
+        search_kernel[(entries,)](*found, WHOLE=False, **WIDE)
+        search_kernel[(entries,)](*found, WHOLE=True, **{**PLAIN, "num_warps": 4 * WARPS})
+        sample(SEARCHED.value)
+        finish_kernel[grid](
+            *lists, made.tops, made.bounds, *drawn, *to, n_splits, width, *floor, **PLAIN
+        )
+    else:
+        sample(0)
     known = slots if forced is None else forced.contiguous()
-    _merge_kernel[(entries,)](
-        *made.parts, known, *made.results, n_splits, int(greedy), int(forced is not None)
-    )
-    return Sampled(*(value.view(batch, width) for value in made.results))
+    merge_kernel[(entries,)](*to, known, *results, n_parts, int(greedy), int(forced is not None))
+    return Sampled(*results)
 
 
 _READ = {
@@ -249,28 +253,34 @@ _READ = {
     "second_scale": "fp32", "temperature": "fp32",
 }  # fmt: skip
 _TYPES = {
-    "lows": "*i32", "floors": "*i32", "ties": "*i32",
-    "part_token": "*i32", "mask": "*u8", "seeds": "*i64", "items": "*i64", "slots": "*i64",
-    "purpose": "*i64", "forced": "*i64", "tokens": "*i64", "wanted": "fp32", "log_min_p": "fp32",
-    "counts": "i32", "is_share": "i32", "level": "i32", "has_floor": "i32", "has_noise": "i32",
-    "has_k": "i32", "has_p": "i32", "has_min": "i32", "is_greedy": "i32", "has_forced": "i32",
+    **dict.fromkeys(("lists", "counts", "edges", "bounds", "part_token"), "*i32"),
+    **dict.fromkeys(("seeds", "items", "slots", "purpose", "forced", "tokens"), "*i64"),
+    **dict.fromkeys(("rank", "top_k", "top_p", "log_min_p"), "fp32"),
+    **dict.fromkeys(("is_share", "has_lists", "has_noise", "has_min", "n_parts"), "i32"),
+    **dict.fromkeys(("id_bits", "is_greedy", "has_forced"), "i32"),
+    "mask": "*u8",
 }  # fmt: skip
 
 
-def _build(kernel: Any, logits: str, registers: int) -> Build:
-    types = {**dict.fromkeys(kernel.arg_names, "*fp32"), **_READ, **_TYPES, "logits": logits}
+def _build(kernel: Any, registers: int, dtype: str = "bf16", many: int = 1, **fixed: int) -> Build:
+    types = {**dict.fromkeys(kernel.arg_names, "*fp32"), **_READ, **_TYPES, "logits": f"*{dtype}"}
+    types |= dict.fromkeys(fixed, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    return Build(kernel, signature, {}, WARPS, 3, registers, pointers)
+    return Build(kernel, signature, fixed, many * WARPS, 3, registers, pointers)
 
 
 def builds() -> list[Build]:
     """Every configuration this file launches; half precision is read like bfloat16."""
     return [
-        _build(_sample_kernel, "*bf16", 128),
-        _build(_sample_kernel, "*fp32", 128),
-        _build(level_kernel, "*bf16", 128),
-        _build(survey_kernel, "*bf16", 96),
-        _build(settle_kernel, "*bf16", 64),
-        _build(_merge_kernel, "*bf16", 64),
+        *(_build(_sample_kernel, 128, dtype, STATE=0) for dtype in ("bf16", "fp32")),
+        _build(_sample_kernel, 128, many=2, STATE=BRACKETED.value),
+        _build(_sample_kernel, 128, STATE=SEARCHED.value),
+        *(_build(gather_kernel, 128, dtype, many=2) for dtype in ("bf16", "fp32")),
+        _build(glance_kernel, 208, many=2),
+        _build(judge_kernel, 96),
+        _build(search_kernel, 192, many=2, WHOLE=False),
+        _build(search_kernel, 128, many=4, WHOLE=True),
+        _build(finish_kernel, 96),
+        _build(merge_kernel, 64),
     ]

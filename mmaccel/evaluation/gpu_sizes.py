@@ -68,13 +68,15 @@ def _canvas(temperature: float) -> Callable[[torch.device], Arguments]:
     return prepare
 
 
-def _scores(branches: int, settings: Settings) -> Callable[[torch.device], Arguments]:
-    """64 slots, as a window of 32 of two pictures."""
+def _scores(
+    branches: int, settings: Settings, spread: float = 1.0
+) -> Callable[[torch.device], Arguments]:
+    """64 slots, as a window of 32 of two pictures; logits of a standard deviation of `spread`."""
 
     def prepare(device: torch.device) -> Arguments:
         rows, slots = torch.arange(2, device=device), torch.arange(64, device=device).view(2, 32)
         purpose = torch.zeros((), dtype=torch.int64, device=device)
-        logits = _random(2 * branches, 32, 131_072)(device)
+        logits = _random(2 * branches, 32, 131_072)(device) * spread
         return logits, branches, settings, None, rows, rows, slots, purpose
 
     return prepare
@@ -117,9 +119,9 @@ _SLOTS, _LOGITS = 64 * 131_072, 64 * 131_072 * 2
 _MS = "sample_64x131k_ms"
 
 
-def _sampled(name: str, settings: Settings) -> Timing:
+def _sampled(name: str, settings: Settings, spread: float = 1.0) -> Timing:
     title = f"64 x 131072, {name}, bfloat16"
-    return Timing("sample_frozen", title, _scores(1, settings), _LOGITS, _MS)
+    return Timing("sample_frozen", title, _scores(1, settings, spread), _LOGITS, _MS)
 
 
 TIMINGS: dict[str, list[Timing]] = {
@@ -127,7 +129,8 @@ TIMINGS: dict[str, list[Timing]] = {
     "sample": [
         _sampled("no filters", Settings()),
         _sampled("top-k 2000", Settings(top_k=2000)),
-        _sampled("top-p 0.9", Settings(top_p=0.9)),
+        _sampled("top-p 0.9, flat", Settings(top_p=0.9)),
+        _sampled("top-p 0.9, steep", Settings(top_p=0.9), 4.0),
         Timing(
             "sample_frozen", "64 x 131072, guided, bfloat16", _scores(2, Settings(scale=5.0)),
             2 * _LOGITS,

@@ -1,0 +1,51 @@
+"""Both twins of `sample` on the same arguments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels import sample, sample_triton
+from mmaccel.kernels.noise import to_gumbel, uniforms
+from mmaccel.kernels.sample import Settings
+
+
+def random_logits(rows: int, width: int, n_values: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, width, n_values, generator=torch.Generator().manual_seed(seed))
+
+
+def check(
+    logits: Tensor,
+    settings: Settings,
+    branches: int = 1,
+    mask: Tensor | None = None,
+    forced: Tensor | None = None,
+) -> sample.Sampled:
+    """Run both twins.
+
+    Tokens are equal, or the perturbed scores of the two lie within 1e-5: some steps of a sum of a
+    score and a Gumbel value, both below 30. Peaks differ by the rounding of the temperature, and
+    logsumexps by the order of their sums.
+    """
+    batch, width, device = logits.shape[0] // branches, logits.shape[1], logits.device
+    seeds = torch.arange(batch, device=device) * 7919 - 3
+    items = torch.arange(batch, device=device)
+    slots = torch.arange(2 * batch * width, device=device).view(batch, -1)[:, ::2]
+    purpose = torch.tensor(0, device=device)
+    args = (logits, branches, settings, mask, seeds, items, slots, purpose, forced)
+    assert sample_triton.refuse_sample_frozen(*args) is None
+    expected, made = sample.sample_frozen(*args), sample_triton.sample_frozen(*args)
+    torch.testing.assert_close(made.peak, expected.peak, rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(made.lse, expected.lse, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert made.tokens.shape == (batch, width) and made.tokens.dtype == torch.int64
+    assert ((made.tokens >= 0) & (made.tokens < logits.shape[-1])).all()
+    value = sample.score(logits, branches, settings, mask, forced)
+    if settings.temperature:
+        value = value + to_gumbel(uniforms(seeds, items, slots, logits.shape[-1], purpose))
+    short = value.amax(-1) - value.gather(-1, made.tokens[..., None])[..., 0]
+    allowed = 1e-5 if settings.temperature else 0.0
+    assert ((short <= allowed) | ~expected.peak.isfinite()).all(), short
+    if not settings.temperature:
+        lawful = expected.peak.isfinite()
+        assert torch.equal(made.tokens[lawful], expected.tokens[lawful])
+    return made
