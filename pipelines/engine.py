@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelErr
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.graph_steps import GraphSteps
 from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.steps import Eager, Steps
 
 ENGINES = ("auto", "eager", "graph")
@@ -30,12 +31,16 @@ class Engine:
             than 1 the device never waits for the host, but up to `sync_every - 1` passes behind the
             last token do nothing.
 
+    Attributes:
+        shelf: keeps the buffers and graphs of the latest two kinds of runs, for calls to come.
+
     Raises:
         OptionError: another kind, or less than 1.
     """
 
     kind: str = "auto"
     sync_every: int = 1
+    shelf: Shelf = field(default_factory=Shelf, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINES:
@@ -69,6 +74,10 @@ class Engine:
                 f'{policy!r}, which waits for the host; set engine="auto"'
             )
 
+    def close(self) -> None:
+        """Let go of what is kept for calls to come; the engine may be used on."""
+        self.shelf.clear()
+
     def prepare(self, window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters) -> None:
         """Give a model in windows the steps of its next call; see `steps`."""
         steps = self.steps(window, prompt, policy, filters)
@@ -87,7 +96,8 @@ class Engine:
         self.check(window.device, policy)
         reason = find_obstacle(window, prompt, policy, filters)
         if reason is None:
-            return GraphSteps(window.device, self.sync_every, gives_up=self.kind == "auto")
+            gives_up = self.kind == "auto"
+            return GraphSteps(window.device, self.sync_every, gives_up, self.shelf)
         if self.kind == "graph":
             raise UnsupportedModelError(
                 f"engine='graph': expected a call whose passes can be captured, received one with "

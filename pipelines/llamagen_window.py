@@ -11,6 +11,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.kept_buffers import KeptBuffers
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
 from mmaccel.pipelines.window_checks import check_attention
@@ -18,7 +19,7 @@ from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.samplers.steps import Steps
 
 
-class LlamaGenWindow:
+class LlamaGenWindow(KeptBuffers):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:
@@ -32,6 +33,8 @@ class LlamaGenWindow:
     Raises:
         OptionError: another attention.
     """
+
+    given, fixed = ("_conditions", "_seen"), ("_turns",)
 
     def __init__(
         self, model: LlamaGenTransformer, attention: Literal["auto", "model", "twin"] = "auto"
@@ -129,7 +132,7 @@ class LlamaGenWindow:
             )
         self._placement = Placement(rows, positions + 1)
         self.attention_reason = self._find_reason(rows, positions + 1)
-        self._caches = [WindowLayer(self._placement) for _ in self.model.layers]
+        self._cache = [WindowLayer(self._placement) for _ in self.model.layers]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
@@ -157,7 +160,7 @@ class LlamaGenWindow:
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
         mask = self._make_mask(positions, hidden.dtype) if has_masks else None
         turns = self._turns[positions.clamp(max=self.max_positions - 1)]
-        return self.model(hidden, turns[:, None], mask, self._caches, None if has_masks else start)
+        return self.model(hidden, turns[:, None], mask, self._cache, None if has_masks else start)
 
     def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         assert self._placement is not None
