@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}
 _DEPTH = 4  # of containers in containers; what lies deeper counts by identity
 
 
@@ -23,17 +23,19 @@ def fingerprint(model: nn.Module) -> Hashable:
     found: list[Hashable] = []
     configs: dict[int, Any] = {}
     for module in model.modules():
-        found.append(_print(vars(module), _DEPTH))
-        config = vars(module).get("config")
+        attributes = module.__dict__
+        _note(attributes, found, _DEPTH)
+        config = attributes.get("config")
         if hasattr(config, "__dict__"):
             configs[id(config)] = config
-    found += [_print(vars(config), _DEPTH) for config in configs.values()]
+    for config in configs.values():
+        _note(vars(config), found, _DEPTH)
     return tuple(found)
 
 
 def is_plain(value: Any) -> bool:
     """Whether a value is a number, a text, a dtype or the like."""
-    return isinstance(value, _PLAIN)
+    return type(value) in _PLAIN
 
 
 def place_of(tensor: Tensor | None) -> Hashable:
@@ -44,16 +46,26 @@ def place_of(tensor: Tensor | None) -> Hashable:
         address = tensor.data_ptr()
     except RuntimeError:  # it has no storage of its own
         address = id(tensor)
-    return address, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride()
+    return address, tensor.dtype, tensor.shape
 
 
-def _print(value: Any, depth: int) -> Hashable:
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, Tensor):
-        return place_of(value)
-    if depth and isinstance(value, dict):
-        return tuple([(k, _print(v, depth - 1)) for k, v in value.items() if is_plain(k)])
-    if depth and isinstance(value, list | tuple | set | frozenset):
-        return tuple([_print(v, depth - 1) for v in value])
-    return id(value)
+def _note(container: Any, found: list[Hashable], depth: int) -> None:
+    """Add what a container holds: numbers and texts as they are, tensors by their places."""
+    found.append(len(container))
+    values = container
+    if isinstance(container, dict):
+        values = container.values()
+        if depth < _DEPTH:  # attributes come and go in one order
+            found.extend([key for key in container if type(key) in _PLAIN])
+    for value in values:
+        if type(value) in _PLAIN:
+            found.append(value)
+        elif isinstance(value, Tensor):
+            found.append(place_of(value))
+        elif depth and isinstance(value, dict | list | tuple | set | frozenset):
+            if value:
+                _note(value, found, depth - 1)
+            else:
+                found.append(0)
+        else:
+            found.append(id(value))

@@ -30,6 +30,7 @@ def model() -> Any:
 
 KINDS: dict[str, tuple[Policy, Call]] = {
     "policy": (Jacobi(window=5), CALLS[0]),
+    "another policy": (SpeculativeJacobi(window=6), CALLS[0]),
     "drafts": (Jacobi(window=6, drafts="left"), CALLS[0]),
     "temperature": (Jacobi(window=6), replace(CALLS[0], filters={"temperature": 0.5})),
     "top_k": (Jacobi(window=6), replace(CALLS[0], filters={"top_k": 3})),
@@ -254,6 +255,19 @@ def test_steps_that_others_used_are_not_trusted(model: Any) -> None:
     assert decode(policy, CALLS[1], shelf, model).stats.captures == 1
 
 
+def test_a_kept_cache_is_emptied(model: Any) -> None:
+    """What stands behind a row's last position is masked; NaN would come through a mask."""
+    shelf, policy = Shelf(), Jacobi(window=6)
+    decode(policy, CALLS[0], shelf, model)
+    (kept,) = shelf._runs.values()
+    for layer in kept.window["_cache"].layers:
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    made = decode(policy, CALLS[1], shelf, model)
+    assert_like(made, decode(policy, CALLS[1], None, model))
+    assert made.stats.captures == 0
+
+
 def test_policies_and_layouts_that_may_change_are_not_kept(model: Any) -> None:
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
@@ -270,6 +284,17 @@ def test_copies_of_a_shelf_are_empty(model: Any) -> None:
     decode(Jacobi(window=6), CALLS[0], shelf, model)
     for twin in (deepcopy(shelf), pickle.loads(pickle.dumps(shelf))):
         assert len(twin) == 0 and twin.room == 1
+
+
+def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:
+    noise, other = Noise.from_seed([3, 2**63], 2), Noise.from_seed(9, 2)
+    slots = torch.arange(6).view(2, 3)
+    noise.gumbel(slots, 5)
+    places = [tensor.data_ptr() for tensor in vars(noise).values()]
+    noise.refill(other)
+    assert noise.gumbel(slots, 5).equal(other.gumbel(slots, 5)) and len(places) == 3
+    assert noise.seeds.equal(other.seeds) and noise.items.equal(other.items)
+    assert [tensor.data_ptr() for tensor in vars(noise).values()] == places
 
 
 def test_room_is_rounded_up_for_kept_runs_alone() -> None:

@@ -19,6 +19,7 @@ from mmaccel import (
     SpeculativeJacobi,
 )  # fmt: skip
 from mmaccel.contracts import Policy
+from mmaccel.kernels import dispatch
 from mmaccel.results import Generation
 from mmaccel.samplers.kept_runs import Shelf
 from tests.exactness.test_captured import assert_like as assert_equal
@@ -101,6 +102,17 @@ def test_calls_of_one_kind_share_records(
         assert_like(made, decode(policy, call, None, model))
         captures.append(made.stats.captures)
     assert captures == [1, 0, 0] and len(shelf) == 1
+
+
+@pytest.mark.parametrize("policy", [Jacobi(window=6), SpeculativeJacobi(window=5)], ids=repr)
+def test_where_kernels_draw(policy: Policy, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way through the kernels' functions, which take seeds as they are (torch twins)."""
+    monkeypatch.setattr(dispatch, "takes", lambda *_: True)
+    shelf = Shelf()
+    for call, n in zip(CALLS, (1, 0, 0)):
+        made = decode(policy, call, shelf, model)
+        assert_like(made, decode(policy, call, None, model))
+        assert made.stats.captures == n
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt2", "mistral"])

@@ -1,9 +1,7 @@
-"""What an attached policy, a decoder and a pipeline keep between calls, and when they let it go."""
+"""What an attached policy and a decoder keep between calls, and when they let it go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +10,7 @@ import torch
 import mmaccel
 from mmaccel import GroupedSpeculative, Jacobi, NumericsError
 from mmaccel.pipelines.engine import Engine
-from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import Stats
-from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.integration.test_engine import Counting
 from tests.replay import Replay
 from tests.tiny_lms import build_lm, left_padded
@@ -100,29 +96,6 @@ def test_scores_that_are_no_law_leave_nothing_behind(recorded: None) -> None:
             weight.copy_(before)
         assert sample(model, SHORT).equal(first)
     assert captures(run.history) == [1, 1]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_picture_family_keeps_its_records(
-    family: str, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Captions of other lengths; another policy in between has the model to itself."""
-    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    monkeypatch.setattr(TextToImage, "length", 20)
-    monkeypatch.setattr(type(pipe.pictures), "render", lambda self, tokens, *_: [None])
-    texts, policy = captions(family), Jacobi(window=4)
-    calls = [(texts[:1], 5), (texts[-1:], 6), (texts[:1], 7)]
-    plain = [pipe(text, policy=policy, seed=seed) for text, seed in calls]
-    monkeypatch.setattr(Engine, "steps", lambda self, *_: Replay(self.sync_every, self.shelf))
-    made = []
-    for text, seed in calls:
-        made.append(pipe(text, policy=policy, seed=seed))
-        pipe(texts[:1], policy=Jacobi(window=3), seed=8)
-    assert [pictures.stats.captures for pictures in made] == [1, 0, 0]
-    assert all(mine.tokens.equal(own.tokens) for mine, own in zip(made, plain, strict=True))
-    assert len(pipe.engine.shelf) == 2
-    pipe.engine.close()
-    assert len(pipe.engine.shelf) == 0
 
 
 def test_what_is_kept_goes_before_a_graph_is_given_up(recorded: None) -> None:
