@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Policy, Call]] = {
     "temperature": (Jacobi(window=6), replace(CALLS[0], filters={"temperature": 0.5})),
     "top_k": (Jacobi(window=6), replace(CALLS[0], filters={"top_k": 3})),
     "guidance": (Jacobi(window=6), replace(CALLS[0], filters={"guidance_scale": 3.0})),
+    "branches": (Jacobi(window=6), replace(CALLS[0], filters={"guidance_scale": 1.0})),
     "rows": (Jacobi(window=6), replace(CALLS[0], rows=((5,),), seeds=(3,))),
     "layout": (Jacobi(window=6), replace(CALLS[0], layout=replace(GRID, row_end=None))),
     "stop tokens": (Jacobi(window=6), replace(CALLS[0], stops=(9, 17))),
@@ -52,6 +53,21 @@ def test_another_kind_is_recorded_anew(kind: tuple[Policy, Call], model: Any) ->
     again = decode(Jacobi(window=6), CALLS[1], shelf, model)  # the first kind is still there
     assert again.stats.captures == 0
     assert_like(again, decode(Jacobi(window=6), CALLS[1], None, model))
+
+
+def test_a_call_with_a_callback_is_of_another_kind(model: Any) -> None:
+    """Counting is part of the record without one, and lies outside it with one."""
+    shelf, policy = Shelf(), Jacobi(window=6)
+    plain = decode(policy, CALLS[0], None, model)
+    for on_step, n in (
+        (None, 1),
+        (lambda progress: None, 1),
+        (None, 0),
+        (lambda progress: None, 0),
+    ):
+        made = decode(policy, CALLS[0], shelf, model, on_step)
+        assert_like(made, plain)
+        assert made.stats.captures == n
 
 
 def test_a_result_and_its_arguments_stay_as_they_are(model: Any) -> None:
