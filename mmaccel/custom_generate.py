@@ -32,7 +32,7 @@ class Decoder:
     strict: bool
     history: list[Stats]
     layout: Layout | None = None
-    engine: Engine = Engine()
+    engine: Engine = field(default_factory=Engine)
     _warned: set[str] = field(default_factory=set)
 
     @property

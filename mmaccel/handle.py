@@ -59,11 +59,13 @@ class Handle:
         return self._service.history
 
     def detach(self) -> None:
-        """Give the model its own methods back. A second call does nothing.
+        """Give the model its own methods back, and let go of what was kept for calls to come. A
+        second call does nothing.
 
         Raises:
             AttachError: somebody else changed the model's class meanwhile.
         """
+        self._service.engine.close()
         self._injection.remove()
 
     def __enter__(self) -> Handle:

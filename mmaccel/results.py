@@ -52,6 +52,8 @@ class Stats:
         fallbacks: reasons for everything that ran in another way than asked.
         engine: how passes were carried out: "eager" one by one, "graph" as a captured step.
         engine_reason: why passes were not captured, where they were to be; or empty.
+        captures: passes captured in this run; 0 with engine "graph" where all that it launched were
+            kept from an earlier one.
         attention: "window_attention" where the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
     """
@@ -74,6 +76,7 @@ class Stats:
     fallbacks: list[str] = field(default_factory=list)
     engine: str = "eager"
     engine_reason: str = ""
+    captures: int = 0
     attention: str = ""
 
     @property
@@ -119,6 +122,8 @@ class Stats:
         lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f}{shown}"))
         if self.engine != "eager" or self.engine_reason:
             because = f": {self.engine_reason}" if self.engine_reason else ""
+            if self.engine == "graph":
+                because = f": {self.captures} captured" if self.captures else ": captured before"
             lines.append(("engine", f"{self.engine}{because}"))
         lines += [("fell back", reason) for reason in self.fallbacks]
         return "\n".join(f"{name:13}{value}" for name, value in lines)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelErr
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.graph_steps import GraphSteps
 from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.steps import Eager, Steps
 
 ENGINES = ("auto", "eager", "graph")
@@ -30,12 +32,16 @@ class Engine:
             than 1 the device never waits for the host, but up to `sync_every - 1` passes behind the
             last token do nothing.
 
+    Attributes:
+        shelf: keeps the buffers and graphs of the latest two kinds of runs, for calls to come.
+
     Raises:
         OptionError: another kind, or less than 1.
     """
 
     kind: str = "auto"
     sync_every: int = 1
+    shelf: Shelf = field(default_factory=Shelf, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ENGINES:
@@ -69,6 +75,10 @@ class Engine:
                 f'{policy!r}, which waits for the host; set engine="auto"'
             )
 
+    def close(self) -> None:
+        """Let go of what is kept for calls to come; the engine may be used on."""
+        self.shelf.clear()
+
     def prepare(self, window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters) -> None:
         """Give a model in windows the steps of its next call; see `steps`."""
         steps = self.steps(window, prompt, policy, filters)
@@ -82,12 +92,13 @@ class Engine:
             MissingBackendError, OptionError: as `check`.
             UnsupportedModelError: "graph", and this call cannot be captured.
         """
+        self.check(window.device, policy)
         if self.kind == "eager":
             return Eager(self.sync_every)
-        self.check(window.device, policy)
         reason = find_obstacle(window, prompt, policy, filters)
         if reason is None:
-            return GraphSteps(window.device, self.sync_every, gives_up=self.kind == "auto")
+            gives_up = self.kind == "auto"
+            return GraphSteps(window.device, self.sync_every, gives_up, self.shelf)
         if self.kind == "graph":
             raise UnsupportedModelError(
                 f"engine='graph': expected a call whose passes can be captured, received one with "
@@ -123,13 +134,16 @@ def find_obstacle(
     return _trial(window, model, prompt)
 
 
-_TRIED: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+_TRIED: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
 def _trial(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
     """Whether a forward pass of the model waits for the host."""
-    if model in _TRIED:
-        return _TRIED[model]
+    kind = getattr(window, "kind", None)  # another attention or stride may wait where this does not
+    tried = _TRIED.setdefault(model, {})
+    own = (getattr(model, "dtype", None), None if kind is None else kind())
+    if own in tried:
+        return tried[own]
     rows = prompt.tokens.shape[0]
     tokens = prompt.tokens[:, :1].clamp(min=0).expand(-1, 2)
     start = prompt.lengths.new_zeros(rows)
@@ -146,5 +160,5 @@ def _trial(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
         reason = f"a {type(model).__name__}, whose forward waits for the host"
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    _TRIED[model] = reason
+    tried[own] = reason
     return reason

@@ -60,7 +60,7 @@ class GenerateService:
     history: list[Stats] = field(default_factory=list)
     _warned: set[str] = field(default_factory=set)
     layout: Layout | None = None
-    engine: Engine = Engine()
+    engine: Engine = field(default_factory=Engine)
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(

@@ -56,6 +56,8 @@ class GlmImageWindow(CausalLMWindow):
         vocab_size: as in `CausalLMWindow`.
     """
 
+    given = ("_table",)
+
     def __init__(
         self, model: Any, table: Tensor | None = None, vocab_size: int | None = None
     ) -> None:
@@ -71,6 +73,19 @@ class GlmImageWindow(CausalLMWindow):
     def begin(self, table: Tensor) -> None:
         """The next run stands at these positions."""
         self._table = table
+
+    def own(self) -> None:
+        """As in `KeptBuffers`, with as many positions as there is room for."""
+        super().own()
+        if self._table is not None:
+            self._table = self.fit(
+                self._table, self._table[..., :1].expand(-1, -1, self._positions)
+            )
+
+    def fit(self, own: Tensor, place: Tensor) -> Tensor:
+        """A table of as many positions as another's: cut, or with its last position repeated."""
+        room = place.shape[-1]
+        return own[..., :room] if own.shape[-1] >= room else _lengthen(own, room)
 
     def position_ids(self, positions: Tensor) -> Tensor:
         """Positions `[R, W]` in the cache to `[3, R, W]`; behind the last grid, the last one's."""
@@ -106,5 +121,6 @@ def _positions(call: GenerateCall) -> tuple[Tensor, Tensor]:
 
 
 def _lengthen(row: Tensor, length: int) -> Tensor:
-    """`[3, P]` to `[3, length]` by repeating the last position."""
-    return torch.cat([row, row[:, -1:].expand(-1, length - row.shape[1])], 1)
+    """`[..., 3, P]` to `[..., 3, length]` by repeating the last position."""
+    behind = row[..., -1:].expand(*row.shape[:-1], length - row.shape[-1])
+    return torch.cat([row, behind], -1)

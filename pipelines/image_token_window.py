@@ -32,6 +32,8 @@ class ImageTokenWindow(CausalLMWindow):
         ids: `[N + S]` int64, the model's id of every picture token.
     """
 
+    given, fixed = ("_lengths",), ("ids", "_weight", "_bias")
+
     def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
         super().__init__(model)
         self.ids = torch.tensor([*ids, *structural], device=self.device)

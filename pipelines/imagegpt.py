@@ -28,6 +28,7 @@ class ImageGPT(CausalLM):
 
 
 class _Tables(CausalLMWindow):
+    made = (*CausalLMWindow.made, "_table")
     _table: Tensor
 
     def reserve(self, rows: int, positions: int) -> None:

@@ -94,6 +94,8 @@ class JanusCodes(CausalLMWindow):
         lengths: `[R]` int64, of the prompts of the next run; `begin` sets them too.
     """
 
+    given = ("_lengths",)
+
     def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)
         self.vocab_size = model.model.vqmodel.config.num_embeddings

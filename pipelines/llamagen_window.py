@@ -11,6 +11,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.kept_buffers import KeptBuffers
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
 from mmaccel.pipelines.window_attention_trial import refuse_own_attention
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
@@ -19,7 +20,7 @@ from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.samplers.steps import Steps
 
 
-class LlamaGenWindow:
+class LlamaGenWindow(KeptBuffers):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:
@@ -30,9 +31,10 @@ class LlamaGenWindow:
     Attributes:
         attention_reason: why passes have masks, since `reserve`; empty where they have none.
 
-    Raises:
-        OptionError: another attention.
+    Raises OptionError for another attention.
     """
+
+    given, fixed = ("_conditions", "_seen"), ("_turns",)
 
     def __init__(
         self, model: LlamaGenTransformer, attention: Literal["auto", "model", "twin"] = "auto"
@@ -132,7 +134,7 @@ class LlamaGenWindow:
         self.attention_reason = self._find_reason(rows, positions + 1)
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
-        self._caches = [WindowLayer(self._placement) for _ in self.model.layers]
+        self._cache = [WindowLayer(self._placement) for _ in self.model.layers]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
@@ -160,7 +162,7 @@ class LlamaGenWindow:
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
         mask = self._make_mask(positions, hidden.dtype) if has_masks else None
         turns = self._turns[positions.clamp(max=self.max_positions - 1)]
-        return self.model(hidden, turns[:, None], mask, self._caches, None if has_masks else start)
+        return self.model(hidden, turns[:, None], mask, self._cache, None if has_masks else start)
 
     def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         assert self._placement is not None

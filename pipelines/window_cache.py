@@ -86,6 +86,12 @@ class WindowLayer:
             self.keys, self.values = _grow(place, self.keys), _grow(place, self.values)
         return _write(place, self.keys, key_states), _write(place, self.values, value_states)
 
+    def clear(self) -> None:
+        """Forget all keys and values, in the same room."""
+        for store in (self.keys, self.values):
+            if store is not None:
+                store.zero_()
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take the room for keys and values of this shape, unless it was taken before."""
         if self.keys is None:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, text_config
+from mmaccel.pipelines.kept_buffers import KeptBuffers
 from mmaccel.pipelines.window_attention_trial import find_reason
 from mmaccel.pipelines.window_attention_twin import (
     Choices,
@@ -31,7 +32,7 @@ from mmaccel.samplers.steps import Steps
 _CPU_STRIDE = 64
 
 
-class CausalLMWindow:
+class CausalLMWindow(KeptBuffers):
     """Wraps a causal LM.
 
     Args:
@@ -55,6 +56,8 @@ class CausalLMWindow:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
+
+    made = (*KeptBuffers.made, "_configs", "_positions")
 
     def __init__(
         self,

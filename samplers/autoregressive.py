@@ -41,7 +41,7 @@ class Autoregressive:
         run = WindowRun(self, model, prompt, length, filters=filters, noise=noise, on_step=on_step)
 
         def judge() -> None:
-            run.advance(open_draws(run, noise).tokens(), torch.ones_like(run.made))
+            run.advance(open_draws(run, run.noise).tokens(), torch.ones_like(run.made))
 
         while run.width:
             run.turn(judge)

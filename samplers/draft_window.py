@@ -11,6 +11,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.samplers.drafts import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.line import last_tokens, open_line
+from mmaccel.samplers.loan import Extent, measure
 
 
 class DraftWindow:
@@ -23,6 +24,7 @@ class DraftWindow:
         widest: largest width there will be.
         source: where new slots' drafts come from, see `mmaccel.samplers.drafts`.
         is_static: keep every tensor that outlives a pass in its place.
+        extent: room of the run; None takes what this prompt and length need.
 
     Attributes:
         width: W; 0 before the first `place`.
@@ -30,6 +32,7 @@ class DraftWindow:
         columns: `[B, W]` int64, where those slots stand in `line`.
         line: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts.
         made: `[B]` int64, tokens made so far.
+        places: by name, where `hold` keeps what it is given.
         impossible: `[S]` int64, ids that are not worth a draft, or None.
 
     Raises:
@@ -46,15 +49,18 @@ class DraftWindow:
         widest: int,
         source: str,
         is_static: bool = False,
+        extent: Extent | None = None,
     ) -> None:
         check_source(source, prompt.layout, final=True)
         self.prompt, self.vocab_size, self.length, self.source = prompt, vocab_size, length, source
-        self.origin = prompt.tokens.shape[1]  # column of slot 0 in `line`
-        self.line = open_line(prompt, length + widest)
+        self.extent = measure(prompt, length) if extent is None else extent
+        self.origin = self.extent.origin  # column of slot 0 in `line`
+        self.line = open_line(prompt, self.extent.slots + widest, self.origin)
         self.made = prompt.tokens.new_zeros(prompt.batch)
         self._last_of_prompt = last_tokens(prompt)
         self._filled = self.made + self.origin
-        self._held: dict[str, Tensor] = {}
+        self.places: dict[str, Tensor] = {}
+        self._held: set[str] = set()
         self._is_static = is_static
         self.impossible: Tensor | None = None
         self.place(0)
@@ -67,15 +73,21 @@ class DraftWindow:
 
     def hold(self, name: str, value: Tensor) -> None:
         """Keep a tensor for the next pass, always of one shape. Nobody writes to it any more."""
-        kept = self._held.get(name)
-        if kept is None or not self._is_static:
-            self._held[name] = value
+        place = self.places.get(name)
+        if place is None or not self._is_static:
+            self.places[name] = value
         else:
-            kept.copy_(value)
+            place.copy_(value)
+        self._held.add(name)
 
     def held(self, name: str) -> Tensor | None:
         """What the last pass kept under a name; None before the first."""
-        return self._held.get(name)
+        return self.places[name] if name in self._held else None
+
+    def take_places(self, places: dict[str, Tensor]) -> None:
+        """Keep what `hold` is given in another run's places; what stands there counts nothing."""
+        self.places = places
+        self._held.clear()
 
     def standing(self) -> Tensor:
         """`[B, W-1]` bool: draft slots of the window that the last pass predicted."""

@@ -94,7 +94,7 @@ class GroupedSpeculative:
             window=self.window,
             drafts=self.drafts,
         )
-        return iterate(run, noise, self.coupling, self.rule)
+        return iterate(run, self.coupling, self.rule)
 
     def rule(
         self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor

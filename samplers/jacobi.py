@@ -72,7 +72,7 @@ class Jacobi:
         )
 
         def judge() -> None:
-            draws = open_draws(run, noise)
+            draws = open_draws(run, run.noise)
             guess, law = run.propose()
             if guess is None:
                 assert law is not None

@@ -17,19 +17,20 @@ from mmaccel.errors import ShapeError
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def open_line(prompt: Prompt, room: int) -> Tensor:
+def open_line(prompt: Prompt, room: int, origin: int) -> Tensor:
     """The line before the first token.
 
     Args:
         prompt: its first `batch` rows (the conditional branch) are written.
         room: columns behind the prompt, for tokens and drafts.
+        origin: column of slot 0, at least T.
 
     Returns:
-        `[B, T + room]` int64: -1, then the prompt, then 0 from column T on, which is slot 0.
+        `[B, origin + room]` int64: -1, then the prompt, then 0 from slot 0 on.
     """
-    batch, longest = prompt.batch, prompt.tokens.shape[1]
-    shift = longest - prompt.lengths[:batch, None]
-    index = torch.arange(longest, device=prompt.tokens.device)[None] - shift  # [B, T]
+    batch = prompt.batch
+    shift = origin - prompt.lengths[:batch, None]
+    index = torch.arange(origin, device=prompt.tokens.device)[None] - shift  # [B, origin]
     aligned = prompt.tokens[:batch].gather(1, index.clamp(min=0))
     aligned = torch.where(index >= 0, aligned, -1)
     return torch.cat([aligned, aligned.new_zeros(batch, room)], 1)

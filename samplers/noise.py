@@ -113,6 +113,13 @@ class Noise:
         items = torch.arange(batch) if single else torch.zeros(batch, dtype=torch.int64)
         return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
 
+    def refill(self, other: Noise) -> None:
+        """Take another's seeds and items, in the same tensors."""
+        self.seeds.copy_(other.seeds)
+        self.items.copy_(other.items)
+        if "_schedule" in vars(self):  # made of the seeds at the first use
+            self._schedule.copy_(other._schedule)
+
     def frozen(self, slots: Tensor, vocab_size: int, temperature: float) -> Tensor:
         """Frozen Gumbel noise `[B, W, V]`; at temperature 0, where it could change nothing, zeros
         `[B, W, 1]`.

@@ -90,7 +90,7 @@ class SpeculativeJacobi:
             self, model, prompt, length, filters=filters, noise=noise, on_step=on_step,
             window=self.window, drafts=self.drafts,
         )  # fmt: skip
-        return iterate(run, noise, self.coupling, exact_rule)
+        return iterate(run, self.coupling, exact_rule)
 
 
 def exact_rule(
@@ -100,12 +100,11 @@ def exact_rule(
     return is_kept(p_target, p_draft, drafts, coins), None
 
 
-def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generation:
+def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     """The loop shared by the exact and the relaxed rule.
 
     Args:
         run: a fresh run.
-        noise: source of coins, redraws and first drafts.
         coupling: how drafts behind the first rejection are redrawn; always exact, whatever the
             rule.
         rule: decides which drafts are kept.
@@ -114,6 +113,7 @@ def iterate(run: WindowRun, noise: Noise, coupling: str, rule: Rule) -> Generati
         The finished generation.
     """
     is_fused = (rule, coupling) == (exact_rule, "maximal")
+    noise = run.noise  # of coins, redraws and first drafts
     is_fused = is_fused and dispatch.takes("couple", run.made.device.type)
 
     def judge() -> None:

@@ -8,7 +8,10 @@ width and play the record from then on; what is here does no such thing and is a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.kept_runs import Shelf
 
 
 class Steps(Protocol):
@@ -19,11 +22,20 @@ class Steps(Protocol):
             and should not narrow its window at a row's end.
         sync_every: passes between two looks of the host at what they made, at least 1.
         reason: why passes are not recorded; empty where nobody asked for it.
+        captures: passes recorded so far.
+        shelf: where finished runs are kept with their records; None keeps none.
+        mark: another object after every `begin`.
     """
 
     is_static: bool
     sync_every: int
     reason: str
+    captures: int
+    mark: object
+
+    @property
+    def shelf(self) -> Shelf | None:
+        """Where finished runs are kept."""
 
     @property
     def name(self) -> str:
@@ -55,6 +67,9 @@ class Eager:
 
     is_static = False
     name = "eager"
+    captures = 0
+    shelf: Shelf | None = None
+    mark: object = None
 
     def __init__(self, sync_every: int = 1, reason: str = "") -> None:
         self.sync_every, self.reason = sync_every, reason

@@ -76,6 +76,7 @@ class WindowRun(WindowPass):
             prompt,
             length,
             filters=filters,
+            noise=noise,
             on_step=on_step,
             widest=self.chooser.widest,
             drafts=drafts,
@@ -83,7 +84,9 @@ class WindowRun(WindowPass):
         self._began = time.perf_counter()
         self._n_open = prompt.batch  # rows that have not ended
         self._n_tokens = 0
-        self.prefill()
+        self._n_captures = self.steps.captures
+        if not self._has_room(self.prefill):
+            self.prefill()
         self._aim(length)
 
     def turn(self, judge: Callable[[], None]) -> None:
@@ -104,8 +107,13 @@ class WindowRun(WindowPass):
             judge()
 
         is_usual = True
-        for _ in range(n_passes):
-            is_usual &= self.steps.play(self.width if has_begun else None, step)
+        try:
+            for _ in range(n_passes):
+                is_usual &= self.steps.play(self.width if has_begun else None, step)
+        except torch.OutOfMemoryError:
+            if self._loan is not None:  # the next call shall find more room
+                self._loan.free()
+            raise
         self._look(n_passes, is_usual)
 
     def commit(self, tokens: Tensor, n_kept: Tensor) -> None:
@@ -122,13 +130,26 @@ class WindowRun(WindowPass):
         tokens = self.line[:, self.origin : self.origin + self.length]
         index = torch.arange(self.length, device=tokens.device)[None]
         tokens = torch.where(index < self.made[:, None], tokens, 0)
-        passes = self.tally.report(self.stats)
+        made, passes = self.made.clone(), self.tally.report(self.stats)
+        self.stats.captures = self.steps.captures - self._n_captures
         self.stats.engine, self.stats.engine_reason = self.steps.name, self.steps.reason
         reason = getattr(self.model, "attention_reason", None)
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         self.stats.seconds = time.perf_counter() - self._began
-        return Generation(tokens, self.made.clone(), passes, self.stats)
+        if self._loan is not None:
+            self._loan.give_back(self)
+        return Generation(tokens, made, passes, self.stats)
+
+    def _has_room(self, work: Callable[[], None]) -> bool:
+        """Do some work; False where there was no memory for it until kept runs were let go."""
+        try:
+            work()
+        except torch.OutOfMemoryError:
+            if self._loan is None or not self._loan.free():
+                raise
+            return False
+        return True
 
     def _aim(self, remaining: int) -> None:
         """Place the next window."""

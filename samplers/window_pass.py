@@ -16,6 +16,8 @@ from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import cut_at_stop
+from mmaccel.samplers.loan import borrow
+from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.steps import steps_of
 from mmaccel.samplers.tally import Tally
 
@@ -24,11 +26,12 @@ class WindowPass(DraftWindow):
     """Passes of one run; see `mmaccel.samplers.window.WindowRun` for how they are driven.
 
     Args:
-        policy, model, prompt, length, filters, on_step: as in `WindowRun`.
+        policy, model, prompt, length, filters, noise, on_step: as in `WindowRun`.
         widest: largest width there will be.
         drafts: a draft source.
 
     Attributes:
+        noise: what passes draw with: the same numbers as the one given, in the run's own tensors.
         stats: counted so far; `stats.passes` numbers the next pass.
         tally: counted so far on the device; `tally.passes` numbers the next pass.
     """
@@ -41,26 +44,37 @@ class WindowPass(DraftWindow):
         length: int,
         *,
         filters: Filters,
+        noise: Noise,
         on_step: OnStep | None,
         widest: int,
         drafts: str,
     ) -> None:
         self.steps = steps_of(model)
-        super().__init__(prompt, model.vocab_size, length, widest, drafts, self.steps.is_static)
-        self.model, self.filters, self.on_step = model, filters, on_step
+        self._loan = borrow(
+            self.steps, policy, model, prompt, length, filters, widest, drafts, on_step is None
+        )
+        extent = None if self._loan is None else self._loan.extent
+        is_static, size = self.steps.is_static, model.vocab_size
+        super().__init__(prompt, size, length, widest, drafts, is_static, extent)
+        self.model, self.filters, self.noise, self.on_step = model, filters, noise, on_step
         self.impossible = filters.impossible(model.vocab_size)
         self.stats = Stats(
             policy=repr(policy),
             exactness=policy.exactness,
             branches=prompt.branches,
         )
-        self.tally = Tally(prompt.batch, length + self.steps.sync_every, self.made.device)
+        capacity = self.extent.slots + self.steps.sync_every
+        self.tally = Tally(prompt.batch, capacity, self.made.device)
+        self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
+        self._limit = self.made.new_full((), length)
         self._index = torch.arange(widest, device=self.made.device)
         self._ended = torch.zeros_like(self.made, dtype=torch.bool)
         self._n_new = torch.zeros_like(self.made)  # tokens of the last pass, for `on_step`
         self._facts = self.made.new_zeros(4)  # what the host looks at
-        self._variation: Tensor | None = None
-        self.steps.begin()
+        if self._loan is None:
+            self.steps.begin()
+        else:
+            self._loan.settle(self)
 
     def forward(self) -> Tensor:
         """One pass over the window.
@@ -75,7 +89,7 @@ class WindowPass(DraftWindow):
 
     def logits(self) -> Tensor:
         """One pass over the window, raw: `[R, W, V]` of all branches. `note` is owed afterwards."""
-        start = self.prompt.lengths - 1 + self.made.repeat(self.prompt.branches)  # [R]
+        start = self._lengths - 1 + self.made.repeat(self.prompt.branches)  # [R]
         return self._pass(self.feed(self.columns - 1), start)
 
     def note(self, logits: Tensor, peak: Tensor) -> None:
@@ -101,7 +115,7 @@ class WindowPass(DraftWindow):
 
         `commit` charges the slots whose tokens it keeps.
         """
-        self._variation = variation
+        self.hold("variation", variation)
 
     def advance(self, tokens: Tensor, n_kept: Tensor) -> None:
         """Keep the first `n_kept` tokens of each row; the rest of the window stands as drafts.
@@ -111,16 +125,16 @@ class WindowPass(DraftWindow):
             n_kept: `[B]` int64 in 1..W.
         """
         self.line.scatter_(1, self.columns, torch.where(self._ended[:, None], 0, tokens))
-        n_new = torch.minimum(n_kept, self.length - self.made).masked_fill(self._ended, 0)
-        if self.prompt.stop_tokens is not None:
-            n_new, stopped = cut_at_stop(tokens, n_new, self.prompt.stop_tokens)
+        n_new = torch.minimum(n_kept, self._limit - self.made).masked_fill(self._ended, 0)
+        if self._stops is not None:
+            n_new, stopped = cut_at_stop(tokens, n_new, self._stops)
             self._ended |= stopped
         is_kept = self._index[: self.width] < n_new[:, None]  # [B, W]
         bad = (self._peak - self._peak != 0) & is_kept  # NaN and infinity leave NaN
         self.tally.is_bad |= bad.any()
         self._filled.copy_(self.columns[:, -1] + 1)
         self.made += n_new
-        self._ended |= self.made >= self.length
+        self._ended |= self.made >= self._limit
         if self.on_step is None:
             self.count(n_new)
         else:
@@ -129,8 +143,11 @@ class WindowPass(DraftWindow):
     def prefill(self) -> None:
         """One pass over the prompt without its last token."""
         tokens = self.prompt.tokens
-        self.model.reserve(tokens.shape[0], self.origin + self.length - 1)  # the last is not fed
-        if self.origin > 1:
+        if self._loan is None:
+            self.model.reserve(tokens.shape[0], self.extent.positions)
+        else:
+            self._loan.reserve(self.model, tokens.shape[0])
+        if tokens.shape[1] > 1:
             began = time.perf_counter()
             start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
             self.model.feed(tokens[:, :-1].clamp(min=0), start)
@@ -145,7 +162,7 @@ class WindowPass(DraftWindow):
 
     def count(self, n_new: Tensor) -> None:
         """Count a pass in which rows gained `n_new` `[B]`, and note what the host has to know."""
-        self.tally.count(n_new, self._variation)
-        wanted = (self.length - self.made).masked_fill(self._ended, 0)  # [B]
+        self.tally.count(n_new, self.held("variation"))
+        wanted = (self._limit - self.made).masked_fill(self._ended, 0)  # [B]
         facts = (wanted.amax(), (wanted > 0).sum(), self.made.sum(), self.tally.is_bad.long())
         self._facts.copy_(torch.stack(facts))

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from mmaccel.samplers.kept_runs import Shelf
 
 _SYNCS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "is_nonzero")
 
@@ -50,6 +53,9 @@ def _replay(operations: list[Any]) -> None:
 class Replay:
     """`Steps` that runs a pass of a key once, records the second and replays from the third on.
 
+    Args:
+        sync_every, shelf: as in `Steps`.
+
     Attributes:
         replayed: passes replayed.
         recorded: keys recorded, in order.
@@ -59,16 +65,28 @@ class Replay:
     name = "graph"
     reason = ""
 
-    def __init__(self, sync_every: int = 1) -> None:
+    def __init__(self, sync_every: int = 1, shelf: Shelf | None = None) -> None:
         self.sync_every = sync_every
+        self._shelf = None if shelf is None else ref(shelf)  # which holds these steps
         self.replayed = 0
         self.recorded: list[Hashable] = []
         self.begin()
 
     def begin(self) -> None:
         """Forget the records."""
+        self.mark = object()
         self._seen: set[Hashable] = set()
         self._records: dict[Hashable, list[Any]] = {}
+
+    @property
+    def shelf(self) -> Shelf | None:
+        """See `Steps.shelf`."""
+        return None if self._shelf is None else self._shelf()
+
+    @property
+    def captures(self) -> int:
+        """Keys recorded so far, those forgotten too."""
+        return len(self.recorded)
 
     def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """See `mmaccel.samplers.steps.Steps.play`."""

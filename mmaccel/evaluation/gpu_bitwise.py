@@ -130,9 +130,11 @@ def compare(
 def compare_attached(
     model: Any, policies: Sequence[Policy] = POLICIES, length: int = LENGTH
 ) -> Iterator[tuple[str, str]]:
-    """The same through `attach`, three rows padded on the left."""
+    """The same through `attach`, three rows padded on the left, and a second call with other
+    prompts, shorter and fewer tokens, that goes on in the first one's buffers.
+    """
     ids = torch.tensor([[0, 0, 5, 9], [0, 3, 3, 1], [7, 8, 9, 4]], device=model.device)
-    mask = (ids > 0).long()
+    calls = ((ids, length), (ids.flip(0)[:, 1:], length - 3))
     guided = {"guidance_scale": 2.0, "negative_prompt_ids": ids[:, -1:]}
     for policy, sync_every, extra in product(policies, (1, 4), ({}, guided)):
         made: list[Tensor] = []
@@ -140,20 +142,23 @@ def compare_attached(
             with attach(
                 model, policy, seed=3, strict=True, engine=kind, sync_every=sync_every
             ) as run:
-                made.append(
-                    model.generate(
-                        ids,
-                        attention_mask=mask,
-                        do_sample=True,
-                        max_new_tokens=length,
-                        top_k=20,
-                        **extra,
-                    )  # fmt: skip
-                )
-        stats = run.stats
-        ran = "nothing" if stats is None else stats.engine
+                for rows, n_new in calls:
+                    made.append(
+                        model.generate(
+                            rows,
+                            attention_mask=(rows > 0).long(),
+                            do_sample=True,
+                            max_new_tokens=n_new,
+                            top_k=20,
+                            **extra,
+                        )  # fmt: skip
+                    )
         name = f"attached, {policy!r}, looks {sync_every}{', guided' if extra else ''}"
-        yield name, judge(made[0], made[1], ran)
+        wrong = [judge(made[n], made[2 + n], run.history[n].engine) for n in (0, 1)]
+        again = run.history[1].captures
+        if again and getattr(policy, "window", 1) != "adaptive" and not any(wrong):
+            wrong.append(f"expected the first call's records in the second, received {again} more")
+        yield name, "; ".join(text for text in wrong if text)
 
 
 def judge(plain: Tensor, captured: Tensor, engine: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.steps import Steps
 
 Clock = Callable[[], float]
@@ -32,6 +33,10 @@ class Stopwatch:
         seconds: of the passes timed, all together.
         timed: number of passes timed.
     """
+
+    captures = 0
+    mark: object = None
+    shelf: Shelf | None = None  # what is timed is not kept
 
     def __init__(self, steps: Steps, n_passes: int, clock: Clock) -> None:
         self.steps, self.n_passes, self.clock = steps, n_passes, clock

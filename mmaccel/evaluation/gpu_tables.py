@@ -38,7 +38,10 @@ def attention_table(reports: Reports) -> str:
 
 def scenes_table(reports: Reports) -> str:
     """The trained model end to end by device."""
-    heads = ("batch", "guidance", "policy", "tokens a pass", "s a picture", "images/s", "speed-up")
+    heads = (
+        "batch", "guidance", "policy", "tokens a pass", "first call, s a picture", "s a picture",
+        "images/s", "speed-up",
+    )  # fmt: skip
     return _by_device(reports, "scenes", heads, _scene)
 
 
@@ -78,6 +81,7 @@ def _scene(row: Row) -> tuple[str, ...]:
         f"{row['guidance']:g}",
         "transformers alone" if row["policy"] is None else f"`{row['policy']}`",
         f"{row['tokens_per_pass']:.2f}",
+        f"{row['first_seconds']:.4f}",
         f"{row['seconds']:.4f}",
         f"{row['images_per_s']:.2f}",
         f"{row['speed_up']:.2f}×",

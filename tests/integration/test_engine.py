@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -80,19 +81,47 @@ def test_a_width_is_run_then_captured_then_replayed() -> None:
 
 def test_no_memory_for_a_graph() -> None:
     """The pass is made all the same, once, and so are all that follow."""
-    steps, runs = Counting(failures=1), []
+    steps, runs = Counting(failures=2), []
     usual = [steps.play(8, lambda: runs.append(1)) for _ in range(4)]
     assert len(runs) == 4 and usual == [False, False, True, True]
-    assert steps.log == ["aside", "free"] and steps.name == "eager"
+    assert steps.log == ["aside", "free", "free"] and steps.name == "eager"
     assert steps.reason == ("no memory for a graph (CUDA out of memory. Tried to allocate 2 GiB)")
 
 
 def test_no_memory_where_a_graph_was_asked_for() -> None:
-    steps = Counting(failures=1, gives_up=False)
+    steps = Counting(failures=2, gives_up=False)
     steps.play(8, lambda: None)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
         steps.play(8, lambda: None)
-    assert steps.log == ["aside", "free"]
+    assert steps.log == ["aside", "free", "free"]
+
+
+def test_memory_that_is_only_cached_is_no_want_of_memory() -> None:
+    steps, runs = Counting(failures=1), []
+    usual = [steps.play(8, lambda: runs.append(1)) for _ in range(3)]
+    assert steps.log == ["aside", "free", "capture", "replay", "replay"] and not steps.reason
+    assert len(runs) == 3 and usual == [False, False, True] and steps.captures == 1
+
+
+def test_a_graph_that_was_given_up_is_gone_before_its_pass_is_run() -> None:
+    class Graph:
+        pass
+
+    class Holding(Counting):
+        def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+            graph = Graph()
+            alive.append(ref(graph))
+            return super()._capture(step)
+
+        def _free(self) -> None:
+            assert not any(graph() for graph in alive)
+            super()._free()
+
+    alive: list[Any] = []
+    steps = Holding(failures=2)
+    for _ in range(2):
+        steps.play(8, lambda: None)
+    assert len(alive) == 2 and steps.log == ["aside", "free", "free"]
 
 
 def test_an_error_of_the_device_is_not_swallowed() -> None:

@@ -25,6 +25,7 @@ from mmaccel.evaluation.gpu_stopwatch import Enough, Stopwatch
 from mmaccel.evaluation.routes import Piece, Routes, Way
 from mmaccel.pipelines.engine import Engine
 from mmaccel.results import Stats
+from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.steps import Eager
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
@@ -169,8 +170,8 @@ def test_a_run_too_short_to_time_is_an_error() -> None:
     assert window.steps is None
 
 
-def choose(kind: str, sync_every: int, *_: Any) -> Any:
-    return Eager(sync_every) if kind == "eager" else Replay(sync_every)
+def choose(kind: str, sync_every: int, *_: Any, shelf: Shelf | None = None) -> Any:
+    return Eager(sync_every) if kind == "eager" else Replay(sync_every, shelf)
 
 
 def llama_bed() -> Bed:
@@ -185,7 +186,12 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
     beds = [llama_bed()]
     monkeypatch.setattr(gpu_bitwise, "make_beds", lambda device: beds)
     monkeypatch.setattr(Engine, "check", lambda *_: None)
-    monkeypatch.setattr(Engine, "steps", lambda self, *_: choose(self.kind, self.sync_every))
+    kept = [True]
+
+    def steps(self: Engine, *_: Any) -> Any:
+        return choose(self.kind, self.sync_every, shelf=self.shelf if kept[0] else None)
+
+    monkeypatch.setattr(Engine, "steps", steps)
     policies = (Jacobi(4), SpeculativeJacobi(4))
     found = check_bitwise(CPU, choose, policies=policies, length=14)
     # 2 policies, 2 scales and 4 batches; attached 2 policies, 2 rhythms, guided and not
@@ -195,6 +201,12 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.found["passed"] == 8
     assert set(caught.value.found["failed"].values()) == {
         "expected captured passes, received eager"
+    }
+    kept[0] = False
+    with pytest.raises(CheckError, match="8 of 24 runs failed: attached, Jacobi") as caught:
+        check_bitwise(CPU, choose, policies=policies, length=14)
+    assert set(caught.value.found["failed"].values()) == {
+        "expected the first call's records in the second, received 1 more"
     }
 
 
@@ -231,10 +243,12 @@ class FakeRoutes:
         plain = 8.0 * way.guidance * way.batch_size**0.5
         share = {None: 1.0, Jacobi(32): 0.125, Jacobi("adaptive"): 0.1}[way.policy]
         seconds = plain * share * (0.5 if way.guidance == 2.0 else 1.0) if way.policy else plain
+        captures = 0
         if way not in self.seen:
             self.seen.add(way)
-            seconds = 1000.0
+            seconds, captures = 1000.0, 3
         stats = Stats(tokens=256, row_passes=64, engine=self.engine, engine_reason="x")
+        stats.captures = captures
         return Piece(torch.zeros(1), stats if way.policy else None, seconds)
 
 
@@ -246,6 +260,8 @@ def test_pictures_end_to_end() -> None:
     assert own[1, 2.0, None]["seconds"] == 16 and own[4, 1.0, None]["images_per_s"] == 0.25
     single = own[1, 1.0, repr(Jacobi(32))]
     assert single["speed_up"] == 8 and single["tokens_per_pass"] == 4
+    assert (single["first_seconds"], single["captures"]) == (1000, [3, 0, 0])
+    assert own[4, 1.0, None]["first_seconds"] == 250 and own[4, 1.0, None]["captures"] == []
     assert made["figures"] == pytest.approx({
         "product": 10.0,  # batch 1, the faster window, the worse of the two scales (10 and 20)
         "scenes_images_per_s": 4 / 1.6,  # batch 4: 8 * 2 * 0.1 = 1.6 s for four

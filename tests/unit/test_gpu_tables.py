@@ -161,7 +161,7 @@ def test_the_worst_of_several_parts_stands_and_the_newest_of_one() -> None:
     }  # fmt: skip
     scene = {
         "batch": 8, "guidance": 2.0, "policy": "J()", "tokens_per_pass": 4.0, "seconds": 0.0625,
-        "images_per_s": 16.0, "speed_up": 12.0,
+        "first_seconds": 0.5, "captures": [2, 0, 0], "images_per_s": 16.0, "speed_up": 12.0,
     }  # fmt: skip
 
     def part(date: str, share: float, ratio: float, **rows: Any) -> dict[str, Any]:
@@ -185,5 +185,5 @@ def test_the_worst_of_several_parts_stands_and_the_newest_of_one() -> None:
     )
     assert "| Old |" not in filled
     assert "| M-7B | 32 | 4096 | 0.125 | 50 % | 0.250 | none: E: a / b | yes |" in filled
-    assert "| 8 | 2 | transformers alone | 4.00 | 0.0625 | 16.00 | 12.00× |" in filled
+    assert "| 8 | 2 | transformers alone | 4.00 | 0.5000 | 0.0625 | 16.00 | 12.00× |" in filled
     assert fill_tables(marks, {}).count("Not yet measured.") == 3
