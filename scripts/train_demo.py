@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from mmaccel.demo.masked_scenes import MaskedScenes
 from mmaccel.demo.picture_pool import make_pool
 from mmaccel.demo.scenes_data import TRAIN_SEED
 from mmaccel.demo.scenes_export import export_card, export_weights
@@ -32,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("tokenizer", "data", "generator", "export", "card"))
+    parser.add_argument(
+        "part", choices=("tokenizer", "data", "generator", "masked", "export", "card")
+    )
     parser.add_argument(
         "--work", type=Path, default=Path("runs/scenes"), help="folder for data, logs, checkpoints"
     )
@@ -51,6 +54,8 @@ def main() -> None:
     parser.add_argument(
         "--emphasis", type=int, default=1, help="draws of a left/right caption for one other"
     )
+    parser.add_argument("--shift", type=int, default=1, help="masked: where slot i's logits stand")
+    parser.add_argument("--power", type=float, default=1.0, help="masked: weight of short rows")
     parser.add_argument("--batch", type=int, default=GeneratorTraining.batch)
     parser.add_argument("--captions", type=int, default=500, help="fresh captions for the card")
     args = parser.parse_args()
@@ -63,7 +68,7 @@ def main() -> None:
         make_pool(args.work, "train", TRAIN_SEED, args.pictures)
         for name in ("train", "validation"):
             encode_pool(args.work, name, device)
-    elif args.part == "generator":
+    elif args.part in ("generator", "masked"):
         plan = GeneratorTraining(
             steps=args.steps,
             fall=args.fall,
@@ -72,7 +77,10 @@ def main() -> None:
             start=args.start,
             emphasis=args.emphasis,
         )
-        train_generator(args.work, plan, device)
+        task = None
+        if args.part == "masked":
+            task = MaskedScenes(args.work, args.emphasis, args.compile, args.shift, args.power)
+        train_generator(args.work, plan, device, task)
     elif args.part == "export":
         export_weights(args.work, args.target)
     else:
