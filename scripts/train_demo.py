@@ -17,10 +17,12 @@ from pathlib import Path
 
 import torch
 
+from mmaccel.demo.grammar_task import Grammar
 from mmaccel.demo.masked_scenes import MaskedScenes
 from mmaccel.demo.picture_pool import make_pool
 from mmaccel.demo.scenes_data import TRAIN_SEED
 from mmaccel.demo.scenes_export import export_card, export_weights
+from mmaccel.demo.scenes_task import Task
 from mmaccel.demo.token_pool import encode_pool
 from mmaccel.demo.train_generator import GeneratorTraining, train_generator
 from mmaccel.demo.train_tokenizer import train_tokenizer
@@ -34,7 +36,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "part", choices=("tokenizer", "data", "generator", "masked", "export", "card")
+        "part", choices=("tokenizer", "data", "generator", "masked", "grammar", "export", "card")
     )
     parser.add_argument(
         "--work", type=Path, default=Path("runs/scenes"), help="folder for data, logs, checkpoints"
@@ -68,7 +70,7 @@ def main() -> None:
         make_pool(args.work, "train", TRAIN_SEED, args.pictures)
         for name in ("train", "validation"):
             encode_pool(args.work, name, device)
-    elif args.part in ("generator", "masked"):
+    elif args.part in ("generator", "masked", "grammar"):
         plan = GeneratorTraining(
             steps=args.steps,
             fall=args.fall,
@@ -77,9 +79,12 @@ def main() -> None:
             start=args.start,
             emphasis=args.emphasis,
         )
-        task = None
+        task: Task | None = None
         if args.part == "masked":
             task = MaskedScenes(args.work, args.emphasis, args.compile, args.shift, args.power)
+        elif args.part == "grammar":
+            args.work.mkdir(parents=True, exist_ok=True)
+            task = Grammar(args.power)
         train_generator(args.work, plan, device, task)
     elif args.part == "export":
         export_weights(args.work, args.target)
