@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mmaccel.demo.grammar_data import TRAIN_SEED, VALIDATION_SEED, Example, make_examples
 from mmaccel.demo.grammar_words import (
-    ASK,
     BOS,
     CANVAS,
     END,
@@ -105,7 +104,7 @@ def build_grammar() -> Any:
     """A new `LlamaForCausalLM` with random weights, float32; its configuration names the mask."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=MASK + 1,
             hidden_size=WIDTH,
@@ -119,9 +118,8 @@ def build_grammar() -> Any:
             bos_token_id=BOS,
             eos_token_id=END,
             pad_token_id=PAD,
-            sep_token_id=ASK,
-            mask_token_id=MASK,
-            logit_shift=0,
             use_cache=True,
         )
     )
+    model.config.mask_token_id, model.config.logit_shift = MASK, 0
+    return model
