@@ -46,7 +46,7 @@ class GeneratorTraining:
     rate_rest: float = 2e-3
     warmup: int = 100
     average: float = 0.998
-    snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000)
+    snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000, 8000, 11000)
     compiled: bool = False
     start: str | None = None
     emphasis: int = 1
