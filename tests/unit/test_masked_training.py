@@ -1,17 +1,25 @@
 """The masked models in training: the warm start, fixed masks, resuming, the shipped folders."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mmaccel.demo import grammar_export, grammar_task, scenes_generator
+from mmaccel.demo import (
+    grammar_export,
+    grammar_task,
+    masked_export,
+    masked_measure,
+    scenes_generator,
+)
 from mmaccel.demo.grammar_export import export_grammar, export_grammar_card
 from mmaccel.demo.grammar_task import Grammar
 from mmaccel.demo.grammar_words import MASK
-from mmaccel.demo.masked_export import commands, export_masked
+from mmaccel.demo.masked_card import write_masked_card
+from mmaccel.demo.masked_export import commands, export_masked, export_masked_card
 from mmaccel.demo.masked_scenes import MaskedScenes, build_masked, grow
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.train_generator import GeneratorTraining, save_half, train_generator
@@ -133,6 +141,29 @@ def test_the_shipped_folder_of_scenes_masked_says_what_is_masked(work: Path) -> 
     assert {f.name for f in (work / "out").iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "words.json",
     }  # fmt: skip
+
+
+def test_the_masked_card_holds_measured_figures(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masked_export, "MEASURED", (("random", 64),))
+    monkeypatch.setattr(masked_measure, "SHARES", (1.0,))
+    plan = GeneratorTraining(steps=1, fall=1, batch=4, snapshots=(), rate=0, rate_rest=0)
+    train_generator(work, plan, task=MaskedScenes(work, shift=0, power=0.0))
+    (work / "words.json").write_text("{}")
+    export_masked(work, work / "out", work)
+    card = export_masked_card(work, work / "out", count=2)
+    assert (card["logit_shift"], card["power"]) == (0, 0.0)
+    # weights of scale 0.02 know next to nothing of which id it is
+    flat = math.log(card["mask_token_id"] + 1)
+    assert card["generator"]["validation_nats_per_token"] == pytest.approx(flat, abs=0.05)
+    assert card["generator"]["bits_per_hidden_token"]["1.0"] == pytest.approx(
+        flat / math.log(2), abs=0.07
+    )
+    assert card["samples"][0]["passes"] == 4
+    text = (work / "out" / "README.md").read_text()
+    assert text == write_masked_card(json.loads((work / "out" / "card.json").read_text()))
+    assert "i - 0" in text and "Hidden tokens weigh the same" in text
 
 
 def test_the_grammar_card_holds_measured_figures(
