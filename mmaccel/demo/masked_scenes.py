@@ -2,7 +2,9 @@
 
 Chang et al., 2022, arXiv 2202.04200, section 3.1; Nie et al., 2025, arXiv 2502.09992, section 2.
 Departures: begun from the next-token model's weights, and logits of slot i may stand at position
-i - 1 as there (Ye et al., 2025, arXiv 2508.15487, section 3.1).
+i - 1 as there (Ye et al., 2025, arXiv 2508.15487, section 3.1). They do unless told otherwise: from
+the weights of `scenes`, 100 steps brought the validation bound to 4.19 nats per token so, and to
+4.57 with logits at position i.
 """
 
 from __future__ import annotations
