@@ -1,8 +1,8 @@
 """Grammar: prompts of seven tasks, each with all its right answers, and examples drawn from them.
 
-The tasks are those on which unmasking several positions at once goes wrong (Kang et al., 2025,
-arXiv 2510.04767, tables 2 and 3, name copy, replace, shuffle and sort among others), with addition,
-where carries run from right to left, and a story that may be told in several ways.
+Unmasking several positions at once goes wrong on such tasks: Kang et al., 2025, arXiv 2510.04767
+(ParallelBench), study copy, replace and shuffle. Added here: reverse and sort, addition, where
+carries run from right to left, and a story that may be told in several ways.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is trained as `grammar-masked`: a tiny Llama that looks both ways, over the grammar's words.
 
-Nie et al., 2025, arXiv 2502.09992, section 2. Departures: none but the size.
+Nie et al., 2025, arXiv 2502.09992. Departures: none but the size.
 """
 
 from __future__ import annotations
