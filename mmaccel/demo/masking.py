@@ -1,8 +1,8 @@
 """Masked training: which slots are hidden, the loss there, and the mask that lets all look at all.
 
-Absorbing-state diffusion: Austin et al., 2021, arXiv 2107.03006; Nie et al., 2025, arXiv 2502.09992.
-Departures: the number of hidden slots is drawn, not each slot's coin, and the numbers are spread
-evenly over a batch (Sahoo et al., 2024, arXiv 2406.07524, spread the times of a continuous process).
+Absorbing-state diffusion: Austin et al., 2021, arXiv 2107.03006; Nie et al., 2025, arXiv
+2502.09992. Departures: the number of hidden slots is drawn, not each slot's coin, and the numbers
+are spread evenly over a batch, as Sahoo et al., 2024, arXiv 2406.07524, spread continuous times.
 """
 
 from __future__ import annotations
