@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ MEASURED: tuple[tuple[Policy, float], ...] = (
     (Jacobi(window=16), 2.0),
     (SpeculativeJacobi(window=16), 2.0),
 )
-_GENERATOR_FILES = ("config.json", "generation_config.json", "model.safetensors")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.safetensors")
+GENERATOR_FILES = ("config.json", "generation_config.json", "model.safetensors")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.safetensors")
 
 
 def export_weights(work: str | Path, target: str | Path) -> None:
@@ -53,15 +54,8 @@ def export_weights(work: str | Path, target: str | Path) -> None:
             f"work: expected a trained generator in {work}, found none. Train it first."
         )
     target.mkdir(parents=True, exist_ok=True)
-    for folder, names in (
-        (work / "tokenizer", _TOKENIZER_FILES),
-        (work / "generator", _GENERATOR_FILES),
-    ):
-        for name in names:
-            if (folder / name).is_file():
-                partial = target / f"{name}.partial"
-                shutil.copyfile(folder / name, partial)
-                partial.replace(target / name)
+    copy_files(work / "tokenizer", target, TOKENIZER_FILES)
+    copy_files(work / "generator", target, GENERATOR_FILES)
     words = CaptionWords(load_tokenizer(target).vocab_size)
     text = {
         "words": list(words.words),
@@ -74,6 +68,25 @@ def export_weights(work: str | Path, target: str | Path) -> None:
         "grid": [16, 16],
     }
     (target / "words.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_files(folder: Path, target: Path, names: Iterable[str]) -> None:
+    """Copies those files that exist, each complete or not at all."""
+    for name in names:
+        if (folder / name).is_file():
+            partial = target / f"{name}.partial"
+            shutil.copyfile(folder / name, partial)
+            partial.replace(target / name)
+
+
+def this_machine(device: str) -> dict[str, Any]:
+    """Where a card's figures were measured."""
+    return {
+        "device": device,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+    }
 
 
 def export_card(
@@ -109,12 +122,7 @@ def export_card(
         "samples": samples,
         "training": cost,
         "acceptance": measure_acceptance(work, cost["generator_steps"], tokenizer),
-        "measured_with": {
-            "device": device,
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-        },
+        "measured_with": this_machine(device),
     }
     card_file.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (target / "README.md").write_text(write_card(card), encoding="utf-8")
@@ -123,13 +131,19 @@ def export_card(
 
 def training_cost(work: str | Path) -> dict[str, Any]:
     """Steps, pictures, minutes and validation losses along the way, from a work folder's logs."""
-    work = Path(work)
-    tokenizer = _lines(work / "tokenizer.jsonl")
-    generator = [line for line in _lines(work / "generator.jsonl") if "loss" in line]
-    last = generator[-1]
+    tokenizer = _lines(Path(work) / "tokenizer.jsonl")
     return {
         "tokenizer_steps": tokenizer[-1]["step"],
         "tokenizer_minutes": round(tokenizer[-1]["seconds"] / 60, 1),
+        **generator_cost(work),
+    }
+
+
+def generator_cost(work: str | Path) -> dict[str, Any]:
+    """The generator's part of `training_cost`."""
+    generator = [line for line in _lines(Path(work) / "generator.jsonl") if "loss" in line]
+    last = generator[-1]
+    return {
         "generator_steps": last["step"],
         "generator_minutes": round(last["seconds"] / 60, 1),
         "generator_pictures": last["pictures"],
@@ -142,7 +156,13 @@ def training_cost(work: str | Path) -> dict[str, Any]:
 
 def training_commands(work: str | Path) -> str:
     """The commands that made a work folder, one a line; from its logs."""
-    parts = ["tokenizer", "data"]
+    parts = ["tokenizer", "data", *plan_commands(work, "generator"), "export", "card"]
+    return "\n".join(f"python scripts/train_demo.py {part}" for part in parts)
+
+
+def plan_commands(work: str | Path, part: str) -> list[str]:
+    """What followed the script's name each time a run of `train_generator` began."""
+    commands = []
     for line in _lines(Path(work) / "generator.jsonl"):
         if "plan" in line:
             plan = line["plan"]
@@ -150,9 +170,10 @@ def training_commands(work: str | Path) -> str:
             options += ["--compile"] * plan["compiled"]
             options += [f"--start {plan['start']}"] * bool(plan["start"])
             options += [f"--emphasis {plan['emphasis']}"] * (plan["emphasis"] != 1)
+            options += [f"--{name} {value:g}" for name, value in line.get("task", {}).items()]
             options += [f" # from step {line['step']}"] * bool(line["step"])
-            parts.append(" ".join(["generator", *options]))
-    return "\n".join(f"python scripts/train_demo.py {part}" for part in (*parts, "export", "card"))
+            commands.append(" ".join([part, *options]))
+    return commands
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

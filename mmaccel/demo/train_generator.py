@@ -1,4 +1,4 @@
-"""Trains the generator of `scenes`.
+"""Trains a generator: that of `scenes`, or another `Task`.
 
 Muon (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982, whose step-size matching is used)
 moves the matrices, AdamW the rest; the step size rises, stays, and falls linearly over the last
@@ -17,10 +17,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.demo.scenes_generator import build_generator, picture_loss, validation_loss
-from mmaccel.demo.scenes_words import CaptionWords
-from mmaccel.demo.token_pool import TokenPool
-from mmaccel.tokenizers_vq.load import load_tokenizer
+from mmaccel.demo.scenes_task import Scenes, Task
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class GeneratorTraining:
     rate_rest: float = 2e-3
     warmup: int = 100
     average: float = 0.998
-    snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000)
+    snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000, 8000, 11000)
     compiled: bool = False
     start: str | None = None
     emphasis: int = 1
@@ -59,26 +56,22 @@ class GeneratorTraining:
         return max(0.0, min(1.0, (step + 1) / self.warmup, (self.steps - step) / max(self.fall, 1)))
 
 
-def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cpu") -> None:
+def train_generator(
+    work: str | Path, plan: GeneratorTraining, device: str = "cpu", task: Task | None = None
+) -> None:
     """Trains, or goes on training, in a work folder.
 
     Args:
-        work: holds `tokenizer/`, the pools `train` and `validation` with their tokens; receives
-            `generator.pt`, `generator.jsonl` (losses, and the plan each time a run begins),
-            `snapshots/step-N/` and `generator/`.
+        work: holds what the task reads; receives `generator.pt`, `generator.jsonl` (losses, and
+            plan and task each time a run begins), `snapshots/step-N/` and `generator/`.
         plan: how.
         device: "cpu" or "cuda".
+        task: what; `Scenes` where not given.
     """
     work = Path(work)
-    words = CaptionWords(load_tokenizer(work / "tokenizer").vocab_size)
-    data = TokenPool(work, "train", words, emphasis=plan.emphasis)
-    held_out = TokenPool(work, "validation", words, drop=0.0)
-    width = data.width if plan.compiled else None  # one shape, compiled once
-    checks = [held_out.batch(k, 50) for k in range(10)]
+    task = task or Scenes(work, plan.emphasis, one_shape=plan.compiled)
     torch.manual_seed(0)
-    model = build_generator(words)
-    if plan.start is not None:
-        model.load_state_dict(_read_weights(plan.start))
+    model = task.build(plan.start)
     model = model.to(device).train()
     average = copy.deepcopy(model).eval().requires_grad_(False)
     optimisers = _optimisers(model, plan)
@@ -94,16 +87,16 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
     if plan.compiled:  # in place, so that the names of the weights stay
         model.model.compile(dynamic=False)
     parameters, averages = list(model.parameters()), list(average.parameters())
-    _note(work, {"step": step, "plan": asdict(plan)})
+    _note(work, {"step": step, "plan": asdict(plan), "task": task.options})
     recent: list[float] = []
     saved = began = time.time()
     while step < plan.steps:
         share = plan.share(step)
         for optimiser, peak in zip(optimisers, (plan.rate, plan.rate_rest), strict=True):
             optimiser.param_groups[0]["lr"] = peak * share
-        ids, labels = data.batch(step, plan.batch, width)
+        ids, labels = task.batch(step, plan.batch)
         with torch.autocast(torch.device(device).type, torch.bfloat16):
-            loss = picture_loss(model, ids.to(device), labels.to(device))
+            loss = task.loss(model, ids.to(device), labels.to(device), step)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimiser in optimisers:
@@ -122,12 +115,12 @@ def train_generator(work: str | Path, plan: GeneratorTraining, device: str = "cp
             }
             line |= {
                 "pictures": step * plan.batch,
-                "distinct": data.distinct(step, plan.batch),
+                "distinct": task.distinct(step, plan.batch),
             }
             line["seconds"] = round(seconds + time.time() - began, 1)
             recent.clear()
             if step % 250 == 0 or last or step in plan.snapshots:
-                line["validation"] = round(validation_loss(average, checks, device), 4)
+                line["validation"] = round(task.validate(average, device), 4)
             _note(work, line)
         if step in plan.snapshots:
             save_half(average, work / "snapshots" / f"step-{step}")
@@ -158,13 +151,6 @@ def save_half(model: Any, folder: Path) -> None:
     for file in partial.iterdir():
         file.replace(folder / file.name)
     partial.rmdir()
-
-
-def _read_weights(folder: str) -> dict[str, torch.Tensor]:
-    """Weights of a generator that `save_half` wrote, float32."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
 def _optimisers(model: Any, plan: GeneratorTraining) -> list[torch.optim.Optimizer]:

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from mmaccel.demo.grammar_card import write_grammar_card
+from mmaccel.demo.masked_card import write_masked_card
 from mmaccel.demo.scenes_card import write_card
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.report import fill_tables, read_reports
 from tests.house.source import ROOT
 
+SHELF = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
+CARDS = {
+    "scenes": write_card,
+    "scenes-masked": write_masked_card,
+    "grammar-masked": write_grammar_card,
+}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -53,10 +61,16 @@ def test_the_routes_are_compared_in_tables_of_their_own() -> None:
     assert "Not yet measured." in fill_tables(marked, {})
 
 
-def test_model_card_is_written_from_its_figures() -> None:
-    folder = ROOT / "mmaccel" / "demo" / "weights" / "scenes"
+@pytest.mark.parametrize("folder", SHELF, ids=lambda folder: folder.name)
+def test_model_cards_are_written_from_their_figures(folder: Path) -> None:
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-    assert (folder / "README.md").read_text(encoding="utf-8") == write_card(card)
+    assert (folder / "README.md").read_text(encoding="utf-8") == CARDS[card["name"]](card)
+    assert card["name"] == folder.name
+
+
+def test_the_masked_models_take_12_mb_at_most() -> None:
+    sizes = [f.stat().st_size for d in SHELF if d.name != "scenes" for f in d.iterdir()]
+    assert sum(sizes) <= 12e6
 
 
 def test_the_draft_study_is_drawn_from_its_report() -> None:
