@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.sample import Settings, sample_frozen
 from mmaccel.samplers.noise import Noise
@@ -31,10 +32,21 @@ class FrozenDraws(Protocol):
 
 
 def open_draws(run: WindowPass, noise: Noise) -> FrozenDraws:
-    """Draws of the next pass: by the kernel where it can run and nothing needs the scores."""
-    is_plain = run.filters.processor is None
-    if is_plain and dispatch.takes("sample", run.made.device.type):
+    """Draws of the next pass: by the kernel where it can run and nothing needs the scores.
+
+    Raises:
+        MissingBackendError: MMACCEL_KERNELS=triton, and a processor needs them.
+    """
+    if not dispatch.takes("sample", run.made.device.type):
+        return StepwiseDraws(run, noise)
+    if run.filters.processor is None:
         return FusedDraws(run, noise)
+    if dispatch.mode() == "triton":
+        raise MissingBackendError(
+            f"{dispatch.VARIABLE}=triton: expected scores that no logits processor looks at, as "
+            f"the sample kernel never writes them, received {run.filters.processor!r}; or set "
+            f"{dispatch.VARIABLE}=auto"
+        )
     return StepwiseDraws(run, noise)
 
 

@@ -14,6 +14,8 @@ from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch, gpu_obstacle
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
+from mmaccel.samplers.frozen_draws import FusedDraws, StepwiseDraws, open_draws
+from mmaccel.samplers.noise import Noise
 
 ROWS = torch.arange(2)
 CALL = (ROWS, ROWS, ROWS[:, None], 5, torch.tensor(0))
@@ -220,3 +222,25 @@ def test_without_triton_nothing_but_its_kernels_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[2, 1, 5]" in done.stdout and "triton does not import" in done.stdout
     assert done.stdout.endswith("MissingBackendError\n")
+
+
+@pytest.mark.parametrize("mode", ["auto", "torch", "triton"])
+def test_a_processor_beside_the_sample_kernel(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at scores that the kernel never writes: steps in torch, or an error."""
+
+    def keep(scores: torch.Tensor, line: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
+    monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
+    filters = SimpleNamespace(processor=keep, temperature=0.0)
+    run = SimpleNamespace(filters=filters, made=ROWS, slots=ROWS[:, None], vocab_size=5)
+    noise = Noise.from_seed(0, 2)
+    if mode == "triton":
+        with pytest.raises(MissingBackendError, match="expected scores that no logits processor"):
+            open_draws(run, noise)  # type: ignore[arg-type]
+    else:
+        assert isinstance(open_draws(run, noise), StepwiseDraws)  # type: ignore[arg-type]
+    filters.processor = None
+    kind = StepwiseDraws if mode == "torch" else FusedDraws
+    assert isinstance(open_draws(run, noise), kind)  # type: ignore[arg-type]
