@@ -1,10 +1,11 @@
-"""A key/value cache whose rows are written at positions of their own.
+"""A key/value cache whose rows are written at places of their own.
 
-A pass writes its keys where they stand and reads a view. Room for all positions is taken at the
-first pass that looks beyond the prompt: the prompt's own activations are gone by then. Rolling back
-is writing over, so nothing is cropped, concatenated or moved. Rows are laid out `[R, S, H, D]` in
-memory and shown to the model as `[R, H, S, D]`: a pass then is one indexed copy of whole rows, for
-every number of rows and any raggedness.
+A place is a position for models in windows, and any number for canvases. A pass writes its keys
+where they stand and reads a view. Room for all places is taken at the first pass that looks beyond
+the prompt: the prompt's own activations are gone by then. Rolling back is writing over, so nothing
+is cropped, concatenated or moved. Rows are laid out `[R, S, H, D]` in memory and shown to the model
+as `[R, H, S, D]`: a pass then is one indexed copy of whole rows, for every number of rows and any
+raggedness.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Placement:
     """Where the keys of the current pass go, shared by all layers.
 
     Attributes:
-        rows: R.
+        rows: rows there is room for.
+        shown: R, rows of the current pass, the first ones.
         room: S, positions per row, the last one being scratch.
         span: positions that are shown to the model, at most `room`.
         taken: positions there is room for yet: the first pass's span, then all.
@@ -31,16 +33,18 @@ class Placement:
 
     def __init__(self, rows: int, room: int) -> None:
         self.rows, self.room = rows, room
-        self.span = room
+        self.shown, self.span = rows, room
         self.taken = 0
         self.index: Tensor | None = None
 
     def aim(self, positions: Tensor, span: int) -> None:
-        """Prepare a pass writing `positions` `[R, W]` int64; the last place takes the surplus."""
-        self.span = min(span, self.room)
+        """Prepare a pass writing `positions` `[R, W]` int64, in any order; the last place takes the
+        surplus.
+        """
+        self.shown, self.span = positions.shape[0], min(span, self.room)
         if self.span > self.taken:
             self.taken = self.room if self.taken else self.span
-        first = torch.arange(self.rows, device=positions.device)[:, None] * self.taken
+        first = torch.arange(self.shown, device=positions.device)[:, None] * self.taken
         self.index = (positions.clamp(max=self.taken - 1) + first).flatten()
 
 
@@ -75,14 +79,15 @@ class WindowLayer:
         """
         place = self.placement
         rows, _, width, _ = key_states.shape
-        if place.index is None or rows != place.rows or rows * width != place.index.shape[0]:
+        if place.index is None or rows != place.shown or rows * width != place.index.shape[0]:
             raise ShapeError(
-                f"window cache: expected keys of {place.rows} rows at the places of the pass, "
-                f"received {list(key_states.shape)}; run the model through CausalLMWindow.forward"
+                f"window cache: expected keys of {place.shown} rows at the places of the pass, "
+                f"received {list(key_states.shape)}; run the model through the forward of what "
+                "wraps it"
             )
         self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        if self.keys.shape[0] < rows * place.taken:
+        if self.keys.shape[0] < place.rows * place.taken:
             self.keys, self.values = _grow(place, self.keys), _grow(place, self.values)
         return _write(place, self.keys, key_states), _write(place, self.values, value_states)
 
@@ -151,4 +156,5 @@ def _write(place: Placement, store: Tensor, states: Tensor) -> Tensor:
     assert place.index is not None
     index = place.index if place.index.device == store.device else place.index.to(store.device)
     store.index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))  # [R * W, H, D]
-    return store.view(place.rows, place.taken, *store.shape[1:])[:, : place.span].transpose(1, 2)
+    rows = store.view(place.rows, place.taken, *store.shape[1:])
+    return rows[: place.shown, : place.span].transpose(1, 2)

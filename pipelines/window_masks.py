@@ -1,4 +1,4 @@
-"""Masks of a window pass: what each position of each row may look at."""
+"""Masks of a pass: what each position of each row may look at."""
 
 from __future__ import annotations
 
@@ -42,3 +42,20 @@ def _make_mask(positions: Tensor, span: int, window: int | None, dtype: torch.dt
         hidden |= keys <= own - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
     return mask.masked_fill_(hidden, float("-inf"))
+
+
+def mask_reads(reads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """The mask of entries that look at chosen places.
+
+    Args:
+        reads: `[R, 1, P]` or `[R, C, P]` bool.
+        width: C.
+        dtype: of the model.
+
+    Returns:
+        `[R, 1, C, P]`, 0 where a place is read and the lowest finite number elsewhere: an entry
+        that reads nothing (nobody's) then has no NaN, which would come through others' masks.
+    """
+    mask = torch.zeros(reads.shape, dtype=dtype, device=reads.device)
+    mask.masked_fill_(~reads, torch.finfo(dtype).min)
+    return mask[:, None].expand(-1, -1, width, -1)

@@ -89,3 +89,19 @@ def test_a_cache_of_transformers_tells_the_length_the_model_sees() -> None:
     place.aim(torch.tensor([[1]]), span=4)
     assert cache.get_seq_length() == 4 and cache.get_mask_sizes(1, 1) == (4, 0)
     assert cache.get_max_length() == 9
+
+
+def test_places_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
+    place = Placement(rows=3, room=4)
+    layer = WindowLayer(place)
+    place.aim(torch.tensor([[2, 0], [1, 3], [0, 1]]), span=4)
+    before = layer.update(*(_states(3, 2, 2, 3, base) for base in (10.0, 500.0)))[0].clone()
+    place.aim(torch.tensor([[3, 1]]), span=4)
+    keys = _states(1, 2, 2, 3, 90.0)
+    seen, _ = layer.update(keys, keys)
+    assert seen.shape == (1, 2, 4, 3)
+    assert torch.equal(seen[0, :, [3, 1]], keys[0]) and torch.equal(seen[0, :, 2], before[0, :, 2])
+    place.aim(torch.tensor([[2], [2], [2]]), span=4)
+    one = keys[:, :, :1].expand(3, -1, -1, -1)
+    three, _ = layer.update(one, one)
+    assert torch.equal(three[1:, :, [0, 1, 3]], before[1:, :, [0, 1, 3]])

@@ -1,0 +1,48 @@
+"""Logits of some positions of a pass: a model's head runs on these alone.
+
+Heads are the widest layers of small models, and a canvas wants the logits of its active block. What
+a model does to its logits afterwards (scales, caps) is done as it does it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def queried_logits(model: Any, queries: Tensor, *args: Any, **inputs: Any) -> Tensor:
+    """Run a model and take the logits of chosen positions.
+
+    Args:
+        model: its head is a linear layer that it calls once on hidden states `[R, N, D]`; where it
+            is not, logits of all positions are computed.
+        queries: `[R, Q]` int64 in 0..N-1.
+        args, inputs: what the model is called with.
+
+    Returns:
+        `[R, Q, V]`.
+    """
+    taken = []
+
+    def take(_: nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if states[0].ndim != 3 or states[0].shape[0] != queries.shape[0]:
+            return None
+        taken.append(True)
+        return gather_rows(states[0], queries), *states[1:]
+
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    hook = head.register_forward_pre_hook(take) if isinstance(head, nn.Linear) else None
+    try:
+        logits: Tensor = model(*args, **inputs).logits
+    finally:
+        if hook is not None:
+            hook.remove()
+    return logits if taken else gather_rows(logits, queries)
+
+
+def gather_rows(values: Tensor, index: Tensor) -> Tensor:
+    """`values` `[R, N, D]` at `index` `[R, Q]` int64, `[R, Q, D]`."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
