@@ -91,26 +91,46 @@ def load_words(folder: Path, place: Place) -> WordPictures:
         OptionError: a file is missing, or such a device, dtype or size.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
-    from transformers import AutoModelForCausalLM
+    tokenizer, words = load_vocabulary(folder, folder, place)
+    check_size(place, (tokenizer.size, tokenizer.size))
+    model = load_decoder(folder, place, words.vocab_size)
+    check_by_trial(model, CausalLMWindow(model))
+    window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
+    return WordPictures(window, tokenizer, words)
 
+
+def load_vocabulary(shelf: Path, folder: Path, place: Place) -> tuple[Any, CaptionWords]:
+    """The picture tokenizer of one folder and the words of another.
+
+    Raises:
+        OptionError, UnsupportedModelError: as `load_words`.
+    """
     try:
-        tokenizer = load_tokenizer(folder).to(place.device)
+        tokenizer = load_tokenizer(shelf).to(place.device)
         words = CaptionWords.load(folder, tokenizer.vocab_size)
     except unreadable() as error:
         if isinstance(error, MMAccelError):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UnsupportedModelError(
-            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in {folder} as "
+            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in {shelf} as "
             f"they were written, received files that cannot be read ({reason}); copy them again"
         ) from error
-    check_size(place, (tokenizer.size, tokenizer.size))
+    return tokenizer, words
+
+
+def load_decoder(folder: Path, place: Place, n_ids: int) -> Any:
+    """A decoder of `n_ids` ids.
+
+    Raises:
+        OptionError, UnsupportedModelError: as `load_words`.
+    """
+    from transformers import AutoModelForCausalLM
+
     model = load_model(AutoModelForCausalLM, folder, place)
-    if model.config.vocab_size != words.vocab_size:
+    if model.config.vocab_size != n_ids:
         raise UnsupportedModelError(
-            f"model: expected a vocabulary of {words.vocab_size} ids (picture tokens, special ids "
-            f"and words), received {model.config.vocab_size}; the files do not belong together"
+            f"model: expected a vocabulary of {n_ids} ids (picture tokens, special ids and words), "
+            f"received {model.config.vocab_size}; the files do not belong together"
         )
-    check_by_trial(model, CausalLMWindow(model))
-    window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-    return WordPictures(window, tokenizer, words)
+    return model

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.masked_words import read_masked
 
 PICTURES = {  # family -> "module:function" of (path, place) to a `PictureModel`
     "words": "mmaccel.pipelines.model_folder:load_words",
+    "masked-words": "mmaccel.pipelines.masked_words:load_masked_words",
     "janus": "mmaccel.pipelines.janus_pictures:load_janus",
     "emu3": "mmaccel.pipelines.emu3_pictures:load_emu3",
     "chameleon": "mmaccel.pipelines.chameleon_pictures:load_chameleon",
@@ -37,7 +39,7 @@ def find_picture_family(source: Path, name: str | Path) -> str:
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
         return "llamagen"
     if (source / "words.json").is_file():
-        return "words"
+        return "words" if read_masked(source) is None else "masked-words"
     kind = _read(source / "model_index.json").get("_class_name")
     if kind == "GlmImagePipeline":
         return "glm-image"
