@@ -21,6 +21,7 @@ TEMPLATE = (
 FAMILIES = ("janus", "emu3", "chameleon", "lumina-mgpt", "imagegpt", "glm-image", "llamagen-c2i")
 FAMILIES += ("llamagen-t2i",)
 SIZES = {"emu3": (32, 24), "glm-image": (128, 96), "lumina-mgpt": (64, 32)}
+SIZES |= {"llamagen-c2i": (64, 64), "llamagen-t2i": (64, 64)}
 
 
 def captions(family: str) -> list[str]:

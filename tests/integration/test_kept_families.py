@@ -22,8 +22,6 @@ def test_every_picture_family_keeps_its_records(
 ) -> None:
     """Captions of other lengths; another policy in between has the model to itself."""
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    if family.startswith("llamagen"):  # 256 tokens otherwise
-        monkeypatch.setattr(TextToImage, "length", 20)
     monkeypatch.setattr(type(pipe.pictures), "render", lambda self, tokens, *_: [None])
     texts, policy = sorted(captions(family), key=len), Jacobi(window=4)
     calls = [(texts[:1], 5), (texts[-1:], 6), (texts[:1], 7)]

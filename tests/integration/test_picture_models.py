@@ -23,7 +23,6 @@ from mmaccel.samplers.filters import Filters
 from tests.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
 from tests.tiny_lms import PassCounter
 
-SIZES |= {"llamagen-c2i": (64, 64), "llamagen-t2i": (64, 64)}
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
     "janus": (16, (8, 8)), "emu3": (15, (8, 6)), "chameleon": (64, (16, 16)),
