@@ -54,6 +54,7 @@ class Stats:
         engine_reason: why passes were not captured, where they were to be; or empty.
         attention: "window_attention" where the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
+        reference: the decoder that `exactness` speaks of, where a pipeline leaves a choice.
     """
 
     policy: str = ""
@@ -75,6 +76,7 @@ class Stats:
     engine: str = "eager"
     engine_reason: str = ""
     attention: str = ""
+    reference: str = ""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -100,6 +102,8 @@ class Stats:
             f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass)"
         )
         lines = [("tokens", passes), ("exactness", self.exactness)]
+        if self.reference:
+            lines.append(("reference", self.reference))
         if self.branches > 1:
             lines.append(("guidance", f"{self.branches} rows of a pass per row"))
         if self.draft_passes:
