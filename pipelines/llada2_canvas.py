@@ -68,7 +68,9 @@ def decode(
     filters = read_filters(given)
     if seed is None:
         samples = filters.temperature > 0
-        seed = int(torch.randint(2**63 - 1, (), generator=given["generator"])) if samples else 0
+        generator = given["generator"]
+        at = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=at)) if samples else 0
     text = pipe.model.config
     text = text.get_text_config() if hasattr(text, "get_text_config") else text
     most = getattr(text, "max_position_embeddings", None)
