@@ -33,6 +33,7 @@ _PUBLIC = {
     "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
     "TextToImage": "mmaccel.pipelines.text_to_image",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
+    "CachedBlocks": "mmaccel.pipelines.cached_blocks",
     "attach": "mmaccel.handle",
     "decoder": "mmaccel.custom_generate",
     "supports": "mmaccel.handle",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from mmaccel.handle import Handle, attach, supports
+    from mmaccel.pipelines.cached_blocks import CachedBlocks
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
     from mmaccel.pipelines.text_to_image import TextToImage

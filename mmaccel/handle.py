@@ -15,6 +15,7 @@ from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
+from mmaccel.pipelines.served_pipelines import OWN_POLICIES, find_pipeline, serve_pipeline
 from mmaccel.pipelines.targets import find_generator
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
@@ -45,7 +46,7 @@ class Support:
 class Handle:
     """An attached policy; leaving the `with` block, or `detach()`, gives the model back."""
 
-    def __init__(self, target: Any, service: GenerateService, injection: Injection) -> None:
+    def __init__(self, target: Any, service: Any, injection: Injection) -> None:
         self._target, self._service, self._injection = target, service, injection
 
     @property
@@ -56,7 +57,8 @@ class Handle:
     @property
     def history(self) -> list[Stats]:
         """Statistics of all finished calls, the last one at the end."""
-        return self._service.history
+        history: list[Stats] = self._service.history
+        return history
 
     def detach(self) -> None:
         """Give the model its own methods back, and let go of what was kept for calls to come. A
@@ -109,7 +111,7 @@ def attach(
 
     Args:
         target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
-            diffusers pipeline with such a model in it, is looked into.
+            diffusers pipeline with such a model in it, is looked into; or a `LLaDA2Pipeline`.
         policy: a policy, or its short name in `mmaccel.catalog`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
             draws one from torch's global generator at every sampled call, so that
@@ -135,8 +137,11 @@ def attach(
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
-    chosen, how = choose_policy(policy, layout), Engine(engine, sync_every)
-    own_seed = None if seed is None else check_seed(seed)
+    how, own_seed = Engine(engine, sync_every), None if seed is None else check_seed(seed)
+    if find_pipeline(target):
+        given = (policy, own_seed, strict, layout, how, make_policy)
+        return Handle(target, *serve_pipeline(target, *given))
+    chosen = choose_policy(policy, layout)
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
         raise UnsupportedModelError(
@@ -162,6 +167,9 @@ def supports(target: Any) -> Support:
 
     Nothing is changed; at the first call for a model a few made-up tokens are run through it.
     """
+    own = find_pipeline(target)
+    if own:
+        return Support(True, own, "", tuple(OWN_POLICIES))
     try:
         model = find_generator(target)
         family = family_of(model)

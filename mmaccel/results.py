@@ -56,6 +56,7 @@ class Stats:
             kept from an earlier one.
         attention: "window_attention" where the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
+        reference: the decoder that `exactness` speaks of, where a pipeline leaves a choice.
     """
 
     policy: str = ""
@@ -78,6 +79,7 @@ class Stats:
     engine_reason: str = ""
     captures: int = 0
     attention: str = ""
+    reference: str = ""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -103,6 +105,8 @@ class Stats:
             f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass)"
         )
         lines = [("tokens", passes), ("exactness", self.exactness)]
+        if self.reference:
+            lines.append(("reference", self.reference))
         if self.branches > 1:
             lines.append(("guidance", f"{self.branches} rows of a pass per row"))
         if self.draft_passes:

@@ -57,7 +57,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
     total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
     total["engine_reason"] = "; ".join({p.engine_reason: None for p in parts if p.engine_reason})
-    total["attention"] = parts[-1].attention
+    total["attention"], total["reference"] = parts[-1].attention, parts[-1].reference
     total["fallbacks"] = list(dict.fromkeys(reason for p in parts for reason in p.fallbacks))
     widest = max(len(p.accepted) for p in parts)
     total["accepted"] = [

@@ -1,0 +1,128 @@
+"""A call of `LLaDA2Pipeline`, decoded by a canvas policy over the model's own block mask.
+
+Rows stand for themselves: their blocks and positions count from their own first token, where the
+pipeline counts from the first column of the batch, padding included. For rows without padding the
+two are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasProgress, OnCanvasStep
+from mmaccel.contracts import Layout, Prompt
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.block_denoiser import BlockDenoiser
+from mmaccel.pipelines.llada2_call import BlockCall
+from mmaccel.pipelines.place_store import StoredCalls
+from mmaccel.results import Stats
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+REFERENCE = "one commit a pass over the model's own 4-D block mask"
+
+
+@torch.no_grad()
+def decode(
+    pipe: Any,
+    policy: Any,
+    call: BlockCall,
+    calls: StoredCalls,
+    seed: int | Sequence[int] | None,
+    layout: Layout | None,
+) -> tuple[Any, Stats]:
+    """Make what the pipeline would have returned.
+
+    Args:
+        pipe: the pipeline, for its tokenizer and its checks.
+        policy: a canvas policy.
+        call: what it was called with.
+        calls: of its model.
+        seed: of the noise; None draws one from the call's `generator`.
+        layout: what is known about the slots.
+
+    Raises:
+        ValueError: from the pipeline's own checks.
+        CanvasInterrupt, OptionError, ShapeError, NumericsError: of a canvas run.
+    """
+    given = call.arguments
+    tensors = list(call.callback_tensors)
+    checked = dict(given) | {"block_length": call.block}
+    checked["callback_on_step_end_tensor_inputs"] = tensors
+    names = inspect.signature(pipe.check_inputs).parameters
+    pipe.check_inputs(**{name: checked[name] for name in names})
+    wanted = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template")
+    ids, visible = pipe._prepare_input_ids(
+        **{name: given[name] for name in (*wanted, "add_generation_prompt")},
+        chat_template_kwargs=None,
+    )
+    ids, visible = ids.to(calls.device), visible.to(calls.device).bool()
+    order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
+    stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
+    prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
+    filters = read_filters(given)
+    if seed is None:
+        samples = filters.temperature > 0
+        generator = given["generator"]
+        at = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=at)) if samples else 0
+    text = pipe.model.config
+    text = text.get_text_config() if hasattr(text, "get_text_config") else text
+    most = getattr(text, "max_position_embeddings", None)
+    model = BlockDenoiser(calls, text.vocab_size, call.mask_token, call.block, calls.device, most)
+    on_step = _tell(pipe, given["callback_on_step_end"], ids, call.mask_token)
+    noise = Noise.from_seed(seed, prompt.batch, ids.device)
+    made = policy.sample(model, prompt, call.length, filters=filters, noise=noise, on_step=on_step)
+    slots = torch.arange(call.length, device=ids.device)
+    sequences = torch.where(slots < made.lengths[:, None], made.tokens, call.mask_token)
+    made.stats.reference = REFERENCE
+    return _hand_over(pipe, call, sequences), made.stats
+
+
+def read_filters(given: Any) -> Filters:
+    """The filters that the pipeline's sampling arguments mean."""
+    temperature, method = given["temperature"], given["sampling_method"]
+    top_k, top_p = given["top_k"], given["top_p"]
+    return Filters(
+        temperature=0.0 if method == "greedy" else temperature,
+        top_k=None if top_k is None or top_k <= 0 else top_k,
+        top_p=None if top_p is None or top_p >= 1 else top_p,
+    )
+
+
+def _tell(pipe: Any, callback: Any, prompt: Tensor, mask_token: int) -> OnCanvasStep | None:
+    """The pipeline's step callback, told after every pass."""
+    if callback is None:
+        return None
+
+    def on_step(progress: CanvasProgress) -> None:
+        made = torch.where(progress.is_committed, progress.tokens, mask_token)
+        line = torch.cat([prompt, made], 1)
+        step = progress.passes - 1
+        back = callback(pipe, step, step, {"block_x": line.clone()})
+        changed = back.get("block_x") if isinstance(back, dict) else None
+        if changed is not None and not torch.equal(changed, line):
+            raise OptionError(
+                "callback: expected block_x as it was given, received another one; a canvas policy "
+                "cannot take tokens from outside, use CachedBlocks() or layout="
+            )
+
+    return on_step
+
+
+def _hand_over(pipe: Any, call: BlockCall, sequences: Any) -> Any:
+    """Sequences `[B, L]` int64 as the pipeline returns them."""
+    from diffusers.pipelines.llada2.pipeline_llada2 import LLaDA2PipelineOutput
+
+    texts = None
+    if call.arguments["output_type"] == "text" and pipe.tokenizer is not None:
+        rows = [row[:end] for row, end in zip(sequences, call.ends(sequences).tolist())]
+        texts = pipe.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    if not call.arguments["return_dict"]:
+        return sequences, texts
+    return LLaDA2PipelineOutput(sequences=sequences, texts=texts)

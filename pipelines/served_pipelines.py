@@ -1,0 +1,91 @@
+"""Diffusers pipelines whose own calls are served, where it is not a `generate` inside them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from mmaccel.contracts import Layout, check_policy
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.cached_blocks import CachedBlocks
+from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.inject import Injection
+from mmaccel.pipelines.layout_mask import check_layout
+
+PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pipeline`
+    "LLaDA2Pipeline": "mmaccel.pipelines.llada2:serve",
+}
+OWN_POLICIES = {"cached-blocks": CachedBlocks}
+"""Policies of pipelines alone, by short name."""
+
+
+def find_pipeline(target: Any) -> str | None:
+    """The class in `PIPELINES` that an object is of, or None where `generate` is served."""
+    kinds = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] == "diffusers"]
+    return next((k.__name__ for k in kinds if k.__name__ in PIPELINES), None)
+
+
+def serve_pipeline(
+    target: Any,
+    policy: Any,
+    seed: int | Sequence[int] | None,
+    strict: bool,
+    layout: Layout | None,
+    engine: Engine,
+    make: Callable[[str], Any],
+) -> tuple[Any, Injection]:
+    """Attach a policy to a pipeline; see `mmaccel.attach`.
+
+    Args:
+        target: one that `find_pipeline` names.
+        policy: a policy or a short name.
+        seed, strict, layout, engine: as `attach` takes them.
+        make: a policy of a short name that is none of `OWN_POLICIES`.
+
+    Returns:
+        The service, with `policy` and `history`, and the way back.
+
+    Raises:
+        OptionError: no policy or layout, or one the pipeline cannot use; or engine "graph".
+        AttachError: the pipeline or its model has a policy already.
+    """
+    name = find_pipeline(target)
+    if engine.kind == "graph":
+        raise OptionError(
+            f"engine: expected auto or eager, received {engine.kind!r}; passes of a {name} are "
+            "not captured"
+        )
+    engine.check(target.device)
+    if isinstance(policy, str):
+        policy = OWN_POLICIES[policy]() if policy in OWN_POLICIES else make(policy)
+    check_layout(layout)
+    if isinstance(policy, CachedBlocks):
+        _check_cached(policy, seed, layout)
+    else:
+        check_policy(policy)
+        _check_canvas(policy, name)
+    module, _, function = PIPELINES[name or ""].partition(":")
+    served: tuple[Any, Injection] = getattr(import_module(module), function)(
+        target, policy, seed, strict, layout
+    )
+    return served
+
+
+def _check_cached(policy: CachedBlocks, seed: Any, layout: Any) -> None:
+    for name, value in (("seed", seed), ("layout", layout)):
+        if value is not None:
+            raise OptionError(
+                f"{name}: expected none with {policy!r}, received one; the pipeline draws its own "
+                "tokens, give generator= to its call"
+            )
+
+
+def _check_canvas(policy: Any, name: str | None) -> None:
+    takes = inspect.signature(policy.sample).parameters.get("model")
+    if takes is not None and "TokenModel" in str(takes.annotation):
+        raise OptionError(
+            f"policy: expected CachedBlocks() or one that fills a canvas for a {name}, received "
+            f'{policy!r}, which makes tokens from left to right; try "cached-blocks"'
+        )
