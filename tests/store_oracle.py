@@ -28,6 +28,7 @@ class StoreOracle(OracleDenoiser):
 
     def forward(self, entries: CanvasPass) -> Tensor:
         self.passes += 1
+        assert self.passes <= 50, "a run that does not end"
         rows, count = entries.tokens.shape
         fresh = torch.stack([entries.tokens, entries.positions], -1)
         kept = self.kept[:rows]
