@@ -25,6 +25,16 @@ _PUBLIC = {
     "SpeculativeJacobi": "mmaccel.samplers.speculative_jacobi",
     "Speculative": "mmaccel.samplers.speculative",
     "GroupedSpeculative": "mmaccel.samplers.grouped_speculative",
+    "Stepwise": "mmaccel.samplers.stepwise",
+    "LosslessUnmask": "mmaccel.samplers.lossless_unmask",
+    "EntropyBounded": "mmaccel.samplers.entropy_bounded",
+    "ConfidentParallel": "mmaccel.samplers.confident_parallel",
+    "KLStable": "mmaccel.samplers.kl_stable",
+    "LocalLeap": "mmaccel.samplers.local_leap",
+    "AdaptiveBlock": "mmaccel.samplers.adaptive_block",
+    "RevisedParallel": "mmaccel.samplers.revised_parallel",
+    "MaskedParallel": "mmaccel.samplers.masked_parallel",
+    "CachePlan": "mmaccel.samplers.cache_plan",
     "Filters": "mmaccel.samplers.filters",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
@@ -77,13 +87,23 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.pipelines.window_model import CausalLMWindow
     from mmaccel.results import Generation, Progress, Stats
+    from mmaccel.samplers.adaptive_block import AdaptiveBlock
     from mmaccel.samplers.autoregressive import Autoregressive
+    from mmaccel.samplers.cache_plan import CachePlan
+    from mmaccel.samplers.confident_parallel import ConfidentParallel
+    from mmaccel.samplers.entropy_bounded import EntropyBounded
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.grouped_speculative import GroupedSpeculative
     from mmaccel.samplers.jacobi import Jacobi
+    from mmaccel.samplers.kl_stable import KLStable
+    from mmaccel.samplers.local_leap import LocalLeap
+    from mmaccel.samplers.lossless_unmask import LosslessUnmask
+    from mmaccel.samplers.masked_parallel import MaskedParallel
     from mmaccel.samplers.noise import Noise
+    from mmaccel.samplers.revised_parallel import RevisedParallel
     from mmaccel.samplers.speculative import Speculative
     from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
+    from mmaccel.samplers.stepwise import Stepwise
     from mmaccel.tokenizers_vq.frames import Frames
     from mmaccel.tokenizers_vq.grid import Grid
 

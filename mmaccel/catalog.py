@@ -24,11 +24,13 @@ class Entry:
         target: "module:Class".
         summary: one line for listings.
         preset: fields the name stands for; they cannot be given otherwise under this name.
+        kind: what it decodes, "window" (token after token) or "canvas" (in any order).
     """
 
     target: str
     summary: str
     preset: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "window"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class DemoModel:
 _SJD = "mmaccel.samplers.speculative_jacobi:SpeculativeJacobi"
 _LOOKUP = "mmaccel.samplers.speculative:Speculative"
 
+
+def _canvas(target: str, summary: str) -> Entry:
+    return Entry(f"mmaccel.samplers.{target}", summary, kind="canvas")
+
+
 POLICIES: dict[str, Entry] = {
     "autoregressive": Entry(
         "mmaccel.samplers.autoregressive:Autoregressive", "token by token; the oracle"
@@ -67,6 +74,17 @@ POLICIES: dict[str, Entry] = {
         "mmaccel.samplers.grouped_speculative:GroupedSpeculative",
         "grouped speculative decoding: other pictures, says what it spends",
     ),
+    "stepwise": _canvas("stepwise:Stepwise", "one slot a pass; the oracle"),
+    "lossless-unmask": _canvas("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
+    "entropy-bounded": _canvas("entropy_bounded:EntropyBounded", "a bound in nats"),
+    "confident-parallel": _canvas(
+        "confident_parallel:ConfidentParallel", "a threshold or a profile"
+    ),
+    "kl-stable": _canvas("kl_stable:KLStable", "sure slots whose law has come to rest"),
+    "local-leap": _canvas("local_leap:LocalLeap", "a lower threshold around sure slots"),
+    "adaptive-block": _canvas("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
+    "revised-parallel": _canvas("revised_parallel:RevisedParallel", "bold drafts, checked"),
+    "masked-parallel": _canvas("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
 }
 
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
@@ -96,20 +114,24 @@ MODELS: dict[str, DemoModel] = {
 }
 
 
-def policy_names() -> list[str]:
-    """Short names of all policies, in the catalog's order."""
-    return list(POLICIES)
+def policy_names(kind: str = "window") -> list[str]:
+    """Short names of all policies of a kind, in the catalog's order."""
+    return [name for name, entry in POLICIES.items() if entry.kind == kind]
 
 
-def find_policy(name: str) -> Entry:
+def find_policy(name: str, kind: str | None = None) -> Entry:
     """The entry of a short name.
 
     Raises:
-        OptionError: unknown name, with the names there are.
+        OptionError: unknown name, or one of another kind than asked for, with the names there are.
     """
-    if name not in POLICIES:
+    names = list(POLICIES) if kind is None else policy_names(kind)
+    if name not in names:
+        entry = POLICIES.get(name)
+        because = "" if entry is None else f", which decodes a {entry.kind}, not a {kind}"
         raise OptionError(
-            f"policy: expected one of {', '.join(POLICIES)}, received {name!r}; choose one of these"
+            f"policy: expected one of {', '.join(names)}, received {name!r}{because}; "
+            "choose one of these"
         )
     return POLICIES[name]
 
@@ -124,7 +146,7 @@ def make_policy(name: str, **options: Any) -> Any:
     """Build a policy from its short name.
 
     Args:
-        name: one of `policy_names()`. Choosing a relaxed policy by name is the opt-in to it.
+        name: one of `POLICIES`. Choosing a relaxed policy by name is the opt-in to it.
         **options: fields of the policy that the name does not fix already.
 
     Returns:

@@ -187,14 +187,11 @@ def check_window(window: Any, *, adaptive: bool) -> None:
 
 
 def check_policy(policy: Any) -> None:
-    """Refuse what is no policy.
-
-    Raises:
-        OptionError: a class, a name, or anything else without `exactness` and `sample`.
-    """
+    """Raises OptionError for a class, a name, anything that is no policy, or one for a canvas."""
     promises = getattr(policy, "exactness", None) in get_args(Exactness)
-    if isinstance(policy, type) or not promises or not callable(getattr(policy, "sample", None)):
+    is_ours = promises and getattr(policy, "kind", "window") == "window"
+    if isinstance(policy, type) or not is_ours or not callable(getattr(policy, "sample", None)):
         raise OptionError(
             f"policy: expected a policy such as mmaccel.Jacobi(window=32), received {policy!r}; "
-            "make an instance of one of the classes that mmaccel offers"
+            "make an instance of one of the classes that mmaccel offers for a window"
         )

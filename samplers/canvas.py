@@ -14,17 +14,8 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 
-_PER_ROW = (
-    "tokens",
-    "is_committed",
-    "is_given",
-    "limit",
-    "start",
-    "base",
-    "end",
-    "begun",
-    "_offset",
-)
+_SLOTS = ("tokens", "is_committed", "is_given")
+_PER_ROW = (*_SLOTS, "limit", "start", "base", "end", "begun", "held", "_offset")
 
 
 class Canvas:
@@ -48,6 +39,9 @@ class Canvas:
         base: `[B]` int64, where the active block begins, prompt tokens in it counted: `start`, or
             below 0.
         begun: `[B]` int64, slots the row has committed since its active block began.
+        held: `[B]` bool, rows that stay at their active block though it is full.
+        follows: whether a block begins where the one before it ended, wherever that was, and not on
+            a grid.
     """
 
     def __init__(
@@ -72,12 +66,19 @@ class Canvas:
         self.start = torch.full_like(self.limit, -1)
         self.base, self.end = self.start.clone(), self.start.clone()
         self.begun = torch.zeros_like(self.limit)
+        self.held = torch.zeros_like(self.limit, dtype=torch.bool)
+        self.follows = False
         self.settle()
 
     @property
     def is_open(self) -> Tensor:
         """`[B, L]` bool, slots still to be committed."""
         return ~self.is_committed & (self.slots < self.limit[:, None])
+
+    @property
+    def is_live(self) -> Tensor:
+        """`[B]` bool, rows that take part in the next pass."""
+        return self.is_open.any(1) | self.held
 
     def commit(self, chosen: Tensor, tokens: Tensor) -> Tensor:
         """Put tokens into chosen open slots.
@@ -135,7 +136,14 @@ class Canvas:
         if self._block is not None:
             base = (first + self._offset) // self._block * self._block - self._offset
             end = torch.minimum(base + self._block, self.limit)
+        if self.follows and self._block is not None:
+            inside = first < self.end
+            base = torch.where(inside, self.base, first)
+            end = torch.where(inside, self.end, first + self._block).clamp(max=self.limit)
+        self.held = self.held & (self.start < self.limit)
         base = torch.where(is_open.any(1), base, self.limit)
+        base = torch.where(self.held, self.base, base)
+        end = torch.where(self.held, torch.minimum(self.end, self.limit), end)
         moved = base != self.base
         self.base, self.start = base, base.clamp(min=0)
         self.end = torch.maximum(end, self.start)
@@ -163,6 +171,10 @@ class Canvas:
         rows = index * batch + torch.arange(batch, device=index.device)
         for name in _PER_ROW:
             setattr(self, name, getattr(others, name)[rows])
+
+    def shorten(self, end: Tensor) -> None:
+        """Let active blocks end at `end` `[B]` int64 where that is less; for `follows`."""
+        self.end = torch.maximum(torch.minimum(self.end, end), self.start)
 
     def active(self) -> Tensor:
         """`[B, L]` bool, open slots of the active block."""

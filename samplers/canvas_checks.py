@@ -25,12 +25,13 @@ def check_run(
     """Refuse what cannot be right.
 
     Raises:
-        OptionError: no slots, blocks that do not divide them, a mask token in the prompt, a
-            processor, a block-causal cache on a model that is none, or guidance whose branches
-            begin their blocks elsewhere.
+        OptionError: no model of masked tokens, no slots, blocks that do not divide them, a mask
+            token in the prompt, a processor, a block-causal cache on a model that is none, or
+            guidance whose branches begin their blocks elsewhere.
         ShapeError: noise for another batch.
         UnsupportedModelError: a cache on a model that keeps nothing.
     """
+    check_model(model)
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise OptionError(f"length: expected at least 1 slot, received {length!r}; ask for more")
     if noise.seeds.shape[0] != prompt.batch:
@@ -61,6 +62,15 @@ def check_run(
         raise OptionError(
             f"block: expected the model's own {model.block} with a block-causal cache, received "
             f"{block}; leave it out"
+        )
+
+
+def check_model(model: Any) -> None:
+    """Raises OptionError for a model that decodes token after token."""
+    if not hasattr(model, "has_store"):
+        raise OptionError(
+            f"policy: expected one that decodes token after token for a {type(model).__name__}, "
+            "received one that fills a canvas; choose one such as Jacobi()"
         )
 
 

@@ -56,7 +56,9 @@ class CanvasLook:
         block = model.block if model.has_store else None
         rows = prompt.tokens.shape[0]
         if self._by_entry:
-            self.columns = Columns(prompt, canvas.length, block, copies, scratch)
+            self.columns = Columns(
+                prompt, canvas.length, block, copies, scratch + self.spare(width)
+            )
             model.reserve(rows, self.columns.places)
         else:
             self.columns = Columns(prompt, canvas.length, block)
@@ -64,6 +66,10 @@ class CanvasLook:
         self._kept = self.columns.pad.clone()  # [R], first column that is not written for good
         self._refreshed = torch.zeros_like(canvas.begun)
         self._moved = torch.ones_like(canvas.begun, dtype=torch.bool)
+
+    def spare(self, width: int) -> int:
+        """Places before the last that are kept for entries that are no columns."""
+        return 0
 
     def note(self, moved: Tensor) -> None:
         """Rows `[B]` bool whose active block is new."""
@@ -96,17 +102,26 @@ class CanvasLook:
         Returns:
             Evidence `[K * B, Q]`, and `[]` int64: entries computed.
         """
-        slots = self.slots(canvas)
-        inside = slots < canvas.length
-        slots = slots.clamp(max=canvas.length - 1)
-        is_open = canvas.active().gather(1, slots) & inside
+        slots, is_open = self.open_slots(canvas)
         fed = self._fed(canvas).unflatten(0, (copies, -1))  # [K, B, L]
         own = slots[: fed.shape[1]]  # the active block is the same in all copies
         began = time.perf_counter()
         entries, n_entries = self._plan(canvas, fed, own)
         logits = self._in_rows(self.model.forward(entries), copies, slots.shape[1])
         self.seconds += time.perf_counter() - began
-        evidence = read_logits(
+        return self._read(logits, canvas, slots, is_open, copies), n_entries
+
+    def open_slots(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
+        """Slots `[K * B, Q]` int64 that a pass tells of, all below L, and which may be filled."""
+        slots = self.slots(canvas)
+        inside = slots < canvas.length
+        slots = slots.clamp(max=canvas.length - 1)
+        return slots, canvas.active().gather(1, slots) & inside
+
+    def _read(
+        self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
+    ) -> Evidence:
+        return read_logits(
             logits,
             self.columns.branches,
             slots,
@@ -116,7 +131,6 @@ class CanvasLook:
             noise=self._noise_of(copies),
             layout=self._layout,
         )
-        return evidence, n_entries
 
     def _plan(self, canvas: Canvas, fed: Tensor, slots: Tensor) -> tuple[CanvasPass, Tensor]:
         columns, batch = self.columns, fed.shape[1]

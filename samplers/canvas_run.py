@@ -11,8 +11,9 @@ slot of every open row is committed per pass; noise is frozen per slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,11 +57,15 @@ class CanvasRun:
     Attributes:
         canvas: what is committed.
         ledger: what it cost.
-        width: Q, slots of a row that a pass may tell of.
+        noise, layout: of the run, for orders.
+        draws: None, or a function that is given what a pass tells of and returns it with other
+            tokens drawn; for proofs that go through all of them.
 
     Raises:
         OptionError, ShapeError: see `check_run`.
     """
+
+    looks: ClassVar[type[CanvasLook]] = CanvasLook
 
     def __init__(
         self,
@@ -79,7 +84,8 @@ class CanvasRun:
     ) -> None:
         self._began = time.perf_counter()
         check_run(model, prompt, length, filters, noise, block, cache, layout)
-        self.on_step = on_step
+        self.on_step, self.noise, self.layout = on_step, noise, prompt.layout
+        self.draws: Callable[[Evidence], Evidence] | None = None
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
@@ -92,7 +98,7 @@ class CanvasRun:
         self._is_bad = torch.zeros((), dtype=torch.bool, device=offset.device)
         self.ledger = Ledger(batch, prompt.tokens.device)
         width = length if block is None else min(block, length)
-        self._eyes = CanvasLook(
+        self._eyes = self.looks(
             model, prompt, self.canvas, width, filters, noise, cache, copies, layout
         )
 
@@ -103,7 +109,7 @@ class CanvasRun:
         Raises:
             NumericsError: a slot that was to be chosen or left had no law.
         """
-        is_open, is_bad = torch.stack([self.canvas.is_open.any(), self._is_bad]).tolist()
+        is_open, is_bad = torch.stack([self.canvas.is_live.any(), self._is_bad]).tolist()
         if is_bad:
             raise NumericsError(
                 "scores: expected finite logits with at least one possible token, received NaN, "
@@ -115,7 +121,7 @@ class CanvasRun:
         """One pass over the canvas as it stands; evidence `[B, Q]` of the active block."""
         seen, n_entries = self._eyes.look(self.canvas, 1)
         self.ledger.compute(n_entries)
-        return seen
+        return seen if self.draws is None else self.draws(seen)
 
     def commit(self, seen: Evidence, chosen: Tensor) -> None:
         """Put the drawn tokens of chosen slots on the canvas and move on.
@@ -126,7 +132,7 @@ class CanvasRun:
         """
         chosen = seen.at_least_one(chosen)
         assert seen.drawn is not None
-        was_open = self.canvas.is_open.any(1)
+        was_open = self.canvas.is_live
         self._is_bad |= (seen.is_lawless & was_open).any()
         n_new = self.place(self.canvas, chosen, seen.drawn)
         self.ledger.charge(n_new, bound_nats(seen.entropy, chosen), was_open)
@@ -160,7 +166,7 @@ class CanvasRun:
 
     def _settle(self) -> None:
         moved = self.canvas.settle()
-        self._eyes.note(moved & self.canvas.is_open.any(1))
+        self._eyes.note(moved & self.canvas.is_live)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

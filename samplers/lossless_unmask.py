@@ -18,7 +18,7 @@ rejected draft are kept for the next one ("carried"), as in Jacobi decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class LosslessUnmask:
     block: int | None = None
     cache: CachePlan | str = "none"
     layout: str | None = None
+
+    kind: ClassVar[str] = "canvas"
 
     def __post_init__(self) -> None:
         if isinstance(self.drafts, bool) or not isinstance(self.drafts, int):

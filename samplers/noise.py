@@ -36,6 +36,7 @@ class Stream(IntEnum):
 
     FROZEN = 0  # Gumbel noise per slot, the same at every pass
     FRESH = 1  # uniforms per slot, new at every pass
+    CHOICE = 2  # Gumbel noise of a choice among slots, new at every pass
 
 
 class Fresh(NamedTuple):

@@ -14,7 +14,7 @@ It can be had as order "sampled", and is then no longer exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
 from mmaccel.contracts import Prompt
@@ -41,6 +41,8 @@ class Stepwise:
     block: int | None = None
     cache: CachePlan | str = "none"
 
+    kind: ClassVar[str] = "canvas"
+
     def __post_init__(self) -> None:
         check_order(self.order)
         check_block(self.block)
@@ -66,7 +68,11 @@ class Stepwise:
     ) -> Generation:
         """Fill `length` slots a row; see `mmaccel.contracts.Policy.sample`."""
         run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
-        order = make_order(self.order, length, noise, prompt.layout)
+        return self.decode(run)
+
+    def decode(self, run: CanvasRun) -> Generation:
+        """Fill the canvas of a run of this policy."""
+        order = make_order(self.order, run.canvas.length, run.noise, run.layout)
         with run.interruptible():
             while run.is_open:
                 seen = run.look()

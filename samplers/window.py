@@ -55,6 +55,11 @@ class WindowRun(WindowPass):
         window: int | str = 1,
         drafts: str = "left",
     ) -> None:
+        if not hasattr(model, "feed"):
+            raise OptionError(
+                f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
+                f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
+            )
         if length < 1:
             raise OptionError(
                 f"length: expected at least 1 token, received {length}; ask for 1 or more"

@@ -62,7 +62,7 @@ def bench(
     check_count("batch-size", batch_size)
     names = policy_names() if policies == _ALL else _split(policies)
     for name in names:
-        find_policy(name)
+        find_policy(name, "window")
     names = [name for name in names if name != "autoregressive"]
     if policies == _ALL:
         names.remove("speculative")  # without a draft model it is prompt-lookup

@@ -51,7 +51,7 @@ def generate(
 
     Guidance, temperature, top-k and top-p are by default what the model's authors recommend.
     """
-    from mmaccel.catalog import make_policy
+    from mmaccel.catalog import find_policy, make_policy
     from mmaccel.commands.picture_job import Job, run_job
     from mmaccel.commands.run_setup import (
         check_count,
@@ -75,6 +75,7 @@ def generate(
         group=group,
         max_gap=max_gap,
     )
+    find_policy(policy, "window")
     chosen = make_policy(policy, **options)
     wanted = dict(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p

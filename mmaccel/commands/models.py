@@ -7,7 +7,7 @@ def models() -> None:
     """List the demo models and the decoding policies, with what each policy promises."""
     from dataclasses import fields
 
-    from mmaccel.catalog import MODELS, POLICIES, load
+    from mmaccel.catalog import MODELS, POLICIES, make_policy
     from mmaccel.commands.terminal import make_table, wide_console
 
     console = wide_console()
@@ -15,11 +15,11 @@ def models() -> None:
     for name, model in MODELS.items():
         table.add_row(name, model.summary)
     console.print(table)
-    table = make_table("policy", "promise", "options", "what", title="Policies")
+    table = make_table("policy", "decodes", "promise", "options", "what", title="Policies")
     for name, entry in POLICIES.items():
-        policy = load(entry.target)
+        policy = make_policy(name)
         own = [f.name for f in fields(policy) if f.name not in entry.preset]
-        table.add_row(name, policy.exactness, ", ".join(own), entry.summary)
+        table.add_row(name, entry.kind, policy.exactness, ", ".join(own), entry.summary)
     console.print(table)
     console.print(
         "bitwise: same seed, same tokens as token by token. distribution: the same law. "

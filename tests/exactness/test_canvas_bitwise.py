@@ -12,7 +12,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.stepwise import Stepwise
 from tests.oracle import OracleDenoiser, families
 
-LENGTH, ROWS = 6, 60
+LENGTH, ROWS = 6, 12
 LAWS = families(LENGTH, 3)
 ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton")
 
@@ -31,12 +31,14 @@ def prompt(stop: int | None = None) -> Prompt:
 @pytest.mark.parametrize("law", LAWS)
 def test_tokens_are_those_of_stepwise_decoding(law: str, order: str, temperature: float) -> None:
     filters = Filters(temperature=temperature)
-    for block, stop in ((None, None), (3, None), (None, 2), (2, 2)):
+    turn = list(LAWS).index(law) + ORDERS.index(order)  # every law and order meets every case
+    cases = ((None, None), (3, None), (None, 2), (2, 2))
+    for block, stop in cases if temperature == 1 else (cases[turn % 4],):
         noise = Noise.from_seed(11, ROWS)
         options = {"filters": filters, "noise": noise}
         plain_model = OracleDenoiser(LAWS[law])
         plain = Stepwise(order, block).sample(plain_model, prompt(stop), LENGTH, **options)
-        for drafts in (1, 2, 4, 8):
+        for drafts in (1, 2, 4, 8) if temperature == 1 else (2, 5):
             model = OracleDenoiser(LAWS[law])
             policy = LosslessUnmask(drafts, order, block)
             run = policy.sample(model, prompt(stop), LENGTH, **options)
@@ -63,7 +65,7 @@ def test_rows_do_not_see_each_other() -> None:
     noise = Noise.from_seed(2, ROWS)
     whole = policy.sample(OracleDenoiser(law), prompt(2), LENGTH, filters=Filters(), noise=noise)
     one = torch.ones(1, dtype=torch.int64)
-    for row in (0, 7, 59):
+    for row in (0, 7, 11):
         alone = policy.sample(
             OracleDenoiser(law),
             Prompt(torch.zeros(1, 1, dtype=torch.int64), one, stop_tokens=torch.tensor([2])),

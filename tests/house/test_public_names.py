@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import mmaccel
-from mmaccel.catalog import MODELS, POLICIES
+from mmaccel.catalog import MODELS, POLICIES, load
 from tests.house.source import ROOT, modules
 
 
@@ -78,7 +78,9 @@ def test_tensor_function_gives_shapes_or_says_where_they_are(name: str, function
 
 
 def policy_classes() -> set[str]:
-    """ "module:Class" of every class in samplers/ that can sample and says how exact it is."""
+    """ "module:Class" of every class in samplers/ that can sample and says how exact it is, or
+    inherits that.
+    """
     found = set()
     for module, file in modules().items():
         if module.startswith("mmaccel.samplers."):
@@ -88,13 +90,20 @@ def policy_classes() -> set[str]:
                     fields = {
                         ast.unparse(a.target) for a in node.body if isinstance(a, ast.AnnAssign)
                     }
-                    if "sample" in methods and "exactness" in fields:
+                    own = "sample" in methods and "exactness" in fields | methods
+                    heir = "SelectorPolicy" in map(ast.unparse, node.bases)
+                    if (own or heir) and node.name != "SelectorPolicy":
                         found.add(f"{module}:{node.name}")
     return found
 
 
 def test_catalog_lists_the_policies_there_are() -> None:
     assert {entry.target for entry in POLICIES.values()} == policy_classes()
+
+
+def test_catalog_says_what_policies_decode() -> None:
+    for entry in POLICIES.values():
+        assert getattr(load(entry.target), "kind", "window") == entry.kind
 
 
 def test_catalog_lists_the_models_there_are() -> None:

@@ -13,6 +13,9 @@ from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
 def test_names_are_the_documented_ones() -> None:
     expected = "autoregressive jacobi sjd mc-sjd gumbel-sjd speculative prompt-lookup gsd"
     assert policy_names() == expected.split()
+    expected = "stepwise lossless-unmask entropy-bounded confident-parallel kl-stable local-leap "
+    expected += "adaptive-block revised-parallel masked-parallel"
+    assert policy_names("canvas") == expected.split()
     assert list(MODELS) == ["scenes"]
 
 
@@ -20,8 +23,10 @@ def test_names_are_the_documented_ones() -> None:
 def test_every_name_builds(name: str) -> None:
     policy = make_policy(name)
     assert type(policy).__name__ == POLICIES[name].target.split(":")[1]
-    promises = {"autoregressive": "bitwise", "jacobi": "bitwise", "gsd": "relaxed"}
-    assert policy.exactness == promises.get(name, "distribution")
+    promises = dict.fromkeys(("autoregressive", "jacobi", "stepwise", "lossless-unmask"), "bitwise")
+    promises["gsd"] = "relaxed"
+    usual = "distribution" if POLICIES[name].kind == "window" else "relaxed"
+    assert policy.exactness == promises.get(name, usual)
 
 
 def test_options_reach_the_policy() -> None:

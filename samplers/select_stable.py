@@ -1,0 +1,49 @@
+"""Stability: slots whose law has not moved for some passes.
+
+S. H. Kim et al., "KLASS: KL-Guided Fast Inference in Masked Diffusion Models", 2025, arXiv
+2511.05664, section 4.
+
+Departures: a slot counts as stable only once it has been seen that often in its block (the release
+takes every slot for stable in a block's first passes, and compares with what the block before held
+at the same place); kept per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.evidence import Evidence
+from mmaccel.samplers.select import LogitsOnly, Memory
+from mmaccel.samplers.select_checks import check_integer, check_number
+
+
+@dataclass(frozen=True)
+class Stable(LogitsOnly):
+    """Slots whose law diverged from the pass before by less than `kl` nats, `steps` passes long.
+
+    Costs the laws of the active block, `[B, Q, V]` float32, between two passes.
+    """
+
+    kl: float = 0.01
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        check_number("kl", self.kl, 0, float("inf"), "0.01 is usual")
+        check_integer("steps", self.steps, 1, "2 is usual")
+
+    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+        """See `Selector`."""
+        law = seen.law.log_softmax(-1)  # [B, Q, V]
+        before, calm = memory.kept.get(self, (law, torch.zeros_like(seen.slots)))
+        moved = memory.moved[:, None]
+        terms = torch.where(law > float("-inf"), law.exp() * (law - before), 0.0)
+        calm = torch.where((terms.sum(-1) < self.kl) & ~moved, calm + 1, 0)  # NaN is not calm
+        memory.kept[self] = (law, calm)
+        return seen.is_open & (calm >= self.steps)
+
+    def rank(self, seen: Evidence) -> Tensor:
+        """See `Selector`."""
+        return seen.peak

@@ -1,0 +1,190 @@
+"""Bugs planted into canvas decoding; each must be rejected by the proofs beside this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Prompt
+from mmaccel.evaluation.canvas_law import induced_law
+from mmaccel.samplers import evidence
+from mmaccel.samplers.canvas import Canvas
+from mmaccel.samplers.canvas_columns import Columns
+from mmaccel.samplers.canvas_look import CanvasLook
+from mmaccel.samplers.entropy_bounded import EntropyBounded
+from mmaccel.samplers.evidence import Evidence
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.orders import Order
+from mmaccel.samplers.revised_parallel import RevisedParallel
+from mmaccel.samplers.select import Memory
+from mmaccel.samplers.stepwise import Stepwise
+from tests.oracle import OracleDenoiser, families
+
+LENGTH, TOKENS, ROWS = 4, 3, 8
+LAWS = families(LENGTH, TOKENS)
+Patch = pytest.MonkeyPatch
+STEPWISE = Stepwise()
+
+
+def law_is_the_models(policy: Any = STEPWISE) -> None:
+    for joint in LAWS.values():
+        law = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
+        assert not law.sees_draws
+        assert float((law.joint - joint / joint.sum()).abs().sum()) < 1e-9
+
+
+def budget_is_kept() -> None:
+    for joint in LAWS.values():
+        law = induced_law(EntropyBounded(budget_nats=0.5), OracleDenoiser(joint), LENGTH, TOKENS)
+        true = joint / joint.sum()
+        terms = torch.where(true > 0, true * (true / law.joint).log(), 0.0)
+        assert float(law.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6
+
+
+class Given:
+    """A layout whose slot 1 is given."""
+
+    columns = frame = 0
+
+    def forced(self, slots: Tensor) -> Tensor:
+        return torch.where(slots == 1, 2, -1)
+
+    def allowed(self, slots: Tensor) -> None:
+        return None
+
+
+class Strict(OracleDenoiser):
+    """Remembers every prompt and every token it was shown at a given slot."""
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        assert (entries.tokens[:, 0] == 1).all(), "the prompt was edited"
+        assert (entries.tokens[:, 2] == 2).all(), "a given slot was edited"
+        return super().forward(entries)
+
+
+def canvas_is_left_alone() -> None:
+    """Prompt and given slots stay, masks are never emitted, every pass commits."""
+    ones = torch.ones(ROWS, dtype=torch.int64)
+    law = 0.1 / TOKENS**LENGTH + 0.9 * LAWS["markov"]
+    for policy in (Stepwise(), EntropyBounded(1.0), RevisedParallel(0.2, "edit", least=0.1)):
+        counts = [0]
+
+        def note(progress: Any, counts: list[int] = counts) -> None:
+            counts.append(int(progress.is_committed.sum()))
+
+        prompt = Prompt(ones[:, None], ones, layout=Given())
+        noise = Noise.from_seed(4, ROWS)
+        run = policy.sample(
+            Strict(law), prompt, LENGTH, filters=Filters(), noise=noise, on_step=note
+        )
+        assert (run.tokens[:, 1] == 2).all() and (run.tokens < TOKENS).all()
+        grown = [b - a for a, b in zip(counts, counts[1:], strict=False)]
+        assert min(grown) >= 1 or isinstance(policy, RevisedParallel)
+
+
+PROOFS = (law_is_the_models, budget_is_kept, canvas_is_left_alone)
+
+
+def choose_by_what_was_drawn(patch: Patch) -> None:
+    """Position of the surest drawn token, as most releases do at a temperature."""
+    score = Order.score
+
+    def leaking(self: Order, seen: Evidence) -> Tensor:
+        if seen.chance is None:
+            return score(self, seen)
+        return torch.where(seen.is_open, seen.chance, float("-inf"))
+
+    patch.setattr(Order, "score", leaking)
+
+
+def leak_into_selectors(patch: Patch) -> None:
+    """Evidence is handed to selectors unsealed, and one ranks by it."""
+    patch.setattr(Evidence, "sealed", lambda self: replace(self, entropy=-self.chance))
+
+
+def commit_stale_logits(patch: Patch) -> None:
+    """What is committed was drawn from the logits of the pass before."""
+    look, last = CanvasLook.look, {}
+
+    def late(self: CanvasLook, canvas: Canvas, copies: int) -> Any:
+        seen, n = look(self, canvas, copies)
+        before = last.get(self, seen)
+        last[self] = seen
+        return replace(before, is_open=seen.is_open, slots=seen.slots), n
+
+    patch.setattr(CanvasLook, "look", late)
+
+
+def edit_the_prompt(patch: Patch) -> None:
+    """Tokens of the canvas are written one column too far left."""
+    tokens = Columns.tokens
+
+    def shifted(self: Columns, canvases: Tensor) -> Tensor:
+        line = tokens(self, canvases)
+        done = (canvases != TOKENS).all()
+        return torch.cat([line[..., 1:], line[..., :1]], -1) if not done else line
+
+    patch.setattr(Columns, "tokens", shifted)
+
+
+def edit_given_slots(patch: Patch) -> None:
+    """Editing takes committed tokens as its own, whoever put them there."""
+
+    def replace_all(self: Canvas, chosen: Tensor, tokens: Tensor) -> None:
+        self.tokens = torch.where(self.is_committed, (self.tokens + 1) % TOKENS, self.tokens)
+
+    patch.setattr(Canvas, "replace", replace_all)
+
+
+def emit_masks(patch: Patch) -> None:
+    """The mask token is one of the tokens that can be drawn."""
+    read = evidence.read_logits
+
+    def unmasked(logits: Tensor, *args: Any, **options: Any) -> Evidence:
+        logits = logits.clone()
+        logits[..., TOKENS] = logits[..., :TOKENS].amax(-1) + 1
+        return read(logits, *args, **{**options, "mask_token": -1})
+
+    patch.setattr("mmaccel.samplers.canvas_look.read_logits", unmasked)
+
+
+def overspend(patch: Patch) -> None:
+    """A budget that forgets what earlier passes spent."""
+
+    def forgotten(self: Memory) -> Tensor:
+        return torch.zeros_like(self.run.ledger.nats) - 1
+
+    patch.setattr(Memory, "spent", property(forgotten))
+
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_proofs_accept_the_code_as_it_is(proof: Callable[[], None]) -> None:
+    proof()
+
+
+@pytest.mark.parametrize(
+    ("plant", "proof"),
+    [
+        (choose_by_what_was_drawn, law_is_the_models),
+        (leak_into_selectors, lambda: law_is_the_models(EntropyBounded(0.0))),
+        (commit_stale_logits, law_is_the_models),
+        (edit_the_prompt, canvas_is_left_alone),
+        (edit_given_slots, canvas_is_left_alone),
+        (emit_masks, canvas_is_left_alone),
+        (overspend, budget_is_kept),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_planted_bug_is_rejected(
+    plant: Callable[[Patch], None], proof: Callable[[], None], monkeypatch: Patch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        proof()
