@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
-from tests.oracle import OracleDenoiser
+from mmaccel.evaluation.oracles import OracleDenoiser
 
 
 class StoreOracle(OracleDenoiser):

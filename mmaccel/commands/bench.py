@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmaccel.commands.measure import Row
 
 _ALL = "all"
+_HELP_FAMILY = f"one of {', '.join(PICTURES)}; or canvas, for the masked models that ship"
 
 
 def bench(
@@ -35,14 +36,10 @@ def bench(
         float | None, typer.Option(help="0 is greedy; by default the model's own")
     ] = None,
     size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[
-        Path | None, typer.Option(help="picture decoder, for checkpoints without one")
-    ] = None,
-    family: Annotated[str | None, typer.Option(help=f"one of {', '.join(PICTURES)}")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="picture decoder, where it is apart")] = None,
+    family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    dtypes: Annotated[
-        str, typer.Option(help="with commas; the first is compared with")
-    ] = "float32",
+    dtypes: Annotated[str, typer.Option(help="with commas; the first is the measure")] = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="write results here")] = None,
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved picture by picture."""
@@ -60,6 +57,10 @@ def bench(
 
     check_count("count", count)
     check_count("batch-size", batch_size)
+    if family == "canvas":
+        from mmaccel.commands.bench_canvas import bench_canvas
+
+        return bench_canvas(model, policies, count, seed, batch_size, json_file)
     names = policy_names() if policies == _ALL else _split(policies)
     for name in names:
         find_policy(name, "window")

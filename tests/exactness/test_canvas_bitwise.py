@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mmaccel.contracts import Prompt
+from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.stepwise import Stepwise
-from tests.oracle import OracleDenoiser, families
 
 LENGTH, ROWS = 6, 12
 LAWS = families(LENGTH, 3)

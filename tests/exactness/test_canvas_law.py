@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.canvas_law import CanvasLaw, induced_law
+from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.samplers.adaptive_block import AdaptiveBlock
 from mmaccel.samplers.confident_parallel import ConfidentParallel
 from mmaccel.samplers.entropy_bounded import EntropyBounded
@@ -17,7 +18,6 @@ from mmaccel.samplers.local_leap import LocalLeap
 from mmaccel.samplers.masked_parallel import MaskedParallel
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.stepwise import Stepwise
-from tests.oracle import OracleDenoiser, families
 
 LENGTH, TOKENS = 4, 3
 LAWS = families(LENGTH, TOKENS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.canvas_law import induced_law
+from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.samplers import evidence
 from mmaccel.samplers.canvas import Canvas
 from mmaccel.samplers.canvas_columns import Columns
@@ -25,7 +26,6 @@ from mmaccel.samplers.orders import Order
 from mmaccel.samplers.revised_parallel import RevisedParallel
 from mmaccel.samplers.select import Memory
 from mmaccel.samplers.stepwise import Stepwise
-from tests.oracle import OracleDenoiser, families
 
 LENGTH, TOKENS, ROWS = 4, 3, 8
 LAWS = families(LENGTH, TOKENS)

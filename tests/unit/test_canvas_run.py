@@ -10,11 +10,11 @@ import torch
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
+from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.stepwise import Stepwise
-from tests.oracle import OracleDenoiser, families
 
 LAW = families(4, 3)["markov"]
 

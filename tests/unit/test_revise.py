@@ -12,6 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas_shadow import ShadowLook
 from mmaccel.samplers.filters import Filters
@@ -20,7 +21,6 @@ from mmaccel.samplers.revise import RevisedRun
 from mmaccel.samplers.revise_shadow import ShadowReviser
 from mmaccel.samplers.revised_parallel import RevisedParallel
 from mmaccel.samplers.stepwise import Stepwise
-from tests.oracle import OracleDenoiser, families
 from tests.store_oracle import StoreOracle
 
 LENGTH, ROWS = 6, 6

@@ -11,6 +11,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
+from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.evidence import Evidence
@@ -28,7 +29,6 @@ from mmaccel.samplers.select_quota import Quota
 from mmaccel.samplers.select_sets import And, AtLeast, AtMost, Or
 from mmaccel.samplers.select_stable import Stable
 from mmaccel.samplers.stepwise import Stepwise
-from tests.oracle import OracleDenoiser, families
 from tests.toy import ToyLanguage
 
 LAWS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}

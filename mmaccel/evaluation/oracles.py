@@ -17,8 +17,9 @@ class OracleDenoiser:
         joint: `[V] * L`, non-negative, float64.
     """
 
-    block = None
+    block: int | None = None
     has_store = False
+    mask_token: int | None
 
     def __init__(self, joint: Tensor) -> None:
         self.joint = joint.double() / joint.sum()

@@ -1,0 +1,148 @@
+"""`mmaccel bench --family canvas`: what canvas policies cost and make, a table per model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mmaccel.catalog import load, make_policy
+from mmaccel.errors import OptionError
+
+SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
+    "stepwise": ("stepwise", {}),
+    "stepwise halton": ("stepwise", {"order": "halton"}),
+    "stepwise left": ("stepwise", {"order": "left"}),
+    "lossless-unmask": ("lossless-unmask", {}),
+    "lossless-unmask halton": ("lossless-unmask", {"order": "halton"}),
+    "lossless-unmask left": ("lossless-unmask", {"order": "left"}),
+    "lossless-unmask halton 16": ("lossless-unmask", {"order": "halton", "drafts": 16}),
+    "entropy-bounded 0.1": ("entropy-bounded", {"gamma": 0.1}),
+    "entropy-bounded 0.5": ("entropy-bounded", {"gamma": 0.5}),
+    "entropy-bounded 1.0": ("entropy-bounded", {"gamma": 1.0}),
+    "entropy-bounded budget 1": ("entropy-bounded", {"budget_nats": 1.0}),
+    "threshold 0.9": ("confident-parallel", {"threshold": 0.9}),
+    "threshold 0.7": ("confident-parallel", {"threshold": 0.7}),
+    "frechet 0.5": ("confident-parallel", {"rule": "frechet", "factor": 0.5}),
+    "kl-stable": ("kl-stable", {}),
+    "local-leap": ("local-leap", {}),
+    "revised-parallel": ("revised-parallel", {}),
+    "maskgit 12": ("masked-parallel", {"steps": 12}),
+    "halton 32": (
+        "masked-parallel",
+        {"order": "halton", "steps": 32, "choose": "first", "choice": 0.0},
+    ),
+}
+MODELS = ("toys", "grammar-masked", "scenes-masked")
+
+
+def bench_canvas(
+    model: str, labels: str, count: int, seed: int, batch_size: int, json_file: Path | None
+) -> None:
+    """Measure and print; the arguments are `mmaccel bench`'s.
+
+    Args:
+        model: one of `MODELS`, the folder of a masked model, or "all", which "scenes" (the default
+            of the command) also means: it is no masked model.
+        labels: keys of `SETUPS` with commas, or "all".
+        count: captions, or prompts of each task.
+        seed: of the first picture, and of all answers.
+        batch_size: pictures made together.
+        json_file: where the figures go.
+
+    Raises:
+        OptionError: no such model or setup.
+    """
+    from mmaccel.commands.machine import describe_machine
+    from mmaccel.commands.picture_files import write_whole
+    from mmaccel.commands.run_setup import open_folder
+    from mmaccel.pipelines.caption_words import read_masked
+    from mmaccel.pipelines.picture_models import find_source
+
+    chosen, is_all = pick_setups(labels), model in ("all", "scenes")
+    if json_file is not None:
+        open_folder(json_file.parent, "--json")
+    sources: dict[str, Path | None] = {}
+    for name in MODELS if is_all else (model,):
+        if name == "toys":
+            sources[name] = None
+            continue
+        try:
+            sources[name] = find_source(name)
+        except OptionError:
+            if not is_all:
+                raise
+    policies = {label: make_policy(name, **options) for label, (name, options) in chosen.items()}
+    rows: list[dict[str, Any]] = []
+    for name, source in sources.items():
+        if source is None:
+            rows += load("mmaccel.evaluation.canvas_toys:measure_toys")(policies)
+        elif read_masked(source) is None:
+            measure = load("mmaccel.demo.canvas_measure:measure_text")
+            rows += measure(source, policies, count, seed)
+        else:
+            rows += _pictures(name, policies, count, seed, batch_size)
+    if json_file is not None:
+        report = {
+            "command": " ".join(["mmaccel", *sys.argv[1:]]),
+            "machine": describe_machine("cpu"),
+            "count": count,
+            "seed": seed,
+            "rows": rows,
+        }
+        written = json.dumps(report, indent=1) + "\n"
+        write_whole(json_file, lambda path: path.write_text(written, encoding="utf-8"))
+    _print(rows)
+
+
+def pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The setups of a list with commas, or "all".
+
+    Raises:
+        OptionError: one there is not.
+    """
+    wanted = [text.strip() for text in labels.split(",") if text.strip()]
+    wanted = list(SETUPS) if labels == "all" else wanted
+    unknown = [label for label in wanted if label not in SETUPS]
+    if unknown or not wanted:
+        raise OptionError(
+            f"--policies: expected labels out of {', '.join(SETUPS)}, received "
+            f"{', '.join(unknown) or 'none'}; leave it out for all"
+        )
+    return {label: SETUPS[label] for label in wanted}
+
+
+def _pictures(name: str, policies: dict[str, Any], count: int, seed: int, batch: int) -> Any:
+    from mmaccel.commands.run_setup import open_pipeline
+
+    pipe = open_pipeline(name, "cpu")
+    make = load("mmaccel.demo.scenes_data:make_captions")
+    captions = make(load("mmaccel.demo.scenes_data:EVALUATION_SEED"), range(count))
+    measure = load("mmaccel.demo.canvas_measure:measure_pictures")
+    return measure(pipe, policies, captions, seed, batch)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    console = wide_console()
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        heads = [name for name in own[0]["quality"]][:4]
+        table = make_table(
+            "policy", "passes", "tok/pass", "nats", "same", *heads, "promise", title=model
+        )
+        for row in own:
+            same = "" if row["same"] is None else f"{row['same']}/{row['rows']}"
+            table.add_row(
+                row["policy"],
+                f"{row['passes']:.1f}",
+                f"{row['tokens_per_pass']:.2f}",
+                f"{row['nats']:.3f}",
+                same,
+                *(f"{row['quality'][head]:.3f}" for head in heads),
+                row["exactness"],
+            )
+        console.print(table, "")
+    console.print("Means over rows; nats: the bound on what committing several at once cost a row.")

@@ -1,0 +1,80 @@
+"""`grammar-masked` as a denoiser with its prompts: what canvas policies decode and benches read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.demo.grammar_data import Words
+from mmaccel.demo.grammar_words import ASK, BOS, CANVAS, END, MASK, PAD, encode_prompt
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.masked_lm import MaskedLM
+
+
+@dataclass(frozen=True)
+class AnswerWords:
+    """A layout of free slots in which no id may stand that is no word of an answer."""
+
+    n_ids: int
+    columns: int = 0
+    frame: int = 0
+
+    def forced(self, slots: Tensor) -> None:
+        """See `mmaccel.contracts.Layout.forced`."""
+
+    def allowed(self, slots: Tensor) -> Tensor:
+        """See `mmaccel.contracts.Layout.allowed`: `[V]`, the same for all slots."""
+        ids = torch.arange(self.n_ids, device=slots.device)
+        return (ids != PAD) & (ids != BOS) & (ids != ASK)
+
+
+class GrammarText:
+    """Loads the model.
+
+    Args:
+        folder: holds `config.json`, `model.safetensors` and `words.json`.
+
+    Attributes:
+        model: the denoiser; ids are those of `grammar_words`.
+        length: slots of a canvas.
+
+    Raises:
+        OptionError: no such folder.
+    """
+
+    length = CANVAS
+
+    def __init__(self, folder: str | Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        file = Path(folder) / "words.json"
+        if not file.is_file():
+            raise OptionError(
+                f"model: expected the folder of grammar-masked, received {str(folder)!r} without "
+                "words.json; see scripts/train_demo.py grammar-export"
+            )
+        shift = json.loads(file.read_text(encoding="utf-8"))["logit_shift"]
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = MaskedLM(model, MASK, shift=shift, vocab_size=MASK)
+
+    def prompt(self, prompts: Sequence[Words]) -> Prompt:
+        """Prompts of B rows; a row ends behind its first `end`."""
+        rows = [encode_prompt(words) for words in prompts]
+        longest = max(map(len, rows))
+        tokens = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
+        lengths = torch.tensor([len(row) for row in rows])
+        layout = AnswerWords(MASK)
+        return Prompt(tokens, lengths, stop_tokens=torch.tensor([END]), layout=layout)
+
+    @staticmethod
+    def fill_up(tokens: Tensor, lengths: Tensor) -> list[list[int]]:
+        """Canvases `[B, L]` with `end` behind their rows' ends, as the checker reads them."""
+        behind = torch.arange(tokens.shape[1]) >= lengths[:, None]
+        filled: list[list[int]] = tokens.masked_fill(behind, END).tolist()
+        return filled
