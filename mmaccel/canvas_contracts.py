@@ -92,7 +92,7 @@ class CanvasProgress:
         tokens: `[B, L]` int64; a copy. What stands where nothing is committed means nothing.
         is_committed: `[B, L]` bool.
         passes: passes so far.
-        nats: `[B]` float64, spent so far; see `mmaccel.samplers.ledger`.
+        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.ledger`.
     """
 
     tokens: Tensor

@@ -157,7 +157,10 @@ class CanvasRun:
         canvas, ledger = self.canvas, self.ledger
         limit = self.on_step(
             CanvasProgress(
-                canvas.tokens.clone(), canvas.is_committed.clone(), ledger.passes, ledger.nats
+                canvas.tokens.clone(),
+                canvas.is_committed.clone(),
+                ledger.passes,
+                ledger.nats.clone(),
             )
         )
         if limit is not None:
