@@ -53,9 +53,10 @@ class BlockDenoiser:
                 f"pass: expected at most {self._rows} rows of {self._places} places, received "
                 f"{rows} of {places}; call reserve(rows, places)"
             )
-        if self._max_positions is not None and int(entries.positions.max()) >= self._max_positions:
+        most = self._max_positions
+        if most is not None and places > most and int(entries.positions.max()) >= most:
             raise OptionError(
-                f"positions: expected at most {self._max_positions}, which the model was made "
+                f"positions: expected at most {most}, which the model was made "
                 "for, received more; ask for fewer tokens"
             )
         logits = self._calls.run(entries.tokens, entries.positions, entries.places, entries.reads)
