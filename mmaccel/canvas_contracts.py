@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -84,6 +84,11 @@ class Denoiser(Protocol):
         """
 
 
+def kind_of(model: Any) -> str:
+    """What decodes a model: "canvas" where it is a `Denoiser`, "window" otherwise."""
+    return "canvas" if hasattr(model, "mask_token") else "window"
+
+
 @dataclass(frozen=True)
 class CanvasProgress:
     """State handed to `on_step` after every pass.
@@ -91,12 +96,16 @@ class CanvasProgress:
     Attributes:
         tokens: `[B, L]` int64; a copy. What stands where nothing is committed means nothing.
         is_committed: `[B, L]` bool.
+        lengths: `[B]` int64, slots that hold a token and count.
+        previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
         nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.ledger`.
     """
 
     tokens: Tensor
     is_committed: Tensor
+    lengths: Tensor
+    previous: Tensor
     passes: int
     nats: Tensor
 
@@ -107,7 +116,9 @@ changes nothing. An exception from it stops the run and reaches the caller."""
 
 
 class CanvasPolicy(Protocol):
-    """A frozen dataclass whose fields are the configuration."""
+    """A frozen dataclass whose fields are the configuration; `kind` is "canvas"."""
+
+    kind: ClassVar[str]
 
     @property
     def exactness(self) -> Exactness:

@@ -180,18 +180,21 @@ def check_window(window: Any, *, adaptive: bool) -> None:
     if adaptive and window == "adaptive":
         return
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 4096:
-        expected = "an integer in 1..4096" + (' or "adaptive"' if adaptive else "")
-        raise OptionError(
-            f"window: expected {expected}, received {window!r}; 16 to 64 suits most models"
-        )
+        wanted = "an integer in 1..4096" + (' or "adaptive"' if adaptive else "")
+        raise OptionError(f"window: expected {wanted}, received {window!r}; 16 to 64 suits most")
 
 
-def check_policy(policy: Any) -> None:
-    """Raises OptionError for a class, a name, anything that is no policy, or one for a canvas."""
+def check_policy(policy: Any, kind: str = "window") -> None:
+    """Refuse what is no policy, or one of another kind than "window" or "canvas".
+
+    Raises:
+        OptionError: a class, a name, or something that does not decode such a model.
+    """
     promises = getattr(policy, "exactness", None) in get_args(Exactness)
-    is_ours = promises and getattr(policy, "kind", "window") == "window"
-    if isinstance(policy, type) or not is_ours or not callable(getattr(policy, "sample", None)):
+    does = promises and not isinstance(policy, type) and callable(getattr(policy, "sample", None))
+    if not does or getattr(policy, "kind", "window") != kind:
+        example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
         raise OptionError(
-            f"policy: expected a policy such as mmaccel.Jacobi(window=32), received {policy!r}; "
-            "make an instance of one of the classes that mmaccel offers for a window"
+            f"policy: expected a policy such as mmaccel.{example}, received {policy!r}; "
+            f"make an instance of one of the classes that mmaccel offers for a {kind}"
         )

@@ -61,8 +61,7 @@ class Handle:
         return history
 
     def detach(self) -> None:
-        """Give the model its own methods back, and let go of what was kept for calls to come. A
-        second call does nothing.
+        """Give the model its own methods back, and let go of what was kept for calls to come.
 
         Raises:
             AttachError: somebody else changed the model's class meanwhile.
@@ -104,10 +103,10 @@ def attach(
 ) -> Handle:
     """Let a policy decode what a model generates.
 
-    `target.generate(...)` keeps its signature. Its sampling arguments, logits processors, stopping
-    criteria, padded batches, guidance and streamer work as before; greedy output is the same, and
-    sampled output has the same law. `past_key_values` of `return_dict_in_generate` is None. Only
-    this object is changed.
+    `target.generate(...)` keeps its signature. Sampling arguments, processors, stopping criteria,
+    padded batches, guidance and streamer work as before; greedy output is the same, sampled output
+    has the same law. `past_key_values` of `return_dict_in_generate` is None. Only this object is
+    changed.
 
     Args:
         target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
@@ -169,7 +168,7 @@ def supports(target: Any) -> Support:
     """
     own = find_pipeline(target)
     if own:
-        return Support(True, own, "", tuple(OWN_POLICIES))
+        return Support(True, own, "", (*OWN_POLICIES, *policy_names("canvas")))
     try:
         model = find_generator(target)
         family = family_of(model)

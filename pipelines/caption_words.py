@@ -19,6 +19,29 @@ FILE = "words.json"
 _N_SPECIAL = 3
 
 
+def read_masked(folder: Path) -> dict[str, Any] | None:
+    """What `words.json` says of a masked model: `mask` (the id), `logit_shift`, and, where it is
+    not in the folder, `picture_tokenizer`, a folder beside it; None for any other model.
+    """
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_masked = isinstance(content, dict) and "mask" in content and "max_words" in content
+    return content if is_masked else None
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Where the picture tokenizer of a model lies: in the folder beside it that `words.json` names
+    as `picture_tokenizer`, or in its own.
+    """
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return folder.parent / str(content["picture_tokenizer"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return folder
+
+
 def split_words(caption: str) -> list[str]:
     """Lower-case words of a caption; commas, full stops, colons and hyphens count as blanks."""
     return re.sub(r"[\s,.;:!\-]+", " ", caption.lower()).split()

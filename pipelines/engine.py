@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from mmaccel.canvas_contracts import kind_of
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
@@ -79,8 +80,22 @@ class Engine:
         """Let go of what is kept for calls to come; the engine may be used on."""
         self.shelf.clear()
 
-    def prepare(self, window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters) -> None:
-        """Give a model in windows the steps of its next call; see `steps`."""
+    def prepare(self, window: Any, prompt: Prompt, policy: Any, filters: Filters) -> None:
+        """Give a model in windows the steps of its next call; see `steps`. Passes over a canvas
+        are carried out one by one.
+
+        Raises:
+            UnsupportedModelError: "graph", and a model that fills a canvas; and as `steps`.
+        """
+        if kind_of(window) == "canvas":
+            dispatch.check(window.device.type)
+            if self.kind == "graph":
+                raise UnsupportedModelError(
+                    "engine='graph': expected a model that is decoded in windows, received a "
+                    f"{type(window).__name__}, whose canvas is filled pass by pass; "
+                    'set engine="auto"'
+                )
+            return
         steps = self.steps(window, prompt, policy, filters)
         if hasattr(window, "steps"):
             window.steps = steps

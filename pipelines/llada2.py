@@ -22,6 +22,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import BusyError
 from mmaccel.pipelines.block_trial import Line, Verdict
 from mmaccel.pipelines.cached_blocks import CachedBlocks, CachedCalls
+from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.inject import Injection, original
 from mmaccel.pipelines.llada2_call import BlockCall, check_prompt
 from mmaccel.pipelines.llada2_canvas import decode
@@ -55,6 +56,7 @@ class LLaDA2Service:
     ) -> None:
         self.policy, self.seed, self.layout = policy, seed, layout
         self.history: list[Stats] = []
+        self.engine = Engine("eager")  # which a handle closes
         self._pipe, self._model = pipe, pipe.model
         self._call: BlockCall | None = None
         self._cached: CachedCalls | None = None

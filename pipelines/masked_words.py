@@ -5,28 +5,14 @@ The picture tokenizer may lie in the folder of another model beside it, whose to
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.caption_words import FILE
+from mmaccel.pipelines.caption_words import FILE, read_masked, tokenizer_folder
 from mmaccel.pipelines.checkpoint import Place, check_size
 from mmaccel.pipelines.masked_lm import MaskedLM
 from mmaccel.pipelines.model_folder import load_decoder, load_vocabulary
 from mmaccel.pipelines.word_pictures import WordPictures
-
-
-def read_masked(folder: Path) -> dict[str, Any] | None:
-    """What `words.json` says of a masked model: `mask` (the id), `logit_shift`, and, where it is
-    not in the folder, `picture_tokenizer`, a folder beside it; None for any other model.
-    """
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_masked = isinstance(content, dict) and "mask" in content and "max_words" in content
-    return content if is_masked else None
 
 
 def load_masked_words(folder: Path, place: Place) -> WordPictures:
@@ -47,8 +33,7 @@ def load_masked_words(folder: Path, place: Place) -> WordPictures:
             f"model: expected {FILE} with the mask's id in {folder}, received none; "
             "leave the family out"
         )
-    shelf = folder.parent / str(said.get("picture_tokenizer", folder.name))
-    tokenizer, words = load_vocabulary(shelf, folder, place)
+    tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, place)
     check_size(place, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, place, words.vocab_size + 1)
     window = MaskedLM(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.pipelines.caption_words import CaptionWords, tokenizer_folder
 from mmaccel.pipelines.checkpoint import Place, check_size, load_model, unreadable
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.window_trial import check_by_trial
@@ -33,8 +33,8 @@ def content_hash(source: Path, decoder: Path | None = None) -> str:
 
     Args:
         source: a folder, of which the weights count and the JSON files that say how they are used,
-            in the order of their names, and those of the folders in it; or a file of weights, with
-            LlamaGen's tokenizer and T5 beside it.
+            in the order of their names, those of the folders in it, and a picture tokenizer that
+            lies beside it; or a file of weights, with LlamaGen's tokenizer and T5 beside it.
         decoder: a further file.
     """
     if source.is_file():
@@ -43,6 +43,9 @@ def content_hash(source: Path, decoder: Path | None = None) -> str:
         folders = [path for path in folder.iterdir() if path.is_dir() and "t5" in path.name]
     else:
         files, folders = _own_files(source), [path for path in source.iterdir() if path.is_dir()]
+        shelf = tokenizer_folder(source)
+        if shelf != source:
+            files += [path for path in _own_files(shelf) if path.stem == "tokenizer"]
     for inner in sorted(folders):
         files += _own_files(inner)
     digest = hashlib.sha256()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.masked_words import read_masked
+from mmaccel.pipelines.caption_words import read_masked
 
 PICTURES = {  # family -> "module:function" of (path, place) to a `PictureModel`
     "words": "mmaccel.pipelines.model_folder:load_words",

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.canvas_contracts import Denoiser, kind_of
+from mmaccel.contracts import Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError
 from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.tokenizers_vq.grid import Grid
 
 if TYPE_CHECKING:
@@ -22,13 +25,13 @@ class PictureModel(Protocol):
     """Captions to prompts, and picture tokens to pictures.
 
     Attributes:
-        window: predicts picture tokens.
+        window: predicts picture tokens: token after token, or in any order.
         layout: how they lie; `layout.frame` is a picture's number of slots.
         filters: guidance, temperature and truncation as the model's authors recommend.
         examples: captions for a first look.
     """
 
-    window: TokenModel
+    window: TokenModel | Denoiser
     layout: Grid
     filters: Filters
     examples: tuple[str, ...]
@@ -90,6 +93,19 @@ def choose_filters(recommended: Filters, **given: Any) -> Filters:
     if chosen.get("top_k") == 0 and not isinstance(chosen["top_k"], bool):
         chosen["top_k"] = None
     return replace(recommended, **chosen)
+
+
+def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
+    """A policy of the model's kind: the one that is given, or an exact one.
+
+    Raises:
+        OptionError: no policy, or one of another kind.
+    """
+    kind = kind_of(window)
+    if policy is None:
+        policy = Jacobi() if kind == "window" else LosslessUnmask(order="halton")
+    check_policy(policy, kind)
+    return policy
 
 
 def check_room(pictures: PictureModel, encoded: Sequence[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -64,8 +63,7 @@ def serve_pipeline(
     if isinstance(policy, CachedBlocks):
         _check_cached(policy, seed, layout)
     else:
-        check_policy(policy)
-        _check_canvas(policy, name)
+        check_policy(policy, "canvas")
     module, _, function = PIPELINES[name or ""].partition(":")
     served: tuple[Any, Injection] = getattr(import_module(module), function)(
         target, policy, seed, strict, layout
@@ -80,12 +78,3 @@ def _check_cached(policy: CachedBlocks, seed: Any, layout: Any) -> None:
                 f"{name}: expected none with {policy!r}, received one; the pipeline draws its own "
                 "tokens, give generator= to its call"
             )
-
-
-def _check_canvas(policy: Any, name: str | None) -> None:
-    takes = inspect.signature(policy.sample).parameters.get("model")
-    if takes is not None and "TokenModel" in str(takes.annotation):
-        raise OptionError(
-            f"policy: expected CachedBlocks() or one that fills a canvas for a {name}, received "
-            f'{policy!r}, which makes tokens from left to right; try "cached-blocks"'
-        )

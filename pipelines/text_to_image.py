@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from mmaccel.contracts import Policy, TokenModel, check_policy
+from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
+from mmaccel.contracts import Policy, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.picture_model import PictureModel, check_room, choose_filters
+from mmaccel.pipelines.picture_model import PictureModel, check_room, choose_filters, pick_policy
 from mmaccel.pipelines.picture_models import open_pictures
 from mmaccel.pipelines.pictures import Pictures, check_at_least_one, join
 from mmaccel.results import Generation, OnStep
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise
 
 
@@ -66,15 +66,12 @@ class TextToImage:
             OptionError: no such model, device, dtype, size, family or engine; a file is missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        how, file = (
-            Engine(engine, sync_every),
-            Path(decoder) if isinstance(decoder, str) else decoder,
-        )
+        how, file = Engine(engine, sync_every), None if decoder is None else Path(decoder)
         how.check(device)
         return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)
 
     @property
-    def model(self) -> TokenModel:
+    def model(self) -> TokenModel | Denoiser:
         """What predicts picture tokens."""
         return self.pictures.window
 
@@ -87,7 +84,7 @@ class TextToImage:
         self,
         prompt: str | Sequence[str],
         *,
-        policy: Policy | None = None,
+        policy: Policy | CanvasPolicy | None = None,
         seed: int | Sequence[int] = 0,
         guidance_scale: float | None = None,
         temperature: float | None = None,
@@ -96,13 +93,14 @@ class TextToImage:
         min_p: float | None = None,
         num_images_per_prompt: int = 1,
         batch_size: int | None = None,
-        on_step: OnStep | None = None,
+        on_step: OnStep | OnCanvasStep | None = None,
     ) -> Pictures:
         """Make pictures.
 
         Args:
             prompt: one caption or several.
-            policy: how to decode; `Jacobi()` where none is given.
+            policy: how to decode; `Jacobi()` where none is given, or, for a model that fills a
+                canvas, `LosslessUnmask(order="halton")`.
             seed: one for all (picture b is item b of it), or one per picture. With one per
                 picture a picture depends on its own seed and caption alone.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
@@ -143,10 +141,10 @@ class TextToImage:
         captions: Sequence[str],
         filters: Filters,
         *,
-        policy: Policy | None = None,
+        policy: Policy | CanvasPolicy | None = None,
         seed: int | Sequence[int] = 0,
         batch_size: int | None = None,
-        on_step: OnStep | None = None,
+        on_step: OnStep | OnCanvasStep | None = None,
     ) -> Iterator[Pictures]:
         """Make pictures batch by batch, handing each batch out as it is finished.
 
@@ -166,8 +164,7 @@ class TextToImage:
         ids = [self.pictures.encode(caption) for caption in captions]
         check_room(self.pictures, ids)
         noise = Noise.from_seed(seed, len(captions), self.model.device)
-        run = Jacobi() if policy is None else policy
-        check_policy(run)
+        run = pick_policy(policy, self.model)
         if not isinstance(filters, Filters):
             raise OptionError(f"filters: expected mmaccel.Filters(...), received {filters!r}")
         step = len(captions) if batch_size is None else batch_size
@@ -189,12 +186,11 @@ class TextToImage:
 
     @torch.no_grad()
     def _decode(
-        self,
-        ids: Sequence[Any], policy: Policy, filters: Filters, noise: Noise, on_step: OnStep | None,
-    ) -> Generation:  # fmt: skip
+        self, ids: Sequence[Any], policy: Any, filters: Filters, noise: Noise, on_step: Any
+    ) -> Generation:
         """Encoded captions of a batch to tokens `[B, N]`."""
         prompt = self.pictures.prompt(ids, filters.guidance_scale != 1)
         self.engine.prepare(self.model, prompt, policy, filters)
-        return policy.sample(
-            self.model, prompt, self.length, filters=filters, noise=noise, on_step=on_step
-        )
+        options = dict(filters=filters, noise=noise, on_step=on_step)
+        made: Generation = policy.sample(self.model, prompt, self.length, **options)
+        return made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt, TokenModel, VisualTokenizer
 from mmaccel.pipelines.caption_words import CaptionWords
 from mmaccel.pipelines.picture_model import stack_rows
@@ -22,14 +23,16 @@ class WordPictures:
     """A `PictureModel` of three parts.
 
     Args:
-        window: predicts picture tokens: logits `[R, W, V]`, V of `tokenizer`.
+        window: predicts picture tokens, V of `tokenizer`: token after token, or in any order.
         tokenizer: turns tokens into pictures.
         words: turns captions into prompt ids.
     """
 
     filters = Filters(guidance_scale=2.0)
 
-    def __init__(self, window: TokenModel, tokenizer: VisualTokenizer, words: CaptionWords) -> None:
+    def __init__(
+        self, window: TokenModel | Denoiser, tokenizer: VisualTokenizer, words: CaptionWords
+    ) -> None:
         self.window, self.tokenizer, self.words = window, tokenizer, words
         self.layout = Grid(*tokenizer.grid, tokenizer.vocab_size)
         self.examples: tuple[str, ...] = (words.words[0],)

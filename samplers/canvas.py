@@ -1,7 +1,6 @@
 """The canvas: which slots of each row hold what, and where each row's active block stands.
 
-Everything is per row; a row never waits for another one and never looks at it. Tokens of the
-prompt are not part of the canvas, so nothing here can change them.
+A row never waits for another one. Prompts are no part of it, so nothing here can change them.
 """
 
 from __future__ import annotations
@@ -75,6 +74,11 @@ class Canvas:
     def is_open(self) -> Tensor:
         """`[B, L]` bool, slots still to be committed."""
         return ~self.is_committed & (self.slots < self.limit[:, None])
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[B]` int64, slots that hold a token and count."""
+        return (self.is_committed & (self.slots < self.limit[:, None])).sum(1)
 
     @property
     def is_live(self) -> Tensor:

@@ -95,6 +95,7 @@ class CanvasRun:
         if own is not None and block is not None:  # its blocks are counted from a row's first token
             offset = prompt.lengths[:batch] % block
         self.canvas = Canvas(prompt, length, model.mask_token, block, offset)
+        self._told = self.canvas.lengths
         self._is_bad = torch.zeros((), dtype=torch.bool, device=offset.device)
         self.ledger = Ledger(batch, prompt.tokens.device)
         width = length if block is None else min(block, length)
@@ -154,15 +155,10 @@ class CanvasRun:
         self._settle()
         if self.on_step is None:
             return
-        canvas, ledger = self.canvas, self.ledger
-        limit = self.on_step(
-            CanvasProgress(
-                canvas.tokens.clone(),
-                canvas.is_committed.clone(),
-                ledger.passes,
-                ledger.nats.clone(),
-            )
-        )
+        canvas, ledger, lengths = self.canvas, self.ledger, self.canvas.lengths
+        state = (canvas.tokens.clone(), canvas.is_committed.clone(), lengths, self._told)
+        self._told = lengths
+        limit = self.on_step(CanvasProgress(*state, ledger.passes, ledger.nats.clone()))
         if limit is not None:
             canvas.cut(check_limit(limit, canvas.limit))
             self._settle()
@@ -187,7 +183,7 @@ class CanvasRun:
         """The result."""
         canvas = self.canvas
         tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
-        passes = self.ledger.report(self.stats, canvas.limit)
+        passes = self.ledger.report(self.stats, canvas.lengths)
         self.stats.forward_seconds = self._eyes.seconds
         self.stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, canvas.limit.clone(), passes, self.stats)

@@ -53,7 +53,8 @@ class ShadowLook(CanvasLook):
         self.seconds += time.perf_counter() - began
         seen = self._read(own, canvas, slots, is_open, copies)
         aside = self._read(shadows, canvas, slots, checked, copies)
-        tokens = canvas.tokens.gather(1, slots)[..., None]
+        last = aside.law.shape[-1] - 1  # the mask may be no id of the law; it is not checked
+        tokens = canvas.tokens.gather(1, slots).clamp(max=last)[..., None]
         chance = aside.law.softmax(-1).gather(-1, tokens)[..., 0]
         self.left_out = torch.where(checked, chance, 1.0)
         return seen, n_entries + checked.sum() * self.columns.branches

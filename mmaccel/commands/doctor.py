@@ -128,15 +128,17 @@ def _formats(device: str) -> str:
 def check_model(name: str) -> Finding:
     """Are the weights there, do they load, and does a pass make finite scores?"""
     try:
+        from mmaccel.commands.comparison import make_plain
         from mmaccel.commands.run_setup import open_pipeline, warm_up
+        from mmaccel.pipelines.picture_model import pick_policy
         from mmaccel.pipelines.picture_models import find_source
-        from mmaccel.samplers.autoregressive import Autoregressive
 
         source = find_source(name)
         if is_checkpoint(source):
             return check_checkpoint(source, name)
         pipe = open_pipeline(name, "cpu")
-        warm_up(pipe, Autoregressive(), pipe.pictures.filters, pipe.pictures.examples[0], 1)
+        policy = make_plain(pick_policy(None, pipe.model))
+        warm_up(pipe, policy, pipe.pictures.filters, pipe.pictures.examples[0], 1)
     except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
     return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")

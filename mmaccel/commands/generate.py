@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mmaccel.catalog import MODELS, policy_names
+from mmaccel.catalog import MODELS, POLICIES
 from mmaccel.pipelines.picture_families import PICTURES
 
-_HELP_POLICY = f"one of {', '.join(policy_names())}"
+_HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
+_HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
 def generate(
@@ -18,7 +19,8 @@ def generate(
         list[str] | None, typer.Argument(help="captions; without them, examples of the model")
     ] = None,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    policy: Annotated[str, typer.Option(help=_HELP_POLICY)] = "jacobi",
+    policy: Annotated[str | None, typer.Option(help=_HELP_POLICY)] = None,
+    set_fields: Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)] = None,
     window: Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')] = None,
     drafts: Annotated[str | None, typer.Option(help="draft source of the policy")] = None,
     coupling: Annotated[str | None, typer.Option(help="coupling of gsd")] = None,
@@ -51,14 +53,17 @@ def generate(
 
     Guidance, temperature, top-k and top-p are by default what the model's authors recommend.
     """
-    from mmaccel.catalog import find_policy, make_policy
+    from mmaccel.canvas_contracts import kind_of
+    from mmaccel.catalog import make_policy
     from mmaccel.commands.picture_job import Job, run_job
     from mmaccel.commands.run_setup import (
         check_count,
         given,
         open_folder,
         open_pipeline,
+        parse_fields,
         parse_window,
+        pick_name,
     )
     from mmaccel.commands.terminal import Stopped
     from mmaccel.pipelines.picture_model import choose_filters
@@ -74,9 +79,9 @@ def generate(
         coupling=coupling,
         group=group,
         max_gap=max_gap,
-    )
-    find_policy(policy, "window")
-    chosen = make_policy(policy, **options)
+    ) | parse_fields(set_fields or [])
+    if policy is not None:
+        make_policy(policy, **options)
     wanted = dict(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
@@ -84,6 +89,8 @@ def generate(
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
     )
+    name, options = pick_name(policy, options, kind_of(pipe.model))
+    chosen = make_policy(name, **options)
     filters = choose_filters(pipe.pictures.filters, **wanted)
     examples = MODELS[model].examples if model in MODELS else pipe.pictures.examples
     captions = list(prompts or examples)
@@ -96,7 +103,7 @@ def generate(
     open_folder(out)
     extras = given(size=size, family=family)
     job = Job(
-        pipe, captions, seed, policy, chosen, filters, batch_size, out, model, dtype, extras,
+        pipe, captions, seed, name, chosen, filters, batch_size, out, model, dtype, extras,
         decoder,
     )  # fmt: skip
     kept, finished = run_job(job, compare=compare)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,11 @@ def describe(
         "batch": {"pictures": len(batch.prompts), "stats": batch.stats.to_dict()},
         "versions": versions(),
     }
+
+
+def plainly(value: Any) -> Any:
+    """A field of a policy, ready for JSON."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def human_line(facts: Mapping[str, Any]) -> str:

@@ -9,11 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.catalog import make_policy
-from mmaccel.commands.comparison import draw_comparison, make_panel, print_comparison, promise
+from mmaccel.commands.comparison import (
+    draw_comparison,
+    make_panel,
+    make_plain,
+    print_comparison,
+    promise,
+)  # fmt: skip
 from mmaccel.commands.picture_files import (
     describe,
     picture_name,
+    plainly,
     short_hash,
     write_png,
     write_whole,
@@ -26,7 +32,6 @@ from mmaccel.results import EXACT_DTYPE
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from mmaccel.contracts import Policy
     from mmaccel.pipelines.pictures import Pictures
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.results import Progress
@@ -44,7 +49,7 @@ class Job:
     captions: list[str]
     seed: int
     name: str
-    policy: Policy
+    policy: Any
     filters: Filters
     batch_size: int
     out: Path
@@ -66,7 +71,7 @@ class Job:
             f"{self.name}, window {window}" if isinstance(window, int) else f"{self.name}, {window}"
         )
 
-    def batches(self, policy: Policy, on_step: Any) -> Iterator[Pictures]:
+    def batches(self, policy: Any, on_step: Any) -> Iterator[Pictures]:
         """All pictures by a policy; picture k has seed `seed + k` and depends on that alone."""
         seeds = [self.seed + k for k in range(len(self.captions))]
         return self.pipe.stream(
@@ -91,7 +96,7 @@ class Job:
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             "policy": self.name,
-            "policy_options": dict(vars(self.policy)),
+            "policy_options": {name: plainly(v) for name, v in vars(self.policy).items()},
             **{name: getattr(self.filters, name) for name in names},
         }
 
@@ -132,7 +137,7 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
 
     try:
         with _progress(job, compare) as tick:
-            plain_policy = make_policy("autoregressive")
+            plain_policy = make_plain(job.policy)
             if compare:
                 rows = min(job.batch_size, len(job.captions))
                 for policy in (plain_policy, job.policy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from ast import literal_eval
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,9 @@ from mmaccel.errors import OptionError
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
+    from mmaccel.canvas_contracts import CanvasPolicy
     from mmaccel.contracts import Policy
     from mmaccel.pipelines.text_to_image import TextToImage
-    from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
 
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
@@ -24,6 +25,44 @@ def parse_window(text: str | None) -> int | str | None:
         return None if text is None else int(text)
     except ValueError:
         return text
+
+
+def parse_fields(texts: list[str]) -> dict[str, Any]:
+    """The values of `--set name=value`: Python literals, or texts.
+
+    Raises:
+        OptionError: no name, no value, or a name twice.
+    """
+    fields: dict[str, Any] = {}
+    for text in texts:
+        name, is_given, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not is_given or not name.isidentifier() or name in fields:
+            raise OptionError(
+                f"--set: expected name=value, each name once, received {text!r}; "
+                "write for example --set gamma=0.2"
+            )
+        try:
+            fields[name] = literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            fields[name] = value.strip()
+    return fields
+
+
+def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+    """The short name of a policy for a model of a kind, and its options; an exact one by default.
+
+    Raises:
+        OptionError: a policy of another kind.
+    """
+    from mmaccel.catalog import find_policy
+
+    if policy is not None:
+        find_policy(policy, kind)
+        return policy, options
+    if kind == "window":
+        return "jacobi", options
+    return "lossless-unmask", {"order": "halton"} | options
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -119,7 +158,9 @@ def open_pipeline(
     )
 
 
-def warm_up(pipe: TextToImage, policy: Policy, filters: Filters, caption: str, rows: int) -> None:
+def warm_up(
+    pipe: TextToImage, policy: Policy | CanvasPolicy, filters: Filters, caption: str, rows: int
+) -> None:
     """Run a few passes, so that the first measured picture does not pay for allocations.
 
     Nothing is turned into pixels, which some models take long for.
@@ -129,9 +170,10 @@ def warm_up(pipe: TextToImage, policy: Policy, filters: Filters, caption: str, r
     from mmaccel.pipelines.one_run import alone
     from mmaccel.samplers.noise import Noise
 
-    def stop(progress: Progress) -> Any:
-        return progress.lengths if progress.passes >= 3 else None
+    def stop(progress: Any) -> Any:
+        return torch.zeros_like(progress.lengths) if progress.passes >= 3 else None
 
+    window: Any
     encoded, window = pipe.pictures.encode(caption), pipe.pictures.window
     noise = Noise.from_seed(0, rows, window.device)
     with alone(window), torch.no_grad():

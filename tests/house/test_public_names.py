@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,9 +123,18 @@ def test_policy_is_frozen_public_and_names_its_source(target: str) -> None:
 
 
 def test_no_default_is_relaxed() -> None:
+    from mmaccel.catalog import find_policy, make_policy
     from mmaccel.commands.generate import generate
+    from mmaccel.commands.run_setup import pick_name
+    from mmaccel.pipelines.picture_model import pick_policy
     from mmaccel.pipelines.text_to_image import TextToImage
 
-    assert inspect.signature(generate).parameters["policy"].default == "jacobi"
+    assert inspect.signature(generate).parameters["policy"].default is None
+    for kind in ("window", "canvas"):
+        name, options = pick_name(None, {}, kind)
+        assert make_policy(name, **options).exactness == "bitwise"
+        assert find_policy(name).kind == kind
+    assert pick_policy(None, SimpleNamespace(mask_token=3)).exactness == "bitwise"
+    assert pick_policy(None, SimpleNamespace()).exactness == "bitwise"
     assert mmaccel.Jacobi.exactness == "bitwise"
     assert inspect.signature(TextToImage.__call__).parameters["policy"].default is None

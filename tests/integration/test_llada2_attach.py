@@ -160,7 +160,7 @@ def test_bad_options_are_refused() -> None:
     ):
         with pytest.raises(OptionError, match=match):
             mmaccel.attach(pipe, "cached-blocks", **options)
-    with pytest.raises(OptionError, match="from left to right"):
+    with pytest.raises(OptionError, match="offers for a canvas"):
         mmaccel.attach(pipe, mmaccel.Jacobi())
     with pytest.raises(OptionError, match="expected one of pipeline, blocks"):
         mmaccel.CachedBlocks("none")

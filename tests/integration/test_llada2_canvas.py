@@ -27,6 +27,7 @@ class Sure:
 
     threshold: float = 0.5
     exactness: str = "relaxed"
+    kind: str = "canvas"
 
     def sample(self, model: Any, prompt: Any, length: int, **options: Any) -> Any:
         cache = CachePlan("block")
