@@ -34,8 +34,7 @@ class Canvas:
         is_given: `[B, L]` bool, committed from the start; nothing may change these.
         limit: `[B]` int64, slots that count: up to the first stop token, once there is one.
         start, end: `[B]` int64, the active block, the first one with an open slot; both are
-            `limit` where no slot is open. A stop token inside it does not shorten it: what a pass
-            computes and sees is the same before and after.
+            `limit` where no slot is open. A stop token does not shorten it, lest passes see less.
         base: `[B]` int64, where the active block begins, prompt tokens in it counted: `start`, or
             below 0.
         begun: `[B]` int64, slots the row has committed since its active block began.
@@ -147,9 +146,8 @@ class Canvas:
             end = first + (self.length if self._block is None else self._block)
             end = torch.where(inside, self.end, end).clamp(max=self.length)
         self.held = self.held & (self.start < self.limit)
-        is_live = is_open.any(1)
-        base = torch.where(self.held, self.base, torch.where(is_live, base, self.limit))
-        end = torch.where(self.held, self.end, torch.where(is_live, end, self.limit))
+        base, end = (torch.where(is_open.any(1), x, self.limit) for x in (base, end))
+        base, end = torch.where(self.held, self.base, base), torch.where(self.held, self.end, end)
         moved = base != self.base
         self.base, self.start = base, base.clamp(min=0)
         self.end = torch.maximum(end, self.start)
