@@ -8,6 +8,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.place_store import StoredCalls
+from mmaccel.pipelines.queried_logits import gather_rows
 
 
 class BlockDenoiser:
@@ -60,5 +61,4 @@ class BlockDenoiser:
                 "for, received more; ask for fewer tokens"
             )
         logits = self._calls.run(entries.tokens, entries.positions, entries.places, entries.reads)
-        index = entries.queries[..., None].expand(-1, -1, logits.shape[-1])
-        return logits.gather(1, index)  # [R, Q, V]
+        return gather_rows(logits, entries.queries)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.window_cache import Placement, make_cache
+from mmaccel.pipelines.window_masks import mask_reads
 
 FORMS = ("additive", "bool", "zero-one")
 """How a model takes a 4-D mask: added to scores, as booleans, or as 1 where it may look."""
@@ -31,8 +32,7 @@ def make_form(reads: Tensor, form: str, dtype: torch.dtype) -> Tensor:
         return mask
     if form == "zero-one":
         return mask.to(dtype)
-    never = torch.finfo(dtype).min
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, never)
+    return mask_reads(reads, reads.shape[1], dtype)
 
 
 class StoredCalls:
