@@ -99,7 +99,7 @@ class CanvasProgress:
         lengths: `[B]` int64, slots that hold a token and count.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
-        nats: `[B]` float64, spent so far; see `mmaccel.samplers.ledger`.
+        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.ledger`.
     """
 
     tokens: Tensor

@@ -8,6 +8,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.place_store import StoredCalls
+from mmaccel.pipelines.queried_logits import gather_rows
 
 
 class BlockDenoiser:
@@ -53,11 +54,11 @@ class BlockDenoiser:
                 f"pass: expected at most {self._rows} rows of {self._places} places, received "
                 f"{rows} of {places}; call reserve(rows, places)"
             )
-        if self._max_positions is not None and int(entries.positions.max()) >= self._max_positions:
+        most = self._max_positions
+        if most is not None and places > most and int(entries.positions.max()) >= most:
             raise OptionError(
-                f"positions: expected at most {self._max_positions}, which the model was made "
+                f"positions: expected at most {most}, which the model was made "
                 "for, received more; ask for fewer tokens"
             )
         logits = self._calls.run(entries.tokens, entries.positions, entries.places, entries.reads)
-        index = entries.queries[..., None].expand(-1, -1, logits.shape[-1])
-        return logits.gather(1, index)  # [R, Q, V]
+        return gather_rows(logits, entries.queries)

@@ -169,7 +169,7 @@ class LLaDA2Service:
                 raise
             tokens, is_committed = call.canvas(cached.shown)
             stats = cached.report(self.policy, int(is_committed.sum()), tokens.shape[0])
-            passes = torch.full(tokens.shape[:1], cached.passes)
+            passes = torch.full_like(tokens[:, 0], cached.passes)
             made = Generation(tokens, is_committed.sum(1), passes, stats)
             raise CanvasInterrupt(made, is_committed) from stop
         sequences = out[0]

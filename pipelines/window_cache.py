@@ -22,18 +22,24 @@ from mmaccel.errors import ShapeError
 class Placement:
     """Where the keys of the current pass go, shared by all layers.
 
+    Args:
+        rows, room: see below.
+        is_apart: whether the cache says of itself that it holds what is shown less the pass's own
+            entries, as models expect that compare its length with a mask's.
+
     Attributes:
         rows: rows there is room for.
         shown: R, rows of the current pass, the first ones.
         room: S, positions per row, the last one being scratch.
         span: positions that are shown to the model, at most `room`.
+        told: positions the cache says that it holds.
         taken: positions there is room for yet: the first pass's span, then all.
         index: `[R * W]` int64, flat places of the pass's keys.
     """
 
-    def __init__(self, rows: int, room: int) -> None:
-        self.rows, self.room = rows, room
-        self.shown, self.span = rows, room
+    def __init__(self, rows: int, room: int, is_apart: bool = False) -> None:
+        self.rows, self.room, self._is_apart = rows, room, is_apart
+        self.shown, self.span, self.told = rows, room, room
         self.taken = 0
         self.index: Tensor | None = None
 
@@ -42,6 +48,7 @@ class Placement:
         surplus.
         """
         self.shown, self.span = positions.shape[0], min(span, self.room)
+        self.told = self.span - positions.shape[1] * self._is_apart
         if self.span > self.taken:
             self.taken = self.room if self.taken else self.span
         first = torch.arange(self.shown, device=positions.device)[:, None] * self.taken
@@ -105,8 +112,8 @@ class WindowLayer:
             self.is_initialized = True
 
     def get_seq_length(self) -> int:
-        """Positions shown to the model."""
-        return self.placement.span
+        """Positions the model is told of; see `Placement.told`."""
+        return self.placement.told
 
     def get_max_length(self) -> int:
         """Positions there is room for."""

@@ -34,7 +34,7 @@ class Canvas:
         is_given: `[B, L]` bool, committed from the start; nothing may change these.
         limit: `[B]` int64, slots that count: up to the first stop token, once there is one.
         start, end: `[B]` int64, the active block, the first one with an open slot; both are
-            `limit` where no slot is open.
+            `limit` where no slot is open. A stop token does not shorten it, lest passes see less.
         base: `[B]` int64, where the active block begins, prompt tokens in it counted: `start`, or
             below 0.
         begun: `[B]` int64, slots the row has committed since its active block began.
@@ -136,18 +136,18 @@ class Canvas:
         self.stop()
         is_open = self.is_open
         first = torch.where(is_open, self.slots, self.limit[:, None]).amin(1)  # [B]
-        base, end = torch.zeros_like(first), self.limit
+        base, end = torch.zeros_like(first), torch.full_like(first, self.length)
         if self._block is not None:
             base = (first + self._offset) // self._block * self._block - self._offset
-            end = torch.minimum(base + self._block, self.limit)
-        if self.follows and self._block is not None:
+            end = (base + self._block).clamp(max=self.length)
+        if self.follows:
             inside = first < self.end
             base = torch.where(inside, self.base, first)
-            end = torch.where(inside, self.end, first + self._block).clamp(max=self.limit)
+            end = first + (self.length if self._block is None else self._block)
+            end = torch.where(inside, self.end, end).clamp(max=self.length)
         self.held = self.held & (self.start < self.limit)
-        base = torch.where(is_open.any(1), base, self.limit)
-        base = torch.where(self.held, self.base, base)
-        end = torch.where(self.held, torch.minimum(self.end, self.limit), end)
+        base, end = (torch.where(is_open.any(1), x, self.limit) for x in (base, end))
+        base, end = torch.where(self.held, self.base, base), torch.where(self.held, self.end, end)
         moved = base != self.base
         self.base, self.start = base, base.clamp(min=0)
         self.end = torch.maximum(end, self.start)

@@ -52,6 +52,7 @@ class CanvasLook:
         n = prompt.tokens.shape[1] + canvas.length
         self._by_entry = cache.keeps or layout == "entries"
         widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
+        widest["block"] = model.block or width  # the prompt's part of the first block included
         scratch = min(n, widest.get(cache.kind, width)) if cache.keeps else n
         block = model.block if model.has_store else None
         rows = prompt.tokens.shape[0]

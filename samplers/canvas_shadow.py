@@ -43,7 +43,8 @@ class ShadowLook(CanvasLook):
         """One pass over one canvas; see `CanvasLook.look`."""
         slots, is_open = self.open_slots(canvas)
         checked = canvas.is_committed & ~canvas.is_given
-        checked = checked.gather(1, slots) & (self.slots(canvas) < canvas.end[:, None])
+        end = torch.minimum(canvas.end, canvas.limit)[:, None]
+        checked = checked.gather(1, slots) & (self.slots(canvas) < end)
         began = time.perf_counter()
         entries, n_entries = self._plan(canvas, self._fed(canvas)[None], slots)
         assert canvas.mask_token is not None

@@ -118,6 +118,8 @@ def read_logits(
     found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
     raw = found if target is law else dispatch.run(unmask, law, is_open, 0.0, *key)
     peak = law.amax(-1)
+    if filters.temperature not in (0.0, 1.0):  # next to nothing, it leaves infinities
+        peak = peak + target.amax(-1)
     is_lawless = (is_open & (peak - peak != 0)).any(1)  # NaN and infinity leave NaN
     own = (slots, is_open, raw.peak, raw.gap, found.entropy, law, is_lawless)
     return Evidence(*own, found.tokens, found.confidence)

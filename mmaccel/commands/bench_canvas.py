@@ -29,10 +29,7 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
     "local-leap": ("local-leap", {}),
     "revised-parallel": ("revised-parallel", {}),
     "maskgit 12": ("masked-parallel", {"steps": 12}),
-    "halton 32": (
-        "masked-parallel",
-        {"order": "halton", "steps": 32, "choose": "first", "choice": 0.0},
-    ),
+    "halton 12": ("masked-parallel", {"order": "halton", "choose": "first", "choice": 0.0}),
 }
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 

@@ -11,6 +11,7 @@ from mmaccel.canvas_contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.samplers.entropy_bounded import EntropyBounded
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
@@ -74,6 +75,24 @@ def test_scores_without_a_law_end_the_run() -> None:
     for policy in (Stepwise(), LosslessUnmask(1)):
         with pytest.raises(NumericsError, match="expected finite logits"):
             run(policy, model=Broken(LAW))
+
+
+def test_a_temperature_that_leaves_no_law_ends_the_run() -> None:
+    """Scores are numbers, and are none any more behind a division by next to nothing."""
+
+    class Raised(OracleDenoiser):
+        def forward(self, entries: CanvasPass) -> torch.Tensor:
+            return super().forward(entries) + 9.0
+
+    with pytest.raises(NumericsError, match="expected finite logits"):
+        run(filters=Filters(temperature=1e-42), model=Raised(LAW))
+
+
+def test_what_a_callback_keeps_stays_as_it_was() -> None:
+    seen: list[CanvasProgress] = []
+    run(EntropyBounded(9.0, block=2), on_step=seen.append)
+    kept = [float(progress.nats.sum()) for progress in seen]
+    assert len(kept) == 2 and 0 < kept[0] < kept[1]
 
 
 def test_a_wrong_draft_may_be_impossible() -> None:

@@ -100,7 +100,7 @@ def test_a_model_without_layers_and_keys_of_another_width_are_refused() -> None:
     calls = StoredCalls(model, lambda ids, **options: model(ids[:, :1], **options))
     calls.reserve(1, 4)
     ids = torch.tensor([[5, 6]])
-    with pytest.raises(ShapeError, match="expected keys of the 2 entries"):
+    with pytest.raises(ShapeError, match="expected keys of 1 rows at the places"):
         calls.run(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
     model.config = SimpleNamespace()
     with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):

@@ -211,19 +211,20 @@ def test_rows_do_not_see_each_other_and_every_pass_commits(policy: Any, stop: in
             assert alone.passes[0] == whole.passes[row]
 
 
-def test_blocks_end_behind_the_delimiter() -> None:
+@pytest.mark.parametrize("block, starts", [(3, [0, 2, 2, 2, 5, 6]), (None, [0, 2, 2, 2, 2, 6])])
+def test_blocks_end_behind_the_delimiter(block: int | None, starts: list[int]) -> None:
     """Slot 1 is surely the delimiter: the first block is slots 0 and 1, the next begins at 2."""
     joint = torch.full((3,) * 6, 1e-9, dtype=torch.float64)
     joint[:, 1, :, :, :, :] = 1.0
     ones = torch.ones(2, dtype=torch.int64)
     prompt = Prompt(ones[:, None], ones)
-    policy = mmaccel.AdaptiveBlock((1,), 0.5, threshold=1.0, block=3)
+    policy = mmaccel.AdaptiveBlock((1,), 0.5, threshold=1.0, block=block)
     options = {"filters": Filters(), "noise": Noise.from_seed(1, 2)}
     run = policy.open(OracleDenoiser(joint), prompt, 6, **options)
-    starts = []
-    run.on_step = lambda progress: starts.append(run.canvas.start.tolist())
+    found = []
+    run.on_step = lambda progress: found.append(run.canvas.start.tolist())
     policy.decode(run)
-    assert starts == [[0, 0], [2, 2], [2, 2], [2, 2], [5, 5], [6, 6]]
+    assert found == [[start, start] for start in starts]
 
 
 def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:

@@ -1,0 +1,64 @@
+"""Rows that end inside a block, and canvases shorter than one: a pass sees what it saw before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.results import Generation
+from mmaccel.samplers.cache_plan import CachePlan
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.stepwise import Stepwise
+from tests.canvas_beds import PROMPTS, Recorded, masked, prompt_of, run
+
+LENGTH, BLOCK = 12, 4
+STOPS = torch.arange(0, 40, 6)
+
+
+def stopped(policy: Any, model: Recorded, seed: int) -> Generation:
+    """A run over the prompts that some tokens end."""
+    prompt = replace(prompt_of(PROMPTS), stop_tokens=STOPS)
+    noise = Noise.from_seed(seed, len(PROMPTS))
+    made: Generation = policy.sample(model, prompt, LENGTH, filters=Filters(), noise=noise)
+    return made
+
+
+def same(one: Generation, other: Generation) -> bool:
+    return torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
+
+
+def test_the_block_causal_cache_is_exact_behind_a_stop_token() -> None:
+    """Open slots between a stop token and the end of its block are still seen."""
+    plain, model = masked(block=BLOCK), masked(block=BLOCK)
+    shorter = 0
+    for seed in range(6):
+        expected = stopped(Stepwise(), plain, seed)
+        made = stopped(Stepwise(cache="block"), model, seed)
+        assert same(made, expected)
+        shorter += int((expected.lengths % BLOCK > 0).sum())
+    assert shorter > 5  # rows that ended inside a block
+
+
+@pytest.mark.parametrize("far", [None, 1])
+@pytest.mark.parametrize("kind", ["dual", "vicinity"])
+def test_drafts_behind_a_stop_token_are_those_of_the_same_plan(kind: str, far: int | None) -> None:
+    """A draft that holds a stop token is looked at in the pass of the canvas that does not."""
+    plan, model = CachePlan(kind, margin=1, far=far), masked()
+    for seed in range(8):
+        expected = stopped(Stepwise(block=BLOCK, cache=plan), model, seed)
+        made = stopped(LosslessUnmask(4, block=BLOCK, cache=plan), model, seed)
+        assert same(made, expected), seed
+
+
+@pytest.mark.parametrize("policy", [Stepwise(cache="block"), LosslessUnmask(3, cache="block")])
+def test_a_canvas_may_be_shorter_than_its_block(policy: Any) -> None:
+    """Most of the first block is prompt, and is computed beside the open slots at every pass."""
+    prompts = [[5, 9, 7, 1, 2, 3]]
+    expected = run(Stepwise(), masked(block=8), 4, prompts=prompts)
+    made = run(policy, masked(block=8), 4, prompts=prompts)
+    assert torch.equal(made.tokens, expected.tokens)
