@@ -17,6 +17,7 @@ from mmaccel.results import Exactness
 
 PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pipeline`
     "LLaDA2Pipeline": "mmaccel.pipelines.llada2:serve",
+    "AmusedPipeline": "mmaccel.pipelines.amused:serve",
     "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_gemma:serve",
     "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_gemma_pipeline:serve",
 }
