@@ -17,13 +17,16 @@ TEXTS = ["hello", "abc"]
 def test_output_is_that_of_generate_with_the_schedulers_temperatures() -> None:
     from diffusers import EntropyBoundScheduler
 
-    pipe, policy = build_pipe(EntropyBoundScheduler()), mmaccel.EntropyBounded(gamma=0.4)
+    pipe, policy = (
+        build_pipe(EntropyBoundScheduler(t_min=0.9, t_max=1.5)),
+        mmaccel.EntropyBounded(gamma=0.4),
+    )
     with mmaccel.attach(pipe, policy, seed=3, strict=True) as handle:
         out = pipe(prompt=TEXTS, gen_length=12, eos_early_stop=False)
     inputs = pipe.processor.apply_chat_template([[{"content": text}] for text in TEXTS])
-    model = build_model()
+    model, warm = build_model(), {"t_min": 0.9, "t_max": 1.5}
     with mmaccel.attach(model, policy, seed=3, strict=True):
-        made = model.generate(**inputs, max_new_tokens=12).sequences[:, 5:]
+        made = model.generate(**inputs, **warm, max_new_tokens=12).sequences[:, 5:]
     assert out.sequences.equal(made) and made.shape == (2, 2 * CANVAS)
     assert handle.stats.fallbacks == [] and handle.stats.passes == len(pipe.model.seen)
 
