@@ -108,7 +108,7 @@ class AmusedService:
             return original(scheduler, "step")(*args, **options)
         from diffusers.schedulers.scheduling_amused import AmusedSchedulerOutput
 
-        return AmusedSchedulerOutput(self._tokens, self._tokens)
+        return AmusedSchedulerOutput(self._tokens)
 
     def _decode(
         self, latents: Tensor, call: Callable[..., Any], told: Mapping[str, Any], branches: int
