@@ -15,7 +15,7 @@ from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
-from mmaccel.pipelines.served_pipelines import OWN_POLICIES, find_pipeline, serve_pipeline
+from mmaccel.pipelines.served_pipelines import find_pipeline, pipeline_policies, serve_pipeline
 from mmaccel.pipelines.targets import find_generator
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
@@ -29,7 +29,7 @@ class Support:
     Attributes:
         supported: whether.
         family: the family of models it belongs to, or None.
-        reason: what is in the way, or an empty text.
+        reason: what is in the way, or empty.
         policies: short names of what can be attached; single calls may still fall back, for
             reasons that stand in their statistics.
     """
@@ -66,7 +66,8 @@ class Handle:
         Raises:
             AttachError: somebody else changed the model's class meanwhile.
         """
-        self._service.engine.close()
+        if hasattr(self._service, "engine"):
+            self._service.engine.close()
         self._injection.remove()
 
     def __enter__(self) -> Handle:
@@ -110,7 +111,8 @@ def attach(
 
     Args:
         target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
-            diffusers pipeline with such a model in it, is looked into; or a `LLaDA2Pipeline`.
+            diffusers pipeline with such a model in it, is looked into; or one that is listed in
+            `mmaccel.pipelines.served_pipelines`.
         policy: a policy, or its short name in `mmaccel.catalog`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
             draws one from torch's global generator at every sampled call, so that
@@ -162,13 +164,10 @@ def attach(
 
 
 def supports(target: Any) -> Support:
-    """Ask whether `attach` can serve an object.
-
-    Nothing is changed; at the first call for a model a few made-up tokens are run through it.
-    """
+    """Whether `attach` can serve an object; the first call for a model runs some made-up tokens."""
     own = find_pipeline(target)
     if own:
-        return Support(True, own, "", (*OWN_POLICIES, *policy_names("canvas")))
+        return Support(True, own, "", pipeline_policies(own, policy_names("canvas")))
     try:
         model = find_generator(target)
         family = family_of(model)

@@ -1,4 +1,4 @@
-"""Diffusers pipelines whose own calls are served, where it is not a `generate` inside them."""
+"""Pipelines and models whose own calls are served, where it is not a loop of `generate` in them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,27 @@ from mmaccel.pipelines.layout_mask import check_layout
 
 PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pipeline`
     "LLaDA2Pipeline": "mmaccel.pipelines.llada2:serve",
+    "AmusedPipeline": "mmaccel.pipelines.amused:serve",
+    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_gemma:serve",
+    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_gemma_pipeline:serve",
 }
+_PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}
-"""Policies of pipelines alone, by short name."""
+"""Policies of `LLaDA2Pipeline` alone, by short name."""
 
 
 def find_pipeline(target: Any) -> str | None:
     """The class in `PIPELINES` that an object is of, or None where `generate` is served."""
-    kinds = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] == "diffusers"]
+    kinds = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] in _PACKAGES]
     return next((k.__name__ for k in kinds if k.__name__ in PIPELINES), None)
+
+
+def pipeline_policies(name: str, canvas: Sequence[str]) -> tuple[str, ...]:
+    """Short names of what can be attached to a class in `PIPELINES`, out of all for a canvas."""
+    if name == "LLaDA2Pipeline":
+        return tuple(OWN_POLICIES)
+    lossless = "" if name == "AmusedPipeline" else "lossless-unmask"
+    return tuple(policy for policy in canvas if policy != lossless)
 
 
 def serve_pipeline(
@@ -61,7 +73,7 @@ def serve_pipeline(
         policy = OWN_POLICIES[policy]() if policy in OWN_POLICIES else make(policy)
     check_layout(layout)
     if isinstance(policy, CachedBlocks):
-        _check_cached(policy, seed, layout)
+        _check_cached(policy, name, seed, layout)
     else:
         check_policy(policy, "canvas")
     module, _, function = PIPELINES[name or ""].partition(":")
@@ -71,7 +83,12 @@ def serve_pipeline(
     return served
 
 
-def _check_cached(policy: CachedBlocks, seed: Any, layout: Any) -> None:
+def _check_cached(policy: CachedBlocks, name: str | None, seed: Any, layout: Any) -> None:
+    if name != "LLaDA2Pipeline":
+        raise OptionError(
+            f"policy: expected one that fills a canvas for a {name}, received {policy!r}, which is "
+            "LLaDA2Pipeline's; try EntropyBounded()"
+        )
     for name, value in (("seed", seed), ("layout", layout)):
         if value is not None:
             raise OptionError(

@@ -1,0 +1,190 @@
+"""diffusers' `AmusedPipeline` under a canvas policy: its signature and output stay.
+
+The pipeline goes on encoding captions, preparing guidance and turning tokens into pictures. Its
+loop is made to take one step, in which a run of the policy over the pipeline's transformer takes
+the place of model and scheduler.
+
+Source: `AmusedPipeline` and `AmusedScheduler`, diffusers 0.42.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasProgress, OnCanvasStep
+from mmaccel.contracts import Layout, Prompt
+from mmaccel.errors import BusyError, OptionError
+from mmaccel.pipelines.amused_canvas import GridDenoiser, KnownTokens
+from mmaccel.pipelines.inject import Injection, original
+from mmaccel.results import Stats
+from mmaccel.samplers.cache_plan import as_plan
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline's scheduler"
+
+
+class AmusedService:
+    """Serves the calls of one pipeline.
+
+    Args:
+        pipe: the pipeline.
+        policy: a canvas policy.
+        seed, layout: see `mmaccel.attach`.
+
+    Attributes:
+        history: statistics of all calls, the last one at the end.
+    """
+
+    def __init__(
+        self, pipe: Any, policy: Any, seed: int | Sequence[int] | None, layout: Layout | None
+    ) -> None:
+        self.policy, self.seed, self.layout = policy, seed, layout
+        self.history: list[Stats] = []
+        self._pipe, self._model, self._scheduler = pipe, pipe.transformer, pipe.scheduler
+        self._given: Mapping[str, Any] | None = None
+        self._tokens: Tensor | None = None
+        self._is_open = False
+
+    def inject(self) -> Injection:
+        """Put the service in the place of the pipeline's, the transformer's and the scheduler's own
+        methods.
+
+        Raises:
+            AttachError: one of them has a policy already.
+        """
+        injection = Injection()
+        try:
+            injection.add(self._model, {"__call__": _plain(self._model_call)})
+            injection.add(self._scheduler, {"step": _plain(self._step)})
+            injection.add(self._pipe, {"__call__": _plain(self._pipe_call)})
+        except Exception:
+            injection.remove()
+            raise
+        return injection
+
+    def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
+        own = original(pipe, "__call__")
+        if self._given is not None:
+            raise BusyError(
+                "pipeline: expected one call at a time, received one while another runs; make a "
+                "second pipeline of the same components for it"
+            )
+        try:
+            bound = inspect.signature(own).bind(*args, **options)
+        except TypeError:
+            return own(*args, **options)  # which says what is wrong with them
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        steps = given["num_inference_steps"]
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise OptionError(
+                f"num_inference_steps: expected an integer >= 1, received {steps!r}; leave it out, "
+                "the policy says how many passes there are"
+            )
+        self._given, self._is_open = given, True
+        try:
+            return own(**given | {"num_inference_steps": 1, "callback": None})
+        finally:
+            self._given = self._tokens = None
+            self._is_open = False
+
+    def _model_call(self, model: Any, shown: Tensor, *args: Any, **told: Any) -> Any:
+        call = original(model, "__call__")
+        if not self._is_open or self._given is None:
+            return call(shown, *args, **told)
+        self._is_open = False  # a callback that calls the model gets the model
+        branches = 2 if self._given["guidance_scale"] > 1.0 else 1
+        self._tokens = self._decode(shown.chunk(branches)[0], call, told, branches)
+        return torch.zeros(branches, 1, device=shown.device)  # halves of nothing, for guidance
+
+    def _step(self, scheduler: Any, *args: Any, **options: Any) -> Any:
+        if self._tokens is None:
+            return original(scheduler, "step")(*args, **options)
+        from diffusers.schedulers.scheduling_amused import AmusedSchedulerOutput
+
+        return AmusedSchedulerOutput(self._tokens)
+
+    def _decode(
+        self, latents: Tensor, call: Callable[..., Any], told: Mapping[str, Any], branches: int
+    ) -> Tensor:
+        """Tokens `[B, h, w]` for latents that may hold some of them already."""
+        given = self._given
+        assert given is not None
+        mask_token, size = self._scheduler.config.mask_token_id, self._model.config.codebook_size
+        batch, height, width = latents.shape
+        model = GridDenoiser(call, told, (height, width), mask_token, size, branches)
+        seed = self.seed
+        if seed is None:
+            generator = given["generator"]
+            at = "cpu" if generator is None else generator.device
+            seed = int(torch.randint(2**63 - 1, (), generator=generator, device=at))
+        line = latents.new_full((branches * batch, 1), 0 if mask_token else 1)
+        layout = KnownTokens(self.layout, latents, mask_token)
+        prompt = Prompt(line, torch.ones_like(line[:, 0]), branches=branches, layout=layout)
+        made = self.policy.sample(
+            model,
+            prompt,
+            height * width,
+            filters=Filters(guidance_scale=given["guidance_scale"] if branches > 1 else 1.0),
+            noise=Noise.from_seed(seed, batch, latents.device),
+            on_step=_tell(given, (height, width), mask_token),
+        )
+        made.stats.reference = REFERENCE
+        self.history.append(made.stats)
+        tokens: Tensor = made.tokens.view(batch, height, width)
+        return tokens
+
+
+def _tell(given: Mapping[str, Any], grid: tuple[int, int], mask_token: int) -> OnCanvasStep | None:
+    """The pipeline's callback, told after every pass."""
+    callback, every = given["callback"], given["callback_steps"]
+    if callback is None:
+        return None
+
+    def on_step(progress: CanvasProgress) -> None:
+        step, done = progress.passes - 1, progress.is_committed
+        if step % every == 0:
+            latents = torch.where(done, progress.tokens, mask_token).unflatten(1, grid)
+            callback(step, (~done).sum(1).max(), latents)
+
+    return on_step
+
+
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a class can hold, of a method of another object."""
+    return lambda *args, **options: method(*args, **options)
+
+
+def serve(
+    pipe: Any,
+    policy: Any,
+    seed: int | Sequence[int] | None,
+    strict: bool,
+    layout: Layout | None,
+) -> tuple[AmusedService, Injection]:
+    """Attach a checked policy to a pipeline; there is no call that `strict` would refuse.
+
+    Raises:
+        OptionError: a policy with a cache, or a layout of another vocabulary.
+        AttachError: the pipeline or a part of it has a policy already.
+    """
+    cache = as_plan(getattr(policy, "cache", "none"))
+    if cache.kind != "none" or cache.far is not None:
+        raise OptionError(
+            f"policy: expected one without a cache for a {type(pipe).__name__}, received "
+            f"{policy!r}; its passes are over the whole grid, leave the cache out"
+        )
+    size, ids = getattr(layout, "vocab_size", None), pipe.transformer.config.codebook_size
+    if size not in (None, ids):
+        raise OptionError(
+            f"layout: expected the codebook's {ids} ids, received a layout of {size}; "
+            f"give it vocab_size={ids}"
+        )
+    service = AmusedService(pipe, policy, seed, layout)
+    return service, service.inject()
