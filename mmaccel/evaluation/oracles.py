@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +31,15 @@ class OracleDenoiser:
 
     @property
     def device(self) -> torch.device:
+        """The processor."""
         return torch.device("cpu")
 
     def reserve(self, rows: int, places: int) -> None:
+        """See `mmaccel.canvas_contracts.Denoiser.reserve`."""
         self.rows = rows
 
     def forward(self, entries: CanvasPass) -> Tensor:
+        """Logarithms of the joint's conditionals, float64; of what cannot be: -inf everywhere."""
         self.passes += 1
         canvas = entries.tokens[:, -self.length :]  # [R, L]
         agrees = (canvas[:, None] == self.table) | (canvas[:, None] == self.mask_token)
@@ -48,7 +52,10 @@ class OracleDenoiser:
 
 
 def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Tensor]:
-    """Joint laws `[V] * L` of six kinds."""
+    """Joint laws `[V] * L`, float64, of six kinds: slots that know nothing of each other, a chain,
+    noisy copies, permutations, one slot changed, and a few templates (after W. Kang et al.,
+    "ParallelBench", 2025, arXiv 2510.04767).
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def law(*shape: int, sharp: float = 1.5) -> Tensor:
@@ -57,14 +64,14 @@ def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Ten
     table = list(product(range(n_tokens), repeat=length))
     shape = (n_tokens,) * length
     single = law(length, n_tokens)
-    independent = torch.tensor([_prod(single[i, x] for i, x in enumerate(row)) for row in table])
+    independent = _exactly([_prod(single[i, x] for i, x in enumerate(row)) for row in table])
     first, step = law(n_tokens), law(n_tokens, n_tokens)
-    markov = torch.tensor(
+    markov = _exactly(
         [first[r[0]] * _prod(step[a, b] for a, b in zip(r, r[1:], strict=False)) for r in table]
     )
     noise = 0.05
     half = length // 2
-    copies = torch.tensor(
+    copies = _exactly(
         [
             _prod(
                 (1 - noise if r[i] == r[i + half] else noise) * single[i, r[i]] for i in range(half)
@@ -74,12 +81,12 @@ def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Ten
     )
     pattern = [k % n_tokens for k in range(length)]
     shuffles = set(permutations(pattern))
-    shuffle = torch.tensor([float(r in shuffles) for r in table])
+    shuffle = _exactly([float(r in shuffles) for r in table])
     base = tuple([0] * length)
     changed = {base[:i] + (v,) + base[i + 1 :] for i in range(length) for v in range(1, n_tokens)}
-    replace = torch.tensor([float(r in changed) for r in table])
+    replace = _exactly([float(r in changed) for r in table])
     picks = torch.randperm(len(table), generator=rng)[:3].tolist()
-    templates = torch.tensor(
+    templates = _exactly(
         [0.01 / len(table) + (0.33 if k in picks else 0) for k in range(len(table))]
     )
     laws = {
@@ -91,6 +98,10 @@ def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Ten
         "templates": templates,
     }
     return {name: value.double().view(shape) / value.sum() for name, value in laws.items()}
+
+
+def _exactly(values: list[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _prod(values) -> float:  # type: ignore[no-untyped-def]

@@ -1,0 +1,96 @@
+"""`mmaccel bench --family canvas`: figures of the joints, of a grammar model, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.cli import main
+from mmaccel.commands.bench_canvas import SETUPS
+from mmaccel.demo.grammar_check import is_right
+from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
+from mmaccel.demo.grammar_text import AnswerWords, GrammarText
+from mmaccel.demo.grammar_words import ASK, BOS, END, MASK, PAD, TASKS, WORDS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the grammar with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    made = tmp_path_factory.mktemp("grammar")
+    config = LlamaConfig(
+        vocab_size=MASK + 1, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(made)
+    words = {"words": list(WORDS), "mask": MASK, "logit_shift": 0}
+    (made / "words.json").write_text(json.dumps(words), encoding="utf-8")
+    return made
+
+
+def test_the_joints_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.json"
+    labels = "stepwise,entropy-bounded 0.5,threshold 0.9"
+    options = ["--policies", labels, "--json", str(file)]
+    assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 0
+    assert "six joints of 4 slots, exact" in capsys.readouterr().out
+    report = json.loads(file.read_text(encoding="utf-8"))
+    plain, bound, sure = report["rows"]
+    assert plain["passes"] == pytest.approx(4) and plain["nats"] == 0.0
+    assert plain["quality"]["total_variation"] < 1e-9
+    assert bound["passes"] < sure["passes"] < 4
+    assert 0 < bound["quality"]["total_variation"] < bound["quality"]["worst"]
+    assert report["machine"] and report["command"].startswith("mmaccel ")
+
+
+def test_a_grammar_model(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    labels = "stepwise,lossless-unmask,maskgit 12"
+    options = ["--model", str(folder), "--policies", labels, "--count", "2", "--json", str(file)]
+    assert main(["bench", "--family", "canvas", *options]) == 0
+    plain, fast, relaxed = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    n = 2 * len(TASKS)
+    assert plain["rows"] == fast["rows"] == n and plain["same"] == fast["same"] == n
+    assert fast["passes"] < plain["passes"] and fast["positions"] > plain["positions"]
+    assert fast["quality"] == plain["quality"]
+    assert relaxed["same"] is not None and relaxed["same"] < n
+    assert 0 <= plain["quality"]["right"] <= 1 and set(TASKS) < set(plain["quality"])
+    assert 0 < plain["quality"]["floor"] < plain["quality"]["total_variation"] <= 1
+
+
+def test_answers_hold_words_alone(folder: Path) -> None:
+    text = GrammarText(folder)
+    prompt = text.prompt([e.prompt for e in make_examples(EVALUATION_SEED, range(3), "copy")])
+    allowed = prompt.layout.allowed(torch.zeros(1, 1, dtype=torch.int64))  # type: ignore[union-attr]
+    assert allowed.sum() == MASK - 3 and not allowed[[PAD, BOS, ASK]].any() and allowed[END]
+    assert AnswerWords(MASK).forced(torch.zeros(1, 1)) is None
+    filled = GrammarText.fill_up(torch.tensor([[5, END, 9], [5, 6, 7]]), torch.tensor([2, 3]))
+    assert filled == [[5, END, END], [5, 6, 7]]
+    assert not is_right(("copy", "a"), [5] * text.length)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", "stepwise,quick"], "--policies: expected labels out of stepwise"),
+        (["--policies", ","], "received none"),
+        (["--model", "nowhere"], "model: expected a folder"),
+        (["--count", "0"], "count: expected at least 1"),
+    ],
+)
+def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--family", "canvas", *arguments]) in (1, 2)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_every_setup_is_a_policy() -> None:
+    from mmaccel.catalog import find_policy, make_policy
+
+    for name, options in SETUPS.values():
+        find_policy(name, "canvas")
+        make_policy(name, **options)
