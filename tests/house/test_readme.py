@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.house.source import ROOT
+from tests.llada2_bed import build_pipe
 from tests.tiny_model import N_CODES, build_tiny
 
 README = ROOT / "README.md"
@@ -27,6 +28,8 @@ def provide(name: str, folder: Path) -> Any:
 
     if name == "inputs":
         return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
+    if name == "llada2":
+        return build_pipe("blocks")
     assert name == "model", f"README: expected '# requires: model, inputs', received {name!r}"
     folder.mkdir()
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
