@@ -66,7 +66,8 @@ class TextToImage:
             OptionError: no such model, device, dtype, size, family or engine; a file is missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        how, file = Engine(engine, sync_every), None if decoder is None else Path(decoder)
+        how, file = Engine(engine, sync_every), decoder
+        file = Path(file) if isinstance(file, str) else file
         how.check(device)
         return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)
 

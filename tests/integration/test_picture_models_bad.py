@@ -143,7 +143,7 @@ def test_chameleons_decoder_may_be_in_the_checkpoint_or_named(
         ("glm-image", {"size": (100, 64)}, "size: expected multiples of 32"),
         ("llamagen-c2i", {"size": (64, 32)}, "size: expected a square"),
         ("imagegpt", {"size": (9, 9)}, "size: expected 8x8"),
-        ("emu3", {"family": "janos"}, "family: expected one of words, janus"),
+        ("emu3", {"family": "janos"}, "family: expected one of words, masked-words, janus"),
         ("llamagen-c2i", {"decoder": "/no/such.pt", "size": (64, 64)}, "decoder: expected a file"),
         ("janus", {"decoder": __file__}, "decoder: expected none for janus"),
         ("emu3", {"size": 64}, r"size: expected \(width, height\) in pixels, received 64"),
