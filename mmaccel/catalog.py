@@ -113,6 +113,8 @@ MODELS: dict[str, DemoModel] = {
     ),
 }
 
+TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
+
 
 def policy_names(kind: str = "window") -> list[str]:
     """Short names of all policies of a kind, in the catalog's order."""

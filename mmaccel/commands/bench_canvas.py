@@ -86,7 +86,7 @@ def bench_canvas(
             "machine": describe_machine("cpu"),
             "count": count,
             "seed": seed,
-            "rows": rows,
+            "canvas": rows,
         }
         written = json.dumps(report, indent=1) + "\n"
         write_whole(json_file, lambda path: path.write_text(written, encoding="utf-8"))

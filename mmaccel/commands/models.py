@@ -7,13 +7,15 @@ def models() -> None:
     """List the demo models and the decoding policies, with what each policy promises."""
     from dataclasses import fields
 
-    from mmaccel.catalog import MODELS, POLICIES, make_policy
+    from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, make_policy
     from mmaccel.commands.terminal import make_table, wide_console
 
     console = wide_console()
     table = make_table("model", "what", title="Demo models")
     for name, model in MODELS.items():
         table.add_row(name, model.summary)
+    for name, summary in TEXT_MODELS.items():
+        table.add_row(name, summary)
     console.print(table)
     table = make_table("policy", "decodes", "promise", "options", "what", title="Policies")
     for name, entry in POLICIES.items():

@@ -41,7 +41,7 @@ def test_the_joints_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 0
     assert "six joints of 4 slots, exact" in capsys.readouterr().out
     report = json.loads(file.read_text(encoding="utf-8"))
-    plain, bound, sure = report["rows"]
+    plain, bound, sure = report["canvas"]
     assert plain["passes"] == pytest.approx(4) and plain["nats"] == 0.0
     assert plain["quality"]["total_variation"] < 1e-9
     assert bound["passes"] < sure["passes"] < 4
@@ -54,7 +54,7 @@ def test_a_grammar_model(folder: Path, tmp_path: Path) -> None:
     labels = "stepwise,lossless-unmask,maskgit 12"
     options = ["--model", str(folder), "--policies", labels, "--count", "2", "--json", str(file)]
     assert main(["bench", "--family", "canvas", *options]) == 0
-    plain, fast, relaxed = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    plain, fast, relaxed = json.loads(file.read_text(encoding="utf-8"))["canvas"]
     n = 2 * len(TASKS)
     assert plain["rows"] == fast["rows"] == n and plain["same"] == fast["same"] == n
     assert fast["passes"] < plain["passes"] and fast["positions"] > plain["positions"]
