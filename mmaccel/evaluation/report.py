@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError
+from mmaccel.evaluation.canvas_table import canvas_tables
 from mmaccel.evaluation.gpu_tables import GPU_TABLES
 from mmaccel.evaluation.routes_table import grid, routes_tables
 from mmaccel.results import EXACT_DTYPE, promise_in
@@ -195,4 +196,5 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
     return grid(heads, [tuple(cells[head](row) for head in heads) for row in rows]) + "\n"
 
 
-_WHOLE = {"draft-study": draft_study_tables, "routes": routes_tables} | GPU_TABLES
+_OWN = {"canvas": canvas_tables, "draft-study": draft_study_tables, "routes": routes_tables}
+_WHOLE = _OWN | GPU_TABLES
