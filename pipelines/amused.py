@@ -20,7 +20,7 @@ from mmaccel.canvas_contracts import CanvasProgress, OnCanvasStep
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import BusyError, OptionError
 from mmaccel.pipelines.amused_canvas import GridDenoiser, KnownTokens
-from mmaccel.pipelines.inject import Injection, original
+from mmaccel.pipelines.inject import Injection, as_function, original
 from mmaccel.results import Stats
 from mmaccel.samplers.cache_plan import as_plan
 from mmaccel.samplers.filters import Filters
@@ -60,9 +60,9 @@ class AmusedService:
         """
         injection = Injection()
         try:
-            injection.add(self._model, {"__call__": _plain(self._model_call)})
-            injection.add(self._scheduler, {"step": _plain(self._step)})
-            injection.add(self._pipe, {"__call__": _plain(self._pipe_call)})
+            injection.add(self._model, {"__call__": as_function(self._model_call)})
+            injection.add(self._scheduler, {"step": as_function(self._step)})
+            injection.add(self._pipe, {"__call__": as_function(self._pipe_call)})
         except Exception:
             injection.remove()
             raise
@@ -154,11 +154,6 @@ def _tell(given: Mapping[str, Any], grid: tuple[int, int], mask_token: int) -> O
             callback(step, (~done).sum(1).max(), latents)
 
     return on_step
-
-
-def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a class can hold, of a method of another object."""
-    return lambda *args, **options: method(*args, **options)
 
 
 def serve(

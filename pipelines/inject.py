@@ -121,3 +121,8 @@ def _reduce_to_base(self: Any, protocol: Any) -> Any:
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
         function = base.__new__  # the same thing; pickle would compare the class with this object's
     return (base if function is injected else function, plain, *rest)
+
+
+def as_function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a class can hold, of a method of another object."""
+    return lambda *args, **options: method(*args, **options)

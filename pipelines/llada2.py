@@ -23,7 +23,7 @@ from mmaccel.errors import BusyError
 from mmaccel.pipelines.block_trial import Line, Verdict
 from mmaccel.pipelines.cached_blocks import CachedBlocks, CachedCalls
 from mmaccel.pipelines.engine import Engine
-from mmaccel.pipelines.inject import Injection, original
+from mmaccel.pipelines.inject import Injection, as_function, original
 from mmaccel.pipelines.llada2_call import BlockCall, check_prompt
 from mmaccel.pipelines.llada2_canvas import decode
 from mmaccel.pipelines.llada2_trials import Trials
@@ -71,12 +71,12 @@ class LLaDA2Service:
         """
         injection = Injection()
         try:
-            injection.add(self._model, {"__call__": _plain(self._model_call)})
+            injection.add(self._model, {"__call__": as_function(self._model_call)})
             injection.add(
                 self._pipe,
                 {
-                    "__call__": _plain(self._pipe_call),
-                    "_prepare_input_ids": _plain(self._prepare_input_ids),
+                    "__call__": as_function(self._pipe_call),
+                    "_prepare_input_ids": as_function(self._prepare_input_ids),
                 },
             )
         except Exception:
@@ -174,11 +174,6 @@ class LLaDA2Service:
             raise CanvasInterrupt(made, is_committed) from stop
         sequences = out[0]
         return out, cached.report(self.policy, call.count(sequences), sequences.shape[0])
-
-
-def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a class can hold, of a method of another object."""
-    return lambda *args, **options: method(*args, **options)
 
 
 def serve(

@@ -93,5 +93,4 @@ def test_every_setup_is_a_policy() -> None:
     from mmaccel.catalog import find_policy, make_policy
 
     for name, options in SETUPS.values():
-        find_policy(name, "canvas")
-        make_policy(name, **options)
+        assert find_policy(name, "canvas").kind == make_policy(name, **options).kind == "canvas"
