@@ -50,6 +50,7 @@ class Stats:
         pixel_seconds: time behind the run that made pictures of the tokens; 0.0 where none were.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
+        notes: what is worth knowing of a run that went as asked, as a budget that bought nothing.
         engine: how passes were carried out: "eager" one by one, "graph" as a captured step.
         engine_reason: why passes were not captured, where they were to be; or empty.
         captures: passes captured in this run; 0 with engine "graph" where all that it launched were
@@ -75,6 +76,7 @@ class Stats:
     pixel_seconds: float = 0.0
     branches: int = 1
     fallbacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     engine: str = "eager"
     engine_reason: str = ""
     captures: int = 0
@@ -130,6 +132,7 @@ class Stats:
                 because = f": {self.captures} captured" if self.captures else ": captured before"
             lines.append(("engine", f"{self.engine}{because}"))
         lines += [("fell back", reason) for reason in self.fallbacks]
+        lines += [("note", note) for note in self.notes]
         return "\n".join(f"{name:13}{value}" for name, value in lines)
 
 

@@ -58,7 +58,8 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
     total["engine_reason"] = "; ".join({p.engine_reason: None for p in parts if p.engine_reason})
     total["attention"], total["reference"] = parts[-1].attention, parts[-1].reference
-    total["fallbacks"] = list(dict.fromkeys(reason for p in parts for reason in p.fallbacks))
+    for name in ("fallbacks", "notes"):
+        total[name] = list(dict.fromkeys(text for p in parts for text in getattr(p, name)))
     widest = max(len(p.accepted) for p in parts)
     total["accepted"] = [
         sum(p.accepted[k] for p in parts if k < len(p.accepted)) for k in range(widest)

@@ -59,7 +59,14 @@ class AdaptiveBlock(SelectorPolicy):
         check_number("tau", self.tau, 0, 1, "0.3 to 0.5 is usual")
         Threshold(self.threshold)
 
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
+    def open(
+        self,
+        model: Denoiser,
+        prompt: Prompt,
+        length: int,
+        kind: type[CanvasRun] = CanvasRun,
+        **options: Any,
+    ) -> CanvasRun:
         """A run of this policy, before its first pass.
 
         Raises:
@@ -77,14 +84,14 @@ class AdaptiveBlock(SelectorPolicy):
                 f"delimiters: expected ids below {model.vocab_size}, received "
                 f"{self.delimiters}; take them from the model's tokenizer"
             )
-        run = super().open(model, prompt, length, **options)
+        run = super().open(model, prompt, length, kind, **options)
         run.canvas.follows = bool(self.delimiters)
         return run
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         memory = Memory.of(run)
-        selector = self.selector(run, memory)
+        selector = self.chooser(run, memory)
         with run.interruptible():
             while run.is_open:
                 seen = run.look()

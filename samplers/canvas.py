@@ -39,8 +39,8 @@ class Canvas:
             below 0.
         begun: `[B]` int64, slots the row has committed since its active block began.
         held: `[B]` bool, rows that stay at their active block though it is full.
-        follows: whether a block begins where the one before it ended, wherever that was, and not on
-            a grid.
+        follows: whether a block begins where the one before it ended, and not on a grid.
+        drops: whether passes leave out what is behind `limit`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Canvas:
         self.base, self.end = self.start.clone(), self.start.clone()
         self.begun = torch.zeros_like(self.limit)
         self.held = torch.zeros_like(self.limit, dtype=torch.bool)
-        self.follows = False
+        self.follows = self.drops = False
         self.settle()
 
     @property

@@ -137,6 +137,8 @@ class CanvasLook:
         columns, batch = self.columns, fed.shape[1]
         end = columns.rows(canvas.end[:batch]) + columns.first  # [R]
         sight = self.cache.sight(canvas.end[:batch], canvas.length)
+        if canvas.drops:
+            sight = torch.minimum(sight, canvas.limit[:batch])
         seen = columns.is_real & (
             columns.index < (columns.rows(sight) + columns.first)[:, None]
         )  # [R, N]

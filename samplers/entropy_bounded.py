@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmaccel.errors import OptionError
+from mmaccel.results import Generation
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.select import Memory, Selector
 from mmaccel.samplers.select_budget import BudgetBound
@@ -26,7 +27,7 @@ class EntropyBounded(SelectorPolicy):
     Args:
         gamma: nats a pass; 0.1 where neither is given.
         budget_nats: nats a row in all, spent at an even pace. One below what two slots cost commits
-            one slot a pass, and that costs 0 nats.
+            one slot a pass, which costs 0 nats; `stats.notes` says so where nothing was spent.
         block, cache: as in `Stepwise`.
     """
 
@@ -54,3 +55,13 @@ class EntropyBounded(SelectorPolicy):
     def selector(self, run: CanvasRun, memory: Memory) -> Selector:
         """See `SelectorPolicy`."""
         return self._rule
+
+    def decode(self, run: CanvasRun) -> Generation:
+        """Fill the canvas of a run of this policy."""
+        made = super().decode(run)
+        if self.budget_nats is not None and made.stats.accepted == [made.stats.row_passes]:
+            made.stats.notes.append(
+                f"budget_nats: {self.budget_nats:g} was below what a second slot costs at every "
+                "pass; one slot a pass was committed, and nothing spent"
+            )
+        return made

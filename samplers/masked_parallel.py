@@ -72,9 +72,11 @@ class MaskedParallel(SelectorPolicy):
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
-        """Relaxed, but for one slot a pass that was chosen before anything was drawn."""
+        """Relaxed, but for one slot a pass, and never more, that was chosen before anything was
+        drawn.
+        """
         blind = self.choose == "first" or self.order != "confidence"
-        is_exact = self.steps is None and blind and as_plan(self.cache).is_exact
+        is_exact = self.steps is None and blind and as_plan(self.cache).is_exact and not self.ends
         return "distribution" if is_exact else "relaxed"
 
     def selector(self, run: CanvasRun, memory: Memory) -> Selector:

@@ -18,7 +18,6 @@ from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
-from mmaccel.samplers.cache_plan import as_plan
 from mmaccel.samplers.canvas_checks import check_model
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.evidence import Evidence
@@ -64,7 +63,14 @@ class RevisedParallel(SelectorPolicy):
             check_number("least", self.least, 0, 1, f"{_USUAL[self.revise]} is usual")
         check_integer("budget", self.budget, 0, "16 is usual")
 
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
+    def open(
+        self,
+        model: Denoiser,
+        prompt: Prompt,
+        length: int,
+        kind: type[CanvasRun] = RevisedRun,
+        **options: Any,
+    ) -> CanvasRun:
         """A run of this policy, before its first pass.
 
         Raises:
@@ -77,9 +83,9 @@ class RevisedParallel(SelectorPolicy):
                 "corruption; choose 'edit' or 'redo'"
             )
         shadows = self.revise == "shadow"
-        kind: type[RevisedRun] = ShadowRun if shadows else RevisedRun
-        options |= {"block": self.block, "cache": as_plan(self.cache)}
-        return kind(self, model, prompt, length, layout="entries" if shadows else "rows", **options)
+        kind = ShadowRun if shadows else kind
+        layout = "entries" if shadows else "rows"
+        return super().open(model, prompt, length, kind, layout=layout, **options)
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
@@ -96,23 +102,27 @@ class RevisedParallel(SelectorPolicy):
             return EditReviser(run, least, self.budget)
         return RedoReviser(run, least)
 
+    def chooser(self, run: CanvasRun, memory: Memory) -> Selector:
+        """See `SelectorPolicy`; as much of it as the reviser allows."""
+        assert isinstance(run, RevisedRun)
+        return AtLeast(1, Bold(super().chooser(run, memory), run))
+
     def selector(self, run: CanvasRun, memory: Memory) -> Selector:
         """See `SelectorPolicy`."""
-        assert isinstance(run, RevisedRun)
-        return AtLeast(1, Bold(Threshold(self.threshold), run))
+        return Threshold(self.threshold)
 
 
 class Bold(LogitsOnly):
-    """What a threshold takes, as much of it as the reviser allows."""
+    """What a selector takes, as much of it as the reviser allows."""
 
-    def __init__(self, threshold: Threshold, run: RevisedRun) -> None:
-        self._threshold, self._run = threshold, run
+    def __init__(self, selector: Selector, run: RevisedRun) -> None:
+        self._selector, self._run = selector, run
 
     def select(self, seen: Evidence, memory: Memory) -> Tensor:
         """See `Selector`."""
-        chosen = self._threshold.select(seen, memory)
+        chosen = self._selector.select(seen, memory)
         return top(self.rank(seen), chosen, self._run.reviser.most(seen))
 
     def rank(self, seen: Evidence) -> Tensor:
         """See `Selector`."""
-        return self._threshold.rank(seen)
+        return self._selector.rank(seen)

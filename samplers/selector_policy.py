@@ -18,6 +18,9 @@ from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.select import Memory, Selector
+from mmaccel.samplers.select_end import SureEnd, check_ends
+from mmaccel.samplers.select_sets import Or
+from mmaccel.samplers.select_settled import Settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +30,18 @@ class SelectorPolicy:
     Args:
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
+        end_threshold: probability of an end token at which the first such slot is committed at
+            once; what is behind a row's end is then no longer looked at. None: end tokens wait for
+            their turn like others.
+        settled: nats; where no likeliest token of the active block's open slots changed since the
+            pass before, and their mean entropy is lower, all are committed. None: never. What both
+            commit is charged as everything is, and may go beyond a bound of the policy's own.
     """
 
     block: int | None = None
     cache: CachePlan | str = "none"
+    end_threshold: float | None = None
+    settled: float | None = None
 
     exactness: ClassVar[Exactness] = "relaxed"
     kind: ClassVar[str] = "canvas"
@@ -38,6 +49,17 @@ class SelectorPolicy:
     def __post_init__(self) -> None:
         check_block(self.block)
         object.__setattr__(self, "cache", as_plan(self.cache))
+        _ = self.ends
+
+    @property
+    def ends(self) -> list[Selector]:
+        """What is committed beside what the policy's own selector takes."""
+        found: list[Selector] = []
+        if self.end_threshold is not None:
+            found.append(SureEnd(self.end_threshold))
+        if self.settled is not None:
+            found.append(Settled(self.settled))
+        return found
 
     def sample(
         self,
@@ -53,21 +75,43 @@ class SelectorPolicy:
         run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
         return self.decode(run)
 
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
-        return CanvasRun(
+    def open(
+        self,
+        model: Denoiser,
+        prompt: Prompt,
+        length: int,
+        kind: type[CanvasRun] = CanvasRun,
+        **options: Any,
+    ) -> CanvasRun:
+        """A run of this policy, before its first pass.
+
+        Raises:
+            OptionError: see `CanvasRun`; an `end_threshold` where no token ends a row.
+        """
+        run = kind(
             self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
         )
+        if self.end_threshold is not None:
+            check_ends(prompt.stop_tokens, model.vocab_size)
+            run.canvas.drops = True
+        return run
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         memory = Memory.of(run)
-        selector = self.selector(run, memory)
+        selector = self.chooser(run, memory)
         with run.interruptible():
             while run.is_open:
                 seen = run.look()
                 run.commit(seen, memory.choose(selector, seen))
         return run.generation()
+
+    def chooser(self, run: CanvasRun, memory: Memory) -> Selector:
+        """What is committed at a pass: what the selector takes, and what `ends` a block."""
+        chosen = self.selector(run, memory)
+        for end in self.ends:
+            chosen = Or(chosen, end)
+        return chosen
 
     def selector(self, run: CanvasRun, memory: Memory) -> Selector:
         """What chooses the slots."""

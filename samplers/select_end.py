@@ -1,0 +1,61 @@
+"""The early end: the first slot that surely holds an end token is committed at once.
+
+A canvas is made longer than the answers it is for, and most of it then holds end tokens, each of
+which would be committed like any other. Bao et al., "Learning to Parallel: Accelerating Diffusion
+Large Language Models via Learnable Parallel Decoding", 2025, arXiv 2509.25188, cut it where the end
+is predicted (EoTP).
+
+Departures: the end has to be likely enough, all end tokens together, not only the likeliest slot
+for it; the slot's token is drawn like any other's, so that a row ends only where an end token was
+drawn; per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+from mmaccel.samplers.evidence import Evidence
+from mmaccel.samplers.select import LogitsOnly, Memory
+from mmaccel.samplers.select_checks import check_number
+
+
+@dataclass(frozen=True)
+class SureEnd(LogitsOnly):
+    """The first open slot of the active block whose end tokens have `threshold` together.
+
+    Where a row has no end token left to be found, nothing.
+    """
+
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_number("end_threshold", self.threshold, 0, 1, "0.9 is usual, None waits")
+
+    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+        """See `Selector`."""
+        ends = memory.run.canvas.stop_tokens
+        assert ends is not None
+        ends = ends[ends < seen.law.shape[-1]].unique()
+        chance = seen.law.softmax(-1)[..., ends].sum(-1)  # [B, Q]
+        sure = seen.is_open & (chance >= self.threshold)
+        return sure & (sure.cumsum(1) == 1)
+
+    def rank(self, seen: Evidence) -> Tensor:
+        """See `Selector`; the first slot first."""
+        return -seen.slots.float()
+
+
+def check_ends(stop_tokens: Tensor | None, vocab_size: int) -> None:
+    """Refuse a row that no token ends.
+
+    Raises:
+        OptionError: with the remedy.
+    """
+    if stop_tokens is None or not bool((stop_tokens < vocab_size).any()):
+        raise OptionError(
+            "end_threshold: expected a prompt with stop tokens among the model's ids, received "
+            "none; give the model an end token, or leave end_threshold out"
+        )
