@@ -56,6 +56,8 @@ class Denoiser(Protocol):
         has_store: whether keys and values can be kept at places of their own and read by later
             passes, with a mask per entry. Without it every pass is over all columns in their
             order: C = P, `places` counts, and `reads` is `[R, 1, P]`.
+
+    It may have `max_positions`, int: prompt and canvas together that it was made for.
     """
 
     vocab_size: int

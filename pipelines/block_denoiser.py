@@ -31,7 +31,7 @@ class BlockDenoiser:
         device: torch.device,
         max_positions: int | None = None,
     ) -> None:
-        self._calls, self._max_positions = calls, max_positions
+        self._calls, self.max_positions = calls, max_positions
         self.vocab_size, self.mask_token, self.block = vocab_size, mask_token, block
         self.device = device
         self._rows = self._places = 0
@@ -54,7 +54,7 @@ class BlockDenoiser:
                 f"pass: expected at most {self._rows} rows of {self._places} places, received "
                 f"{rows} of {places}; call reserve(rows, places)"
             )
-        most = self._max_positions
+        most = self.max_positions
         if most is not None and places > most and int(entries.positions.max()) >= most:
             raise OptionError(
                 f"positions: expected at most {most}, which the model was made "

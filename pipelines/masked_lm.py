@@ -73,7 +73,8 @@ class MaskedLM:
             )
         self.model, self.mask_token, self.shift, self.block = model, mask_token, shift, block
         self.vocab_size = full if vocab_size is None else vocab_size
-        self._most: int | None = getattr(text_config(model), "max_position_embeddings", None)
+        config = text_config(model)
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self._n_layers = len(windows)
         self._placement: Placement | None = None
         self._before: Predecessors | None = None
@@ -119,8 +120,8 @@ class MaskedLM:
                 f"entries: expected at most rows x places as reserved ({room}), received {rows} x "
                 f"{entries.reads.shape[-1]}; call reserve(rows, places)"
             )
-        if self._most is not None and place.room > self._most:
-            check_room(rows, int(entries.positions.max()) + 1, self._most)
+        if self.max_positions is not None and place.room > self.max_positions:
+            check_room(rows, int(entries.positions.max()) + 1, self.max_positions)
         if self._before is not None:
             entries = self._before.extend(entries)
             width = entries.tokens.shape[1]

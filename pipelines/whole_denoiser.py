@@ -73,7 +73,7 @@ class WholeDenoiser:
         self.vocab_size = size
         self.mask_token = size if pictures else mask_token
         self.n_ids = size if pictures else known
-        self._most = _find_most(model.config)
+        self.max_positions = _find_most(model.config)
         self._reserved: tuple[int, int] | None = None
         check_mode(model)
         check_by_trial(self)
@@ -108,7 +108,7 @@ class WholeDenoiser:
         Raises:
             OptionError: more places than the model has positions, or training mode.
         """
-        check_room(rows, places, self._most)
+        check_room(rows, places, self.max_positions)
         check_mode(self.model)
         self._reserved = (rows, places)
 

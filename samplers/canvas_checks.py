@@ -25,9 +25,9 @@ def check_run(
     """Refuse what cannot be right.
 
     Raises:
-        OptionError: no model of masked tokens, no slots, blocks that do not divide them, a mask
-            token in the prompt, a processor, a block-causal cache on a model that is none, or
-            guidance whose branches begin their blocks elsewhere.
+        OptionError: no model of masked tokens, no slots, more than the model has positions for,
+            blocks that do not divide them, a mask token in the prompt, a processor, a block-causal
+            cache on a model that is none, or guidance whose branches begin their blocks elsewhere.
         ShapeError: noise for another batch.
         UnsupportedModelError: a cache on a model that keeps nothing.
     """
@@ -45,6 +45,7 @@ def check_run(
             "look at, use a layout for what may stand at a slot"
         )
     filters.check_branches(prompt.branches)
+    _check_positions(getattr(model, "max_positions", None), prompt, length)
     _check_mask(model.mask_token, prompt)
     _check_blocks(model, prompt, length, block)
     if (cache.keeps or layout == "entries") and not model.has_store:
@@ -84,6 +85,16 @@ def check_block(block: Any) -> None:
         raise OptionError(
             f"block: expected an integer >= 1 or None, received {block!r}; "
             "None takes the whole canvas, or a block-causal model's own"
+        )
+
+
+def _check_positions(most: int | None, prompt: Prompt, length: int) -> None:
+    longest = int(prompt.lengths.max()) + length
+    if most is not None and longest > most:
+        raise OptionError(
+            f"length: expected at most {most} positions, which the model was made for, received "
+            f"{longest} for the longest prompt and its canvas; ask for fewer tokens or shorten the "
+            "prompt"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel.errors import OptionError
 from mmaccel.results import Generation
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.filters import Filters
@@ -62,3 +63,15 @@ def test_a_canvas_may_be_shorter_than_its_block(policy: Any) -> None:
     expected = run(Stepwise(), masked(block=8), 4, prompts=prompts)
     made = run(policy, masked(block=8), 4, prompts=prompts)
     assert torch.equal(made.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("cache", ["none", "dual", "block"])
+def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
+    model = masked(block=BLOCK)
+    longest = max(map(len, PROMPTS))
+    policy = Stepwise(cache=cache, block=BLOCK if cache == "dual" else None)
+    assert run(policy, model, 96 - longest).stats.passes == 96 - longest  # all there is room for
+    model.passes = 0
+    with pytest.raises(OptionError, match=f"at most 96 positions.*received {longest + 100}"):
+        run(policy, model, 100)
+    assert model.passes == 0

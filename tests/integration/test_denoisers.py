@@ -183,7 +183,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(OptionError, match="block: expected an integer"):
         SDARDenoiser(SDARBed(VOCAB), MASK, block=0)
     model = build("llada")
-    with pytest.raises(OptionError, match="positions: expected at most 64"):
+    with pytest.raises(OptionError, match="length: expected at most 64 positions"):
         run(Stepwise(), model, 60)
     model.reserve(2, 5)
     ids = torch.ones(2, 4, dtype=torch.int64)
