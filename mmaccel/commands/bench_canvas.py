@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import load, make_policy
+from mmaccel.catalog import find_policy, load, make_policy
 from mmaccel.errors import OptionError
 
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
@@ -32,6 +32,10 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
     "revised-parallel": ("revised-parallel", {}),
     "maskgit 12": ("masked-parallel", {"steps": 12}),
     "halton 12": ("masked-parallel", {"order": "halton", "choose": "first", "choice": 0.0}),
+    # by window, on the next-token model of the same pictures, words and picture tokens
+    "autoregressive": ("autoregressive", {}),
+    "jacobi": ("jacobi", {}),
+    "mc-sjd": ("mc-sjd", {}),
 }
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 
@@ -44,7 +48,8 @@ def bench_canvas(
     Args:
         model: one of `MODELS`, the folder of a masked model, or "all", which "scenes" (the default
             of the command) also means: it is no masked model.
-        labels: keys of `SETUPS` with commas, or "all".
+        labels: keys of `SETUPS` with commas, or "all"; those by window have no row where there is
+            no next-token model beside a masked one of pictures.
         count: captions, or prompts of each task.
         seed: of the first picture, and of all answers.
         batch_size: pictures made together.
@@ -72,16 +77,19 @@ def bench_canvas(
         except OptionError:
             if not is_all:
                 raise
-    policies = {label: make_policy(name, **options) for label, (name, options) in chosen.items()}
+    by_kind: dict[str, dict[str, Any]] = {"canvas": {}, "window": {}}
+    for label, (short, options) in chosen.items():
+        by_kind[find_policy(short).kind][label] = make_policy(short, **options)
+    policies = by_kind["canvas"]
     rows: list[dict[str, Any]] = []
-    for name, source in sources.items():
+    for source in sources.values():
         if source is None:
             rows += load("mmaccel.evaluation.canvas_toys:measure_toys")(policies)
         elif read_masked(source) is None:
             measure = load("mmaccel.demo.canvas_measure:measure_text")
             rows += measure(source, policies, count, seed)
         else:
-            rows += _pictures(name, policies, count, seed, batch_size)
+            rows += _pictures(source, policies, by_kind["window"], count, seed, batch_size)
     if json_file is not None:
         report = {
             "command": " ".join(["mmaccel", *sys.argv[1:]]),
@@ -112,36 +120,49 @@ def pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return {label: SETUPS[label] for label in wanted}
 
 
-def _pictures(name: str, policies: dict[str, Any], count: int, seed: int, batch: int) -> Any:
+def _pictures(
+    source: Path, canvas: dict[str, Any], window: dict[str, Any], count: int, seed: int, batch: int
+) -> list[Any]:
     from mmaccel.commands.run_setup import open_pipeline
+    from mmaccel.pipelines.caption_words import tokenizer_folder
 
-    pipe = open_pipeline(name, "cpu")
     make = load("mmaccel.demo.scenes_data:make_captions")
     captions = make(load("mmaccel.demo.scenes_data:EVALUATION_SEED"), range(count))
     measure = load("mmaccel.demo.canvas_measure:measure_pictures")
-    return measure(pipe, policies, captions, seed, batch)
+    rows, beside = [], tokenizer_folder(source)
+    for folder, policies in ((source, canvas), (beside, window if beside != source else {})):
+        if policies:
+            pipe = open_pipeline(str(folder), "cpu")
+            rows += measure(pipe, source.name, policies, captions, seed, batch)
+    return rows
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.evaluation.canvas_table import SHOWN
 
     console = wide_console()
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        heads = [name for name in own[0]["quality"]][:4]
+        shown = {head: name for head, name in SHOWN.items() if name in own[0]["quality"]}
         table = make_table(
-            "policy", "passes", "tok/pass", "nats", "same", *heads, "promise", title=model
-        )
+            "policy", "passes", "tok/pass", "positions", "nats", "same", *shown, "promise",
+            title=model,
+        )  # fmt: skip
         for row in own:
             same = "" if row["same"] is None else f"{row['same']}/{row['rows']}"
             table.add_row(
                 row["policy"],
                 f"{row['passes']:.1f}",
                 f"{row['tokens_per_pass']:.2f}",
+                f"{row['positions']:.0f}",
                 f"{row['nats']:.3f}",
                 same,
-                *(f"{row['quality'][head]:.3f}" for head in heads),
+                *(f"{row['quality'][name]:.3f}" for name in shown.values()),
                 row["exactness"],
             )
         console.print(table, "")
-    console.print("Means over rows; nats: the bound on what committing several at once cost a row.")
+    console.print(
+        "Means over rows; positions: entries that went into the model; nats: the bound on what "
+        "committing several at once cost a row."
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,30 +67,52 @@ def measure_text(folder: Path, policies: Mapping[str, Any], count: int, seed: in
 
 
 def measure_pictures(
-    pipe: TextToImage, policies: Mapping[str, Any], captions: Sequence[str], seed: int, batch: int
+    pipe: TextToImage,
+    name: str,
+    policies: Mapping[str, Any],
+    captions: Sequence[str],
+    seed: int,
+    batch: int,
 ) -> list[Any]:
-    """Rows of `scenes-masked`, with the model's own guidance and filters.
+    """Rows of a picture model, with its own guidance and filters.
 
     Args:
-        pipe: the model.
+        pipe: the model: a masked one, or, for policies by window, the next-token one beside it.
+        name: what rows call it.
         policies: label to policy.
         captions: one per picture; picture k has seed `seed + k`.
         seed: of the first picture.
         batch: pictures made together.
 
     Returns:
-        A dict per policy: see `_row`; `quality` holds the checker's scores.
+        A dict per policy: see `_row`; `quality` holds the checker's scores, and `positions` counts
+        what went into the model, guidance and prompts with it.
     """
     rows: list[dict[str, Any]] = []
     plain: dict[str, Tensor | None] = {}
     seeds = [seed + k for k in range(len(captions))]
     for label, policy in policies.items():
-        made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
+        with count_entries(pipe.model.model) as fed:  # type: ignore[union-attr]
+            made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
         plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
         pixels = pipe.pictures.tokenizer.decode(made.tokens)  # type: ignore[attr-defined]
         quality = dict(score_pictures(pixels, list(captions)))
-        rows.append(_row("scenes-masked", label, policy, made.stats, made.tokens, plain, quality))
+        row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
+        rows.append(row | {"positions": sum(fed) / len(captions)})
     return rows
+
+
+@contextmanager
+def count_entries(model: Any) -> Iterator[list[int]]:
+    """Gives a list that every pass of a model appends its entries to, rows times columns."""
+    fed: list[int] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, ids: fed.append(ids[0].numel())
+    )
+    try:
+        yield fed
+    finally:
+        hook.remove()
 
 
 def _row(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.demo.grammar_data import Words
-from mmaccel.demo.grammar_words import ASK, BOS, CANVAS, END, MASK, PAD, encode_prompt
+from mmaccel.demo.grammar_words import ASK, BOS, CANVAS, END, MASK, PAD, WORDS, encode_prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.masked_lm import MaskedLM
 
@@ -54,12 +54,14 @@ class GrammarText:
         from transformers import AutoModelForCausalLM
 
         file = Path(folder) / "words.json"
-        if not file.is_file():
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if said.get("mask") != MASK or said.get("words") != list(WORDS):
             raise OptionError(
-                f"model: expected the folder of grammar-masked, received {str(folder)!r} without "
-                "words.json; see scripts/train_demo.py grammar-export"
+                f"model: expected a masked model of pictures or the folder of grammar-masked, "
+                f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
+                "scripts/train_demo.py grammar-export"
             )
-        shift = json.loads(file.read_text(encoding="utf-8"))["logit_shift"]
+        shift = said["logit_shift"]
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model = MaskedLM(model, MASK, shift=shift, vocab_size=MASK)
 

@@ -6,11 +6,14 @@ from typing import Any
 
 from mmaccel.evaluation.routes_table import grid
 
-_HEADS = ("policy", "promise", "passes", "tokens a pass", "nats", "same tokens")
-_SHOWN = {  # column: its name in the report
+_HEADS = ("policy", "promise", "passes", "tokens a pass", "positions", "nats", "same tokens")
+SHOWN = {  # column: its name in the report
     "right": "right",
     "distance": "total_variation",
+    "worst": "worst",
     "colours": "colours",
+    "shapes": "shapes",
+    "relations": "relations",
     "whole": "whole",
 }
 
@@ -22,7 +25,7 @@ def canvas_tables(reports: dict[str, dict[str, Any]]) -> str:
         machine = report["machine"]
         for model in dict.fromkeys(row["model"] for row in report["canvas"]):
             rows = [row for row in report["canvas"] if row["model"] == model]
-            shown = {head: name for head, name in _SHOWN.items() if name in rows[0]["quality"]}
+            shown = {head: name for head, name in SHOWN.items() if name in rows[0]["quality"]}
             floor = rows[0]["quality"].get("floor")
             noise = "" if floor is None else f" Noise alone gives a distance of {floor:.3f}."
             parts.append(
@@ -39,6 +42,7 @@ def _cells(row: dict[str, Any], shown: dict[str, str]) -> tuple[str, ...]:
         row["exactness"],
         f"{row['passes']:.2f}",
         f"{row['tokens_per_pass']:.2f}",
+        f"{row['positions']:.0f}",
         f"{row['nats']:.3f}",
         "" if row["same"] is None else f"{row['same']} of {row['rows']}",
         *(f"{row['quality'][name]:.3f}" for name in shown.values()),

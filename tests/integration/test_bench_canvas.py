@@ -11,10 +11,12 @@ import torch
 
 from mmaccel.cli import main
 from mmaccel.commands.bench_canvas import SETUPS
+from mmaccel.demo import scenes_words
 from mmaccel.demo.grammar_check import is_right
 from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
 from mmaccel.demo.grammar_text import AnswerWords, GrammarText
 from mmaccel.demo.grammar_words import ASK, BOS, END, MASK, PAD, TASKS, WORDS
+from tests.tiny_model import masked_beside_plain
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,32 @@ def test_a_grammar_model(folder: Path, tmp_path: Path) -> None:
     assert 0 < plain["quality"]["floor"] < plain["quality"]["total_variation"] <= 1
 
 
+def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
+    """Positions are counted where they enter the model: guidance doubles them."""
+    file, (source, _) = (
+        tmp_path / "found.json",
+        masked_beside_plain(tmp_path, 16, [*scenes_words.WORDS], scenes_words.MAX_WORDS),
+    )
+    labels = "stepwise halton,lossless-unmask halton,autoregressive"
+    options = ["--model", str(source), "--policies", labels, "--count", "2", "--json", str(file)]
+    assert main(["bench", "--family", "canvas", *options]) == 0
+    plain, fast, window = json.loads(file.read_text(encoding="utf-8"))["canvas"]
+    assert plain["model"] == window["model"] == "masked"
+    assert plain["passes"] == window["passes"] == 256 > fast["passes"]
+    assert plain["same"] == fast["same"] == 2 and window["same"] is None
+    assert fast["quality"] == plain["quality"] and set(window["quality"]) >= {"shapes", "whole"}
+    assert 2 * 256 * 256 < plain["positions"] < 2 * 256 * (256 + 34)  # whole canvases
+    assert 2 * 256 <= window["positions"] < 2 * (256 + 34)  # guidance doubles them
+
+
+def test_what_has_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, beside = masked_beside_plain(tmp_path)
+    options = ["bench", "--family", "canvas", "--policies", "autoregressive", "--model"]
+    assert main([*options, "toys"]) == 0
+    assert main([*options, str(beside)]) == 2  # nothing masked about it
+    assert "expected a masked model of pictures" in " ".join(capsys.readouterr().err.split())
+
+
 def test_answers_hold_words_alone(folder: Path) -> None:
     text = GrammarText(folder)
     prompt = text.prompt([e.prompt for e in make_examples(EVALUATION_SEED, range(3), "copy")])
@@ -93,4 +121,4 @@ def test_every_setup_is_a_policy() -> None:
     from mmaccel.catalog import find_policy, make_policy
 
     for name, options in SETUPS.values():
-        assert find_policy(name, "canvas").kind == make_policy(name, **options).kind == "canvas"
+        assert find_policy(name).kind == getattr(make_policy(name, **options), "kind", "window")

@@ -19,22 +19,15 @@ from mmaccel.cli import main
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.masked_lm import MaskedLM
 from mmaccel.pipelines.model_folder import content_hash
-from tests.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, build_tiny
+from tests.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
 MASK = N_CODES + 3 + len(WORDS)
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models beside each other: the masked one draws in the other's tokens."""
     folder = tmp_path_factory.mktemp("shelf")
-    build_tiny(folder / "plain")
-    masked = build_tiny(folder / "masked", vocab_size=MASK + 1)
-    for name in ("tokenizer.json", "tokenizer.safetensors"):
-        (masked / name).unlink()
-    words = json.loads((masked / "words.json").read_text(encoding="utf-8"))
-    words |= {"mask": MASK, "logit_shift": 1, "picture_tokenizer": "plain"}
-    (masked / "words.json").write_text(json.dumps(words), encoding="utf-8")
+    masked_beside_plain(folder)
     return folder
 
 
