@@ -1,10 +1,12 @@
 """Adaptive blocks: a block ends where the model, at its first look, puts an end of a step.
 
-G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size", 2025,
-arXiv 2509.26432, algorithm 1.
+G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size", ICLR
+2026, arXiv 2509.26432, section 4.3, algorithm 1.
 
-Departures: a delimiter counts where it is the likeliest token, whatever was drawn; the blocks of
-each row end where its own delimiters stand.
+Departures: a delimiter counts where it is the likeliest token, whatever was drawn; it is looked for
+in the block's own slots, so that a block has at most `block` of them (there in a share of the whole
+answer, which can be longer than the default block); the blocks of each row end where its own
+delimiters stand.
 """
 
 from __future__ import annotations

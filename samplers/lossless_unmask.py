@@ -1,8 +1,9 @@
 """Lossless unmasking: several slots a pass, and the tokens of stepwise decoding.
 
-S. Wu, J. Zhang, "FreeDave", 2025, arXiv 2510.00294, section 3 (nested drafts, verified in one
-batched pass; static and greedy decoding), and Y. Gao et al., "Self Speculative Decoding for
-Diffusion Large Language Models", 2025, arXiv 2510.04147.
+S. Wu, J. Zhang, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large
+Language Models" (FreeDave), 2025, arXiv 2510.00294 (nested drafts, verified in one batched pass),
+and Y. Gao et al., "Self Speculative Decoding for Diffusion Large Language Models", 2025, arXiv
+2510.04147.
 
 From what is known of a canvas guess the next slots that stepwise decoding will commit and what it
 will put there: canvases d1, d2, ..., each with one more. One pass looks at all of them. d1 is

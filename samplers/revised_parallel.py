@@ -1,7 +1,7 @@
 """Bold drafts that are revised: commit on little confidence, take back what turns out wrong.
 
 F. Hong et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO),
-2025, arXiv 2507.18578. Token editing: LLaDA2.1, see `mmaccel.samplers.revise_edit`.
+ICLR 2026, arXiv 2507.18578. Token editing: LLaDA2.1, see `mmaccel.samplers.revise_edit`.
 
 Departures: three revisers, per row; a slot that is taken back draws from its next law with the
 noise it had. Nats count every commit, and are no bound on what revision makes of them.

@@ -1,9 +1,9 @@
 """Stepwise decoding of a canvas: one slot a pass, chosen first and drawn then. The oracle.
 
 S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5 with as many
-steps as slots; orders: M. Besnier et al., "Halton Scheduler for Masked Generative Image
-Transformers", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
-2025, arXiv 2502.06768 (margin).
+steps as slots; orders: V. Besnier et al., "Halton Scheduler for Masked Generative Image
+Transformer", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
+ICML 2025, arXiv 2502.06768 (margin).
 
 Departures: the slot is chosen from the logits, or from no logits at all, and the token is drawn
 behind that. The released samplers draw a token for every slot and keep the one that came out
