@@ -7,21 +7,17 @@ algorithm 5, with the choice of slots left to a selector.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
-from mmaccel.contracts import Prompt
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas_checks import check_block
+from mmaccel.samplers.cache_plan import CachePlan
+from mmaccel.samplers.canvas_policy import RunPolicy
 from mmaccel.samplers.canvas_run import CanvasRun
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.select import Memory, Selector
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectorPolicy:
+class SelectorPolicy(RunPolicy):
     """Fields of all of them.
 
     Args:
@@ -33,31 +29,6 @@ class SelectorPolicy:
     cache: CachePlan | str = "none"
 
     exactness: ClassVar[Exactness] = "relaxed"
-    kind: ClassVar[str] = "canvas"
-
-    def __post_init__(self) -> None:
-        check_block(self.block)
-        object.__setattr__(self, "cache", as_plan(self.cache))
-
-    def sample(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        *,
-        filters: Filters,
-        noise: Noise,
-        on_step: OnCanvasStep | None = None,
-    ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.canvas_contracts.CanvasPolicy.sample`."""
-        run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
-        return self.decode(run)
-
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
-        return CanvasRun(
-            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
-        )
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
