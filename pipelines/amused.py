@@ -9,7 +9,6 @@ Source: `AmusedPipeline` and `AmusedScheduler`, diffusers 0.42.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +17,10 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasProgress, OnCanvasStep
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.errors import BusyError, OptionError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.amused_canvas import GridDenoiser, KnownTokens
 from mmaccel.pipelines.inject import Injection, as_function, original
+from mmaccel.pipelines.pipeline_call import bind_call, check_idle
 from mmaccel.results import Stats
 from mmaccel.samplers.cache_plan import as_plan
 from mmaccel.samplers.filters import Filters
@@ -70,17 +70,10 @@ class AmusedService:
 
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
-        if self._given is not None:
-            raise BusyError(
-                "pipeline: expected one call at a time, received one while another runs; make a "
-                "second pipeline of the same components for it"
-            )
-        try:
-            bound = inspect.signature(own).bind(*args, **options)
-        except TypeError:
-            return own(*args, **options)  # which says what is wrong with them
-        bound.apply_defaults()
-        given = dict(bound.arguments)
+        check_idle(self._given is not None)
+        given = bind_call(own, args, options)
+        if given is None:
+            return own(*args, **options)
         steps = given["num_inference_steps"]
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise OptionError(

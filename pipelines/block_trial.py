@@ -6,7 +6,8 @@ token; others attend to everything that is visible; and a model may make its own
 Only what depends on no later block can be kept. *The block mask of the model's own generate*, a 4-D
 one: there it is block-causal by construction, if the mask is taken at its word.
 
-T. Bie et al., "LLaDA2.0: Scaling Up Diffusion Language Models to 100B", 2025, section on inference.
+T. Bie et al., "LLaDA2.0: Scaling Up Diffusion Language Models to 100B", 2025, arXiv 2512.15745,
+section 5.4 (a block is sampled given the blocks before it).
 
 Departures: nothing is believed of a configuration or a name; both questions are answered by logits.
 """

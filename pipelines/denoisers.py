@@ -4,9 +4,9 @@ LLaDA: S. Nie et al., 2025, arXiv 2502.09992. Dream: J. Ye et al., 2025, arXiv 2
 Cheng et al., 2025, arXiv 2510.06303. Fast-dLLM v2: C. Wu et al., 2025, arXiv 2509.26328. MMaDA: L.
 Yang et al., 2025, arXiv 2505.15809. Lumina-DiMOO: Y. Xin et al., 2025, arXiv 2510.06308.
 
-Departures: none of them decodes a batch of prompts of different lengths as it decodes each alone;
-here every row's result is its own. Guidance of scale w in MMaDA and Lumina-DiMOO, (1 + w) c - w u,
-is `guidance_scale` 1 + w of `mmaccel.samplers.filters`.
+Departures: every row's result is its own, in batches of prompts of different lengths too. Guidance
+of scale w in MMaDA and Lumina-DiMOO, (1 + w) c - w u, is `guidance_scale` 1 + w of
+`mmaccel.samplers.filters`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Source: `transformers.models.diffusion_gemma`, transformers 5.23, whose `generate` encodes what is
 there, makes a canvas of random tokens and runs its decoder on it again and again, each pass with
-the logits of the one before (T. Chen et al., "Analog Bits", 2022, arXiv 2208.04202, section 3.2).
+the logits of the one before (T. Chen et al., "Analog Bits: Generating Discrete Data using Diffusion
+Models with Self-Conditioning", ICLR 2023, arXiv 2208.04202).
 
 Departures: what is committed stays. The library may take any token of a canvas back at any pass,
 and hands over the likeliest tokens of the last one, which nothing bounds.

@@ -22,6 +22,7 @@ from mmaccel.pipelines.diffusion_gemma_run import GemmaRun
 from mmaccel.pipelines.diffusion_gemma_stop import Then
 from mmaccel.pipelines.inject import Injection, original
 from mmaccel.pipelines.layout_mask import check_vocabulary
+from mmaccel.pipelines.pipeline_call import bind_call
 from mmaccel.samplers.filters import Filters
 
 
@@ -56,12 +57,9 @@ class GemmaPipelineService(GemmaService):
     @torch.no_grad()
     def _call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
-        try:
-            bound = inspect.signature(own).bind(*args, **options)
-        except TypeError:
-            return own(*args, **options)  # which says what is wrong with them
-        bound.apply_defaults()
-        given = bound.arguments
+        given = bind_call(own, args, options)
+        if given is None:
+            return own(*args, **options)
         callback = given["callback_on_step_end"]
         names = given["callback_on_step_end_tensor_inputs"]
         names = getattr(callback, "tensor_inputs", names)

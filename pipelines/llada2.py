@@ -8,7 +8,6 @@ Source: `diffusers.pipelines.llada2`, diffusers 0.42.
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasInterrupt
 from mmaccel.contracts import Layout
-from mmaccel.errors import BusyError
 from mmaccel.pipelines.block_trial import Line, Verdict
 from mmaccel.pipelines.cached_blocks import CachedBlocks, CachedCalls
 from mmaccel.pipelines.engine import Engine
@@ -28,6 +26,7 @@ from mmaccel.pipelines.llada2_call import BlockCall, check_prompt
 from mmaccel.pipelines.llada2_canvas import decode
 from mmaccel.pipelines.llada2_trials import Trials
 from mmaccel.pipelines.original_run import find_caller
+from mmaccel.pipelines.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.place_store import StoredCalls
 from mmaccel.results import Generation, Stats
 
@@ -105,17 +104,11 @@ class LLaDA2Service:
 
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
-        if self._call is not None:
-            raise BusyError(
-                "pipeline: expected one call at a time, received one while another runs; make a "
-                "second pipeline of the same components for it"
-            )
-        try:
-            bound = inspect.signature(own).bind(*args, **options)
-        except TypeError:
-            return own(*args, **options)  # which says what is wrong with them
-        bound.apply_defaults()
-        call = BlockCall.of(pipe, bound.arguments)
+        check_idle(self._call is not None)
+        given = bind_call(own, args, options)
+        if given is None:
+            return own(*args, **options)
+        call = BlockCall.of(pipe, given)
         if not call.is_sound:
             return own(*args, **options)
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Models whose logits are shifted by one: what scores an entry stands one position before it.
 
-J. Ye et al., "Dream 7B", 2025, arXiv 2508.15487, section 3 (shift operation): a model adapted from
-a causal one predicts the token at position i from its state at position i - 1.
+J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487 (shift operation):
+a model adapted from a causal one predicts the token at position i from its state at position i - 1.
 
 Where the whole canvas is computed, that is another index. Where a pass computes some entries of a
 row, the state before the first of them is missing, and is computed along: a further entry with the

@@ -1,10 +1,12 @@
 """Adaptive blocks: a block ends where the model, at its first look, puts an end of a step.
 
-G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size", 2025,
-arXiv 2509.26432, algorithm 1.
+G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size", ICLR
+2026, arXiv 2509.26432, section 4.3, algorithm 1.
 
-Departures: a delimiter counts where it is the likeliest token, whatever was drawn; the blocks of
-each row end where its own delimiters stand.
+Departures: a delimiter counts where it is the likeliest token, whatever was drawn; it is looked for
+in the block's own slots, so that a block has at most `block` of them (there in a share of the whole
+answer, which can be longer than the default block); the blocks of each row end where its own
+delimiters stand.
 """
 
 from __future__ import annotations
@@ -59,14 +61,7 @@ class AdaptiveBlock(SelectorPolicy):
         check_number("tau", self.tau, 0, 1, "0.3 to 0.5 is usual")
         Threshold(self.threshold)
 
-    def open(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        kind: type[CanvasRun] = CanvasRun,
-        **options: Any,
-    ) -> CanvasRun:
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass.
 
         Raises:
@@ -84,7 +79,7 @@ class AdaptiveBlock(SelectorPolicy):
                 f"delimiters: expected ids below {model.vocab_size}, received "
                 f"{self.delimiters}; take them from the model's tokenizer"
             )
-        run = super().open(model, prompt, length, kind, **options)
+        run = super().open(model, prompt, length, **options)
         run.canvas.follows = bool(self.delimiters)
         return run
 

@@ -1,8 +1,9 @@
 """Cache plans: what a pass computes anew, and what it reads as earlier passes left it.
 
 Prefix and dual caches: C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.2. Vicinity: Y.
-Ma et al., "dInfer", 2025, arXiv 2510.08666. Far field: "Window-Diffusion", 2026.
-Block-causal caching: M. Arriola et al., "Block Diffusion", ICLR 2025, arXiv 2503.09573, section 3.
+Ma et al., "dInfer", 2025, arXiv 2510.08666. Far field: F. Zuo et al., "Window-Diffusion", 2026,
+arXiv 2601.20332. Block-causal caching: M. Arriola et al., "Block Diffusion", ICLR 2025, arXiv
+2503.09573, section 3.
 
 A plan is three sets of columns per row. *Computed*: what goes through the model. *Written*: what
 later passes will find. *Read*: what is looked at.

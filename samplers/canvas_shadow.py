@@ -1,7 +1,7 @@
 """Looks that also tell how likely every committed token would be if it stood open: shadow entries.
 
 F. Hong et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO),
-2025, arXiv 2507.18578, section 4.
+ICLR 2026, arXiv 2507.18578, section 4.2.
 
 A shadow is a further mask token at a committed slot's position. It looks at what the slot's entry
 looks at and at itself, but not at that entry; nobody looks at shadows. In a model of several layers

@@ -1,7 +1,7 @@
 """Entropy-bounded unmasking: as many slots a pass as their entropies allow.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", 2025, arXiv 2505.24857.
+Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4.
 
 Departures: a budget in nats for the whole sequence can take the place of the bound per step.
 """

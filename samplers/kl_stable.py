@@ -1,7 +1,7 @@
 """KLASS: slots that are sure and whose law has come to rest.
 
-S. H. Kim et al., "KLASS: KL-Guided Fast Inference in Masked Diffusion Models", 2025, arXiv
-2511.05664, algorithm 1.
+S. H. Kim et al., "KLASS: KL-Guided Fast Inference in Masked Diffusion Models", NeurIPS 2025, arXiv
+2511.05664.
 
 Departures: see `mmaccel.samplers.select_stable`; where no slot qualifies, one is committed.
 """

@@ -1,9 +1,9 @@
 """The ledger: what a run committed, how much divergence that can have cost, and what it computed.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", 2025, arXiv 2505.24857, section 3: slots S committed in one step from their marginals
-differ from a draw out of their joint law by a Kullback-Leibler divergence equal to their total
-correlation, which is at most the sum of their entropies less the largest of them.
+Unmasking", NeurIPS 2025, arXiv 2505.24857, section 5: slots S committed in one step from their
+marginals differ from a draw out of their joint law by a Kullback-Leibler divergence equal to their
+total correlation, which is at most the sum of their entropies less the largest of them.
 
 The costs of a row's steps add up (chain rule), so that rows that spend b nats on every path have a
 law within b nats of stepwise decoding, and within total variation sqrt(b / 2) (Pinsker). The bound

@@ -1,9 +1,9 @@
 """LocalLeap: sure slots, and around them slots that are nearly sure.
 
-"Accelerating Diffusion LLM Inference via Local Determinism Propagation" (LocalLeap), 2025, arXiv
-2510.07081.
+F. Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Propagation"
+(LocalLeap), 2025, arXiv 2510.07081.
 
-Departures: see `mmaccel.samplers.select_local`; where there is no anchor, one slot is committed.
+Departures: none in the rule; where there is no anchor, the surest slot is committed, as there.
 """
 
 from __future__ import annotations

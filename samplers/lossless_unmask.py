@@ -1,8 +1,9 @@
 """Lossless unmasking: several slots a pass, and the tokens of stepwise decoding.
 
-S. Wu, J. Zhang, "FreeDave", 2025, arXiv 2510.00294, section 3 (nested drafts, verified in one
-batched pass; static and greedy decoding), and Y. Gao et al., "Self Speculative Decoding for
-Diffusion Large Language Models", 2025, arXiv 2510.04147.
+S. Wu, J. Zhang, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large
+Language Models" (FreeDave), 2025, arXiv 2510.00294 (nested drafts, verified in one batched pass),
+and Y. Gao et al., "Self Speculative Decoding for Diffusion Large Language Models", 2025, arXiv
+2510.04147.
 
 From what is known of a canvas guess the next slots that stepwise decoding will commit and what it
 will put there: canvases d1, d2, ..., each with one more. One pass looks at all of them. d1 is
@@ -18,26 +19,25 @@ rejected draft are kept for the next one ("carried"), as in Jacobi decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
+from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas_checks import check_block
 from mmaccel.samplers.canvas_drafts import DraftRun
+from mmaccel.samplers.canvas_policy import RunPolicy
+from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.evidence import Evidence
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.orders import Order, check_order, make_order
 
 
 @dataclass(frozen=True)
-class LosslessUnmask:
+class LosslessUnmask(RunPolicy):
     """`Stepwise` with the same order, block and cache, in fewer passes.
 
     Args:
@@ -54,9 +54,8 @@ class LosslessUnmask:
     cache: CachePlan | str = "none"
     layout: str | None = None
 
-    kind: ClassVar[str] = "canvas"
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.drafts, bool) or not isinstance(self.drafts, int):
             received = repr(self.drafts)
         else:
@@ -71,8 +70,6 @@ class LosslessUnmask:
                 "order: expected one that does not look at what was drawn, received 'sampled'; "
                 "choose 'confidence', or decode with Stepwise"
             )
-        check_block(self.block)
-        object.__setattr__(self, "cache", as_plan(self.cache))
         if self.layout not in (None, "rows", "entries") or (
             self.layout == "rows" and as_plan(self.cache).keeps
         ):
@@ -86,19 +83,10 @@ class LosslessUnmask:
         """Bitwise as `Stepwise`; with a stale cache that law itself is another."""
         return "bitwise" if as_plan(self.cache).is_exact else "relaxed"
 
-    def sample(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        *,
-        filters: Filters,
-        noise: Noise,
-        on_step: OnCanvasStep | None = None,
-    ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.contracts.Policy.sample`."""
-        run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
-        order = make_order(self.order, length, noise, prompt.layout)
+    def decode(self, run: CanvasRun) -> Generation:
+        """Fill the canvas of a run of this policy."""
+        assert isinstance(run, DraftRun)
+        order = make_order(self.order, run.canvas.length, run.noise, run.layout)
         carried = None
         with run.interruptible():
             seen = run.look() if run.is_open else None

@@ -1,8 +1,8 @@
 """MaskGIT and its Halton schedule: a fixed number of slots at every pass.
 
 H. Chang et al., "MaskGIT: Masked Generative Image Transformer", CVPR 2022, arXiv 2202.04200,
-section 3.2; M. Besnier et al., "Halton Scheduler for Masked Generative Image Transformers", ICLR
-2025, arXiv 2503.17076, section 3.
+section 3.2; V. Besnier et al., "Halton Scheduler for Masked Generative Image Transformer", ICLR
+2025, arXiv 2503.17076.
 
 MaskGIT draws a token for every slot and keeps those whose chance, plus Gumbel noise that grows less
 from pass to pass, is highest. That favours likely tokens beyond what the model says of them, with a

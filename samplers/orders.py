@@ -1,8 +1,8 @@
 """Orders: which open slot of a canvas is next.
 
 Confidence and entropy: H. Chang et al., "MaskGIT", CVPR 2022, arXiv 2202.04200; H. Ben-Hamu et al.,
-2025, arXiv 2505.24857. Margin: J. Kim et al., 2025, arXiv 2502.06768. Halton: M. Besnier et al.,
-ICLR 2025, arXiv 2503.17076, section 3.
+NeurIPS 2025, arXiv 2505.24857. Margin: J. Kim et al., ICML 2025, arXiv 2502.06768. Halton: V.
+Besnier et al., ICLR 2025, arXiv 2503.17076.
 
 Departures: ties go to the lowest slot; the Halton order of slots that stand in no grid is the van
 der Corput sequence; the random order is keyed by seed and item, so that a row has its own whatever

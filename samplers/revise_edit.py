@@ -1,7 +1,7 @@
 """Token editing: a committed token is replaced where the model, that sees it, prefers another.
 
-Tiwei Bie et al., "LLaDA2.1: Speeding Up Text Diffusion via Token Editing", 2026, arXiv 2602.08676
-(mask-to-token and token-to-token transfer in one pass). It needs a model trained to edit.
+T. Bie et al., "LLaDA2.1: Speeding Up Text Diffusion via Token Editing", 2026, arXiv 2602.08676,
+section 2 (mask-to-token and token-to-token updates in one pass). It needs a model trained to edit.
 
 It ends: every pass over a block with an open slot commits one, and over a full block there are at
 most `budget` passes more.

@@ -1,6 +1,7 @@
 """Leave-one-out revision: tokens are taken back that the others would not bring about.
 
-F. Hong et al., "Wide-In, Narrow-Out" (WINO), 2025, arXiv 2507.18578, algorithm 1.
+F. Hong et al., "Wide-In, Narrow-Out" (WINO), ICLR 2026, arXiv 2507.18578, section 4.2, with the
+bounds of its release on what a pass commits and takes back.
 
 It ends: at a pass that commits a slots, fewer are taken back than the pass before committed, and
 none at a block's first. So with a_t commits at pass t at least a_T + (T - 1) slots are committed

@@ -1,7 +1,7 @@
 """Bold drafts that are revised: commit on little confidence, take back what turns out wrong.
 
 F. Hong et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO),
-2025, arXiv 2507.18578. Token editing: LLaDA2.1, see `mmaccel.samplers.revise_edit`.
+ICLR 2026, arXiv 2507.18578. Token editing: LLaDA2.1, see `mmaccel.samplers.revise_edit`.
 
 Departures: three revisers, per row; a slot that is taken back draws from its next law with the
 noise it had. Nats count every commit, and are no bound on what revision makes of them.
@@ -63,14 +63,12 @@ class RevisedParallel(SelectorPolicy):
             check_number("least", self.least, 0, 1, f"{_USUAL[self.revise]} is usual")
         check_integer("budget", self.budget, 0, "16 is usual")
 
-    def open(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        kind: type[CanvasRun] = RevisedRun,
-        **options: Any,
-    ) -> CanvasRun:
+    @property
+    def run_type(self) -> type[CanvasRun]:
+        """See `mmaccel.samplers.canvas_policy.RunPolicy`."""
+        return ShadowRun if self.revise == "shadow" else RevisedRun
+
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass.
 
         Raises:
@@ -82,10 +80,8 @@ class RevisedParallel(SelectorPolicy):
                 "revise: expected a model with a mask token for 'shadow', received one of uniform "
                 "corruption; choose 'edit' or 'redo'"
             )
-        shadows = self.revise == "shadow"
-        kind = ShadowRun if shadows else kind
-        layout = "entries" if shadows else "rows"
-        return super().open(model, prompt, length, kind, layout=layout, **options)
+        layout = "entries" if self.revise == "shadow" else "rows"
+        return super().open(model, prompt, length, layout=layout, **options)
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""

@@ -1,8 +1,8 @@
 """Selectors: which open slots of a canvas are committed together.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", 2025, arXiv 2505.24857, section 3, writes the published rules as one: rank the open
-slots, take some from the top. Here a selector is both, a set and a rank.
+Unmasking", NeurIPS 2025, arXiv 2505.24857, sections 3.2 and 4, writes published rules as one: rank
+the open slots, take some from the top. Here a selector is both, a set and a rank.
 
 Departures: a selector sees evidence sealed, without the tokens that were drawn, unless it says that
 it has to; what it carries from pass to pass is kept per row, by the run.

@@ -1,8 +1,9 @@
 """The entropy bound: as many of the most certain slots as cost no more than gamma nats.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", 2025, arXiv 2505.24857, section 3.2: slots drawn from their marginals instead of their
-joint law diverge from it by at most the sum of their entropies less the largest.
+Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4 (the rule) and 5 (the bound): slots drawn from
+their marginals instead of their joint law diverge from it by at most the sum of their entropies
+less the largest.
 
 Departures: none in the rule; ties go to the lowest slot.
 """

@@ -1,8 +1,8 @@
 """The Frechet profile: as many of the surest slots as can still be each other's likeliest tokens.
 
-C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, theorem 1 and its rule "factor", for the whole
-profile of confidences in the place of the weakest one (compare "Fast-dLLM++", 2026, arXiv
-2606.02955).
+C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.3, theorem 1 and the rule "factor", for
+the whole profile of confidences in the place of the weakest one (compare S. R. Kasa et al.,
+"Fast-dLLM++: Frechet Profile Decoding for Faster Diffusion LLM Inference", 2026, arXiv 2606.02955).
 
 Let e_1 <= ... <= e_n be what the likeliest tokens of n slots lack to probability 1. Whatever the
 joint law, all of them together have at least 1 - (e_1 + ... + e_n), by the union bound, and any

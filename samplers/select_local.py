@@ -1,9 +1,10 @@
 """Local leaps: around a slot that is sure, others are trusted earlier.
 
-"LocalLeap", 2025, arXiv 2510.07081: high-confidence slots are anchors; inside a radius around them
-the threshold is lower.
+F. Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Propagation"
+(LocalLeap), 2025, arXiv 2510.07081: high-confidence slots are anchors; inside a radius around them
+the threshold is lower. Anchors are open slots of this pass; distance is counted in slots.
 
-Departures: anchors are open slots of this pass alone, and distance is counted in slots.
+Departures: none in the rule.
 """
 
 from __future__ import annotations

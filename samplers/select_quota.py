@@ -1,10 +1,11 @@
 """Quotas: so many slots at every pass, whatever the model says of them.
 
-H. Chang et al., "MaskGIT", CVPR 2022, arXiv 2202.04200, section 3.3 (cosine); M. Besnier et al.,
-"Halton Scheduler for Masked Generative Image Transformers", ICLR 2025, arXiv 2503.17076 (arccos).
+H. Chang et al., "MaskGIT", CVPR 2022, arXiv 2202.04200 (cosine); V. Besnier et al., "Halton
+Scheduler for Masked Generative Image Transformer", ICLR 2025, arXiv 2503.17076 (arccos).
 
 After pass t of T the share f(t / T) of the slots is left open: cosine cos(pi x / 2), arccos
-arccos(x) / (pi / 2), linear 1 - x. Cosine begins with few slots a pass, arccos ends with few.
+arccos(x) / (pi / 2), linear 1 - x. Cosine and arccos take more at every pass: cosine begins with
+few, arccos begins evenly and takes its largest share at the last one.
 
 Departures: counted over the active block of every row; at least one slot is committed a pass.
 """

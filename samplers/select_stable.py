@@ -1,11 +1,11 @@
 """Stability: slots whose law has not moved for some passes.
 
-S. H. Kim et al., "KLASS: KL-Guided Fast Inference in Masked Diffusion Models", 2025, arXiv
-2511.05664, section 4.
+S. H. Kim et al., "KLASS: KL-Guided Fast Inference in Masked Diffusion Models", NeurIPS 2025, arXiv
+2511.05664.
 
 Departures: a slot counts as stable only once it has been seen that often in its block (the release
-takes every slot for stable in a block's first passes, and compares with what the block before held
-at the same place); kept per row.
+also counts what it saw of the slot while the block before was decoded, and takes none for stable in
+a block's first `steps` - 1 passes); kept per row.
 """
 
 from __future__ import annotations

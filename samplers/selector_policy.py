@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
+from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas_checks import check_block
+from mmaccel.samplers.cache_plan import CachePlan
+from mmaccel.samplers.canvas_policy import RunPolicy
 from mmaccel.samplers.canvas_run import CanvasRun
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.select import Memory, Selector
 from mmaccel.samplers.select_end import SureEnd, check_ends
 from mmaccel.samplers.select_sets import Or
@@ -24,7 +22,7 @@ from mmaccel.samplers.select_settled import Settled
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectorPolicy:
+class SelectorPolicy(RunPolicy):
     """Fields of all of them.
 
     Args:
@@ -44,11 +42,9 @@ class SelectorPolicy:
     settled: float | None = None
 
     exactness: ClassVar[Exactness] = "relaxed"
-    kind: ClassVar[str] = "canvas"
 
     def __post_init__(self) -> None:
-        check_block(self.block)
-        object.__setattr__(self, "cache", as_plan(self.cache))
+        super().__post_init__()
         _ = self.ends
 
     @property
@@ -61,36 +57,13 @@ class SelectorPolicy:
             found.append(Settled(self.settled))
         return found
 
-    def sample(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        *,
-        filters: Filters,
-        noise: Noise,
-        on_step: OnCanvasStep | None = None,
-    ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.canvas_contracts.CanvasPolicy.sample`."""
-        run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
-        return self.decode(run)
-
-    def open(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        kind: type[CanvasRun] = CanvasRun,
-        **options: Any,
-    ) -> CanvasRun:
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass.
 
         Raises:
             OptionError: see `CanvasRun`; an `end_threshold` where no token ends a row.
         """
-        run = kind(
-            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
-        )
+        run = super().open(model, prompt, length, **options)
         if self.end_threshold is not None:
             check_ends(prompt.stop_tokens, model.vocab_size)
             run.canvas.drops = True

@@ -1,9 +1,9 @@
 """Stepwise decoding of a canvas: one slot a pass, chosen first and drawn then. The oracle.
 
 S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5 with as many
-steps as slots; orders: M. Besnier et al., "Halton Scheduler for Masked Generative Image
-Transformers", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
-2025, arXiv 2502.06768 (margin).
+steps as slots; orders: V. Besnier et al., "Halton Scheduler for Masked Generative Image
+Transformer", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
+ICML 2025, arXiv 2502.06768 (margin).
 
 Departures: the slot is chosen from the logits, or from no logits at all, and the token is drawn
 behind that. The released samplers draw a token for every slot and keep the one that came out
@@ -14,21 +14,16 @@ It can be had as order "sampled", and is then no longer exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
-from mmaccel.contracts import Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas_checks import check_block
+from mmaccel.samplers.canvas_policy import RunPolicy
 from mmaccel.samplers.canvas_run import CanvasRun
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.orders import check_order, make_order
 
 
 @dataclass(frozen=True)
-class Stepwise:
+class Stepwise(RunPolicy):
     """One slot a pass.
 
     Args:
@@ -41,12 +36,9 @@ class Stepwise:
     block: int | None = None
     cache: CachePlan | str = "none"
 
-    kind: ClassVar[str] = "canvas"
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_order(self.order)
-        check_block(self.block)
-        object.__setattr__(self, "cache", as_plan(self.cache))
 
     @property
     def exactness(self) -> Exactness:
@@ -56,20 +48,6 @@ class Stepwise:
         is_exact = self.order != "sampled" and as_plan(self.cache).is_exact
         return "bitwise" if is_exact else "relaxed"
 
-    def sample(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        *,
-        filters: Filters,
-        noise: Noise,
-        on_step: OnCanvasStep | None = None,
-    ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.contracts.Policy.sample`."""
-        run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
-        return self.decode(run)
-
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         order = make_order(self.order, run.canvas.length, run.noise, run.layout)
@@ -78,9 +56,3 @@ class Stepwise:
                 seen = run.look()
                 run.commit(seen, order.first(seen))
         return run.generation()
-
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
-        return CanvasRun(
-            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
-        )

@@ -139,12 +139,12 @@ def _pictures(
 
 def _print(rows: list[dict[str, Any]]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
-    from mmaccel.evaluation.canvas_table import SHOWN
 
+    known = load("mmaccel.evaluation.canvas_table:SHOWN")
     console = wide_console()
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        shown = {head: name for head, name in SHOWN.items() if name in own[0]["quality"]}
+        shown = {head: name for head, name in known.items() if name in own[0]["quality"]}
         table = make_table(
             "policy", "passes", "tok/pass", "positions", "nats", "same", *shown, "promise",
             title=model,

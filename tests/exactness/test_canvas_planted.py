@@ -33,19 +33,23 @@ Patch = pytest.MonkeyPatch
 STEPWISE = Stepwise()
 
 
-def law_is_the_models(policy: Any = STEPWISE) -> None:
+def law_is_the_models(policy: Any = STEPWISE) -> bool:
     for joint in LAWS.values():
         law = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
-        assert not law.sees_draws
-        assert float((law.joint - joint / joint.sum()).abs().sum()) < 1e-9
+        distance = float((law.joint - joint / joint.sum()).abs().sum())
+        if law.sees_draws or not distance < 1e-9:
+            return False
+    return True
 
 
-def budget_is_kept() -> None:
+def budget_is_kept() -> bool:
     for joint in LAWS.values():
         law = induced_law(EntropyBounded(budget_nats=0.5), OracleDenoiser(joint), LENGTH, TOKENS)
         true = joint / joint.sum()
         terms = torch.where(true > 0, true * (true / law.joint).log(), 0.0)
-        assert float(law.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6
+        if not (float(law.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6):
+            return False
+    return True
 
 
 class Given:
@@ -60,16 +64,18 @@ class Given:
         return None
 
 
-class Strict(OracleDenoiser):
-    """Remembers every prompt and every token it was shown at a given slot."""
+class Watching(OracleDenoiser):
+    """Whether it was always shown the prompt and the given slot as they are."""
+
+    is_left_alone = True
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        assert (entries.tokens[:, 0] == 1).all(), "the prompt was edited"
-        assert (entries.tokens[:, 2] == 2).all(), "a given slot was edited"
+        prompt, given = entries.tokens[:, 0], entries.tokens[:, 2]
+        self.is_left_alone &= bool((prompt == 1).all() and (given == 2).all())
         return super().forward(entries)
 
 
-def canvas_is_left_alone() -> None:
+def canvas_is_left_alone() -> bool:
     """Prompt and given slots stay, masks are never emitted, every pass commits."""
     ones = torch.ones(ROWS, dtype=torch.int64)
     law = 0.1 / TOKENS**LENGTH + 0.9 * LAWS["markov"]
@@ -81,12 +87,14 @@ def canvas_is_left_alone() -> None:
 
         prompt = Prompt(ones[:, None], ones, layout=Given())
         noise = Noise.from_seed(4, ROWS)
-        run = policy.sample(
-            Strict(law), prompt, LENGTH, filters=Filters(), noise=noise, on_step=note
-        )
-        assert (run.tokens[:, 1] == 2).all() and (run.tokens < TOKENS).all()
+        model = Watching(law)
+        run = policy.sample(model, prompt, LENGTH, filters=Filters(), noise=noise, on_step=note)
+        are_tokens = bool((run.tokens[:, 1] == 2).all() and (run.tokens < TOKENS).all())
         grown = [b - a for a, b in zip(counts, counts[1:], strict=False)]
-        assert min(grown) >= 1 or isinstance(policy, RevisedParallel)
+        commits = min(grown) >= 1 or isinstance(policy, RevisedParallel)
+        if not (model.is_left_alone and are_tokens and commits):
+            return False
+    return True
 
 
 PROOFS = (law_is_the_models, budget_is_kept, canvas_is_left_alone)
@@ -165,8 +173,8 @@ def overspend(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize("proof", PROOFS)
-def test_proofs_accept_the_code_as_it_is(proof: Callable[[], None]) -> None:
-    proof()
+def test_proofs_accept_the_code_as_it_is(proof: Callable[[], bool]) -> None:
+    assert proof()
 
 
 @pytest.mark.parametrize(
@@ -183,8 +191,7 @@ def test_proofs_accept_the_code_as_it_is(proof: Callable[[], None]) -> None:
     ids=lambda value: value.__name__,
 )
 def test_planted_bug_is_rejected(
-    plant: Callable[[Patch], None], proof: Callable[[], None], monkeypatch: Patch
+    plant: Callable[[Patch], None], proof: Callable[[], bool], monkeypatch: Patch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        proof()
+    assert not proof()

@@ -63,11 +63,12 @@ def test_the_routes_are_compared_in_tables_of_their_own() -> None:
 
 def test_canvas_policies_are_compared_model_by_model() -> None:
     row = {"model": "m", "policy": "sure", "exactness": "relaxed", "rows": 4, "passes": 2.5}
-    row |= {"tokens_per_pass": 3.25, "nats": 0.125, "same": 3, "quality": {"right": 0.75}}
+    row |= {"tokens_per_pass": 3.25, "positions": 40.6, "nats": 0.125, "same": 3}
+    row |= {"quality": {"right": 0.75}}
     machine = {"versions": {"torch": "2"}}
     report = {"canvas": [row], "machine": machine, "seed": 0, "command": "mmaccel bench"}
     filled = fill_tables("<!-- table: canvas -->\nold\n<!-- end -->", {"a": report})
-    assert "| sure | relaxed | 2.50 | 3.25 | 0.125 | 3 of 4 | 0.750 |" in filled
+    assert "| sure | relaxed | 2.50 | 3.25 | 41 | 0.125 | 3 of 4 | 0.750 |" in filled
     assert "| same tokens | right |" in filled and "old" not in filled
 
 

@@ -78,6 +78,9 @@ def test_tensor_function_gives_shapes_or_says_where_they_are(name: str, function
     assert "[" in text or "see `" in text.lower()
 
 
+BASES = {"RunPolicy", "SelectorPolicy"}
+
+
 def policy_classes() -> set[str]:
     """ "module:Class" of every class in samplers/ that can sample and says how exact it is, or
     inherits that.
@@ -92,8 +95,8 @@ def policy_classes() -> set[str]:
                         ast.unparse(a.target) for a in node.body if isinstance(a, ast.AnnAssign)
                     }
                     own = "sample" in methods and "exactness" in fields | methods
-                    heir = "SelectorPolicy" in map(ast.unparse, node.bases)
-                    if (own or heir) and node.name != "SelectorPolicy":
+                    heir = bool(BASES & set(map(ast.unparse, node.bases)))
+                    if (own or heir) and node.name not in BASES:
                         found.add(f"{module}:{node.name}")
     return found
 

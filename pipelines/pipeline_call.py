@@ -1,0 +1,32 @@
+"""Calls of a diffusers pipeline that is served: one at a time, with their arguments by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mmaccel.errors import BusyError
+
+
+def check_idle(is_busy: bool) -> None:
+    """Raises BusyError where a call of the same pipeline is under way."""
+    if is_busy:
+        raise BusyError(
+            "pipeline: expected one call at a time, received one while another runs; make a "
+            "second pipeline of the same components for it"
+        )
+
+
+def bind_call(
+    own: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Arguments of a call by name, defaults included; None where `own` does not take them, which
+    then says best itself what is wrong with them.
+    """
+    try:
+        bound = inspect.signature(own).bind(*args, **options)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return dict(bound.arguments)
