@@ -6,6 +6,7 @@ with masks, positions and flags is done as their code documents it, its traps in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,15 +59,25 @@ class Bed(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.ff_out
 
-    def body(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> SimpleNamespace:
-        """`mask`: booleans or numbers that broadcast to `[R, H, N, N]`; None is everything."""
+    def body(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        join: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    ) -> SimpleNamespace:
+        """`mask`: booleans or numbers that broadcast to `[R, H, N, S]`; None is everything. `join`:
+        from a layer and its keys and values `[R, H, N, D]` to those that are looked at.
+        """
         self.calls += 1
         self.fed += ids.numel()
         x = self.wte(ids)
-        for mix, feed in zip(self.mixes, self.feeds, strict=True):
+        for layer, (mix, feed) in enumerate(zip(self.mixes, self.feeds, strict=True)):
             parts = F.layer_norm(x, (WIDTH,))
             q, k, v = mix(parts).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
             q, k = _turn(q, positions), _turn(k, positions)
+            if join is not None:
+                k, v = join(layer, k, v)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             x = x + y.transpose(1, 2).flatten(2)
             x = x + feed(F.layer_norm(x, (WIDTH,)))
@@ -136,7 +147,16 @@ class DreamBed(Bed):
 
 
 class SDARBed(Bed):
-    """SDAR's: the mask is read as booleans whatever it holds; `store_kv` asks for a cache."""
+    """SDAR's and TraDo's: the mask is read as booleans whatever it holds. With `store_kv` a cache's
+    `update` says what is looked at; without it, what the cache holds and the pass's own behind it.
+    A mask that hides nothing goes to another kernel, of half precision. What is looked at by an
+    entry that sees nothing differs between kernels: here it is NaN.
+    """
+
+    kernel_dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+
+    def __init__(self, vocab: int, seed: int = 0, **config: Any) -> None:
+        super().__init__(vocab, seed, **({"num_hidden_layers": LAYERS} | config))
 
     def forward(
         self,
@@ -149,11 +169,46 @@ class SDARBed(Bed):
         logits_to_keep: int | Tensor = 0,
         store_kv: bool = False,
     ) -> SimpleNamespace:
-        assert attention_mask is not None and not store_kv
-        mask = torch.zeros(attention_mask.shape).double()
-        mask = mask.masked_fill(~attention_mask.bool(), float("-inf"))
-        positions = _line(input_ids) if position_ids is None else position_ids
-        return self.body(input_ids, positions, mask)
+        from transformers.cache_utils import Cache
+
+        if not isinstance(past_key_values, (type(None), Cache)):
+            raise ValueError("The `past_key_values` should be either a `Cache` object or `None`.")
+        if use_cache and past_key_values is None:
+            past_key_values = grown_cache()
+        held = 0 if past_key_values is None else past_key_values.get_seq_length()
+        positions = _line(input_ids) + held if position_ids is None else position_ids
+
+        def join(layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            if past_key_values is None:
+                return k, v
+            if store_kv:
+                both: tuple[Tensor, Tensor] = past_key_values.update(k, v, layer)
+                return both
+            if len(past_key_values) > layer:
+                old_k, old_v = past_key_values[layer]
+                return torch.cat([old_k, k], -2), torch.cat([old_v, v], -2)
+            return k, v
+
+        assert attention_mask is not None
+        allowed = attention_mask.bool()
+        if bool(allowed.all()) and self.dtype not in self.kernel_dtypes:
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        allowed = allowed[:, None] if allowed.ndim == 3 else allowed
+        mask = torch.zeros(allowed.shape, dtype=self.dtype).masked_fill(~allowed, float("-inf"))
+        mask = mask.masked_fill(~allowed.any(-1, keepdim=True), float("nan"))
+        return self.body(input_ids, positions, mask, join)
+
+
+def grown_cache() -> Any:
+    """The cache that published decoders make: it grows, and its layers can be asked for by number,
+    as transformers' own could before its version 5.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    def ask(self: Any, layer: int) -> tuple[Tensor, Tensor]:
+        return self.layers[layer].keys, self.layers[layer].values
+
+    return type("GrownCache", (DynamicCache,), {"__getitem__": ask})()
 
 
 class FastDLLMBed(Bed):
