@@ -121,7 +121,9 @@ class FastDLLMDenoiser(WholeDenoiser):
     """Fast-dLLM v2: `model(input_ids, block_size=)`, block-causal, logits of the next position.
 
     It makes its mask itself, in blocks from the first column on, and looks at every column: rows
-    are fed without padding, those of a length together.
+    are fed without padding, those of a length together, and nothing is kept. Its weights in
+    transformers' `Qwen2ForCausalLM`, whose layers it has, are a model for
+    `mmaccel.pipelines.masked_lm.MaskedLM`, which keeps keys and values.
 
     Args:
         block: positions per block; None takes the configuration's `bd_size`.

@@ -95,7 +95,7 @@ def _turn(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
-def _line(ids: Tensor) -> Tensor:
+def line_of(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1]).expand_as(ids)
 
 
@@ -122,7 +122,7 @@ class LLaDABed(Bed):
             if bias is None:
                 bias = torch.zeros(n, n).double().masked_fill_(~torch.ones(n, n).bool().tril(), low)
             bias = bias + (1.0 - attention_mask.double())[:, None, None] * low
-        return self.body(input_ids, _line(input_ids), bias)
+        return self.body(input_ids, line_of(input_ids), bias)
 
 
 class DreamBed(Bed):
@@ -142,73 +142,8 @@ class DreamBed(Bed):
             assert attention_mask.dtype == torch.bool and attention_mask.ndim == 4
             mask = torch.zeros(attention_mask.shape).double()
             mask = mask.masked_fill(~attention_mask, float("-inf"))
-        positions = _line(input_ids) if position_ids is None else position_ids
+        positions = line_of(input_ids) if position_ids is None else position_ids
         return self.body(input_ids, positions, mask)
-
-
-class SDARBed(Bed):
-    """SDAR's and TraDo's: the mask is read as booleans whatever it holds. With `store_kv` a cache's
-    `update` says what is looked at; without it, what the cache holds and the pass's own behind it.
-    A mask that hides nothing goes to another kernel, of half precision. What is looked at by an
-    entry that sees nothing differs between kernels: here it is NaN.
-    """
-
-    kernel_dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-
-    def __init__(self, vocab: int, seed: int = 0, **config: Any) -> None:
-        super().__init__(vocab, seed, **({"num_hidden_layers": LAYERS} | config))
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Any = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        store_kv: bool = False,
-    ) -> SimpleNamespace:
-        from transformers.cache_utils import Cache
-
-        if not isinstance(past_key_values, (type(None), Cache)):
-            raise ValueError("The `past_key_values` should be either a `Cache` object or `None`.")
-        if use_cache and past_key_values is None:
-            past_key_values = grown_cache()
-        held = 0 if past_key_values is None else past_key_values.get_seq_length()
-        positions = _line(input_ids) + held if position_ids is None else position_ids
-
-        def join(layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            if past_key_values is None:
-                return k, v
-            if store_kv:
-                both: tuple[Tensor, Tensor] = past_key_values.update(k, v, layer)
-                return both
-            if len(past_key_values) > layer:
-                old_k, old_v = past_key_values[layer]
-                return torch.cat([old_k, k], -2), torch.cat([old_v, v], -2)
-            return k, v
-
-        assert attention_mask is not None
-        allowed = attention_mask.bool()
-        if bool(allowed.all()) and self.dtype not in self.kernel_dtypes:
-            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-        allowed = allowed[:, None] if allowed.ndim == 3 else allowed
-        mask = torch.zeros(allowed.shape, dtype=self.dtype).masked_fill(~allowed, float("-inf"))
-        mask = mask.masked_fill(~allowed.any(-1, keepdim=True), float("nan"))
-        return self.body(input_ids, positions, mask, join)
-
-
-def grown_cache() -> Any:
-    """The cache that published decoders make: it grows, and its layers can be asked for by number,
-    as transformers' own could before its version 5.
-    """
-    from transformers.cache_utils import DynamicCache
-
-    def ask(self: Any, layer: int) -> tuple[Tensor, Tensor]:
-        return self.layers[layer].keys, self.layers[layer].values
-
-    return type("GrownCache", (DynamicCache,), {"__getitem__": ask})()
 
 
 class FastDLLMBed(Bed):
@@ -228,7 +163,7 @@ class FastDLLMBed(Bed):
         mask_id: int = 151665,
     ) -> SimpleNamespace:
         group = torch.arange(input_ids.shape[1]) // block_size
-        positions = _line(input_ids) if position_ids is None else position_ids
+        positions = line_of(input_ids) if position_ids is None else position_ids
         return self.body(input_ids, positions, group <= group[:, None])
 
 
@@ -246,4 +181,4 @@ class LuminaBed(Bed):
     ) -> SimpleNamespace:
         assert infer, "without it the model wants labels"
         ids = torch.tensor(input_ids.tolist())
-        return self.body(ids, _line(ids), None)
+        return self.body(ids, line_of(ids), None)

@@ -12,7 +12,8 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.denoisers import DreamDenoiser, LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.masked_lm import MaskedLM
 from tests.canvas_beds import MASK
-from tests.denoiser_beds import DreamBed, LLaDABed, SDARBed
+from tests.denoiser_beds import DreamBed, LLaDABed
+from tests.sdar_bed import SDARBed
 from tests.tiny_lms import build_lm
 
 

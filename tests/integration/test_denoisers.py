@@ -25,7 +25,8 @@ from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.stepwise import Stepwise
 from tests.canvas_beds import PROMPTS, run
-from tests.denoiser_beds import DreamBed, FastDLLMBed, LLaDABed, LuminaBed, SDARBed
+from tests.denoiser_beds import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
+from tests.sdar_bed import SDARBed
 
 VOCAB, MASK, LENGTH = 40, 39, 6
 FIRST, CODES, NEWLINE = 26, 8, 36  # of the pictures' models

@@ -15,7 +15,7 @@ from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.stepwise import Stepwise
 from tests.canvas_beds import PROMPTS, run
-from tests.denoiser_beds import SDARBed, grown_cache
+from tests.sdar_bed import SDARBed, published
 
 VOCAB, MASK, BLOCK, LENGTH = 40, 39, 4, 10
 ALIKE = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # guidance: end alike in blocks of 4
@@ -49,49 +49,12 @@ def same_logits(one: Recorded, other: Recorded) -> bool:
     return all(torch.allclose(a, b, rtol=0, atol=1e-9) for a, b in pairs)
 
 
-@torch.no_grad()
-def published(bed: SDARBed, prompt: list[int], length: int) -> tuple[list[int], int]:
-    """Tokens by the published loop, greedy, one slot a pass, over a cache that grows by blocks; and
-    positions fed. It stores a finished block by a pass of its own.
-
-    Departures: the mask token is never a token, and the kernel takes float64.
-    """
-    bed.kernel_dtypes = (torch.float64,)
-    total = len(prompt) + length
-    assert total % BLOCK == 0
-    ids, cache, fed = torch.tensor([prompt + [MASK] * length]), grown_cache(), 0
-    group = torch.arange(total) // BLOCK
-    mask = (group <= group[:, None]).double()[None]  # as numbers, 3-D
-    line = torch.arange(total)[None]
-    bounds = [0, *range(len(prompt) // BLOCK * BLOCK, total + 1, BLOCK)]
-    for first, last in zip(bounds, bounds[1:]):
-        span = slice(first, last)
-        while True:
-            is_done = not bool((ids[:, span] == MASK).any())
-            fed += last - first
-            logits = bed(
-                ids[:, span],
-                attention_mask=mask[:, span, :last],
-                position_ids=line[:, span],
-                past_key_values=cache,
-                use_cache=True,
-                store_kv=is_done,
-            ).logits[0]
-            if is_done:
-                break
-            logits[:, MASK] = float("-inf")
-            sure, token = logits.softmax(-1).max(-1)
-            at = int(torch.where(ids[0, span] == MASK, sure, -1.0).argmax())
-            ids[0, first + at] = token[at]
-    return ids[0, len(prompt) :].tolist(), fed
-
-
 @pytest.mark.parametrize("prompt, length", [([5, 9, 7, 1, 2, 3], 10), ([8], 11), ([5, 9, 7, 1], 8)])
 def test_tokens_are_those_of_the_published_loop(prompt: list[int], length: int) -> None:
     model = Recorded()
     made = run(Stepwise(cache="block"), model, length, 0.0, prompts=[prompt])
     fed = model.model.fed
-    tokens, theirs = published(SDARBed(VOCAB), prompt, length)
+    tokens, theirs = published(SDARBed(VOCAB), prompt, length, BLOCK, MASK)
     assert made.tokens[0].tolist() == tokens and len(set(tokens)) > 2
     # theirs stores a block by a pass of its own, ours with the first pass of the next one: but the
     # last, which nobody reads, and the prompt, whose whole blocks both feed once
