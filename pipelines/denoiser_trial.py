@@ -20,14 +20,14 @@ from mmaccel.pipelines.window_trial import find_tolerance, is_possible
 from mmaccel.samplers.canvas_columns import Columns
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.masked_lm import MaskedLM
+    from mmaccel.pipelines.stored_denoiser import StoredDenoiser
     from mmaccel.pipelines.whole_denoiser import WholeDenoiser
 
 LENGTHS = (1, 4)  # of the made-up prompts: the shorter one is padded
 _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
-def check_by_trial(model: MaskedLM | WholeDenoiser) -> None:
+def check_by_trial(model: StoredDenoiser | WholeDenoiser) -> None:
     """Refuse a model that does not do what passes over a canvas ask of it.
 
     Where nothing can be compared (NaN, no spread) the model passes this time.
@@ -41,7 +41,7 @@ def check_by_trial(model: MaskedLM | WholeDenoiser) -> None:
     inner = model.model
     config = getattr(inner, "config", None)
     key = (
-        type(model), model.block, model.shift, model.dtype,
+        type(model), model.has_store, model.block, model.shift, model.dtype,
         getattr(config, "_attn_implementation", None),
     )  # fmt: skip
     if key in _passed.get(inner, ()):
@@ -61,7 +61,7 @@ def check_by_trial(model: MaskedLM | WholeDenoiser) -> None:
 class Trial:
     """Of one model, on two rows: prompts of 1 and 4 tokens and a canvas."""
 
-    def __init__(self, model: MaskedLM | WholeDenoiser) -> None:
+    def __init__(self, model: StoredDenoiser | WholeDenoiser) -> None:
         self.model = model
         self.length = 5 if model.block is None else 2 * model.block + 3
         wide = max(LENGTHS) + self.length
@@ -125,12 +125,13 @@ class Trial:
 
     def _check_store(self) -> None:
         """Keys at scrambled places, in scrambled order, and partly from an earlier pass."""
-        from mmaccel.pipelines.masked_lm import MaskedLM
         from mmaccel.pipelines.scrambled_passes import scrambled_passes
+        from mmaccel.pipelines.stored_denoiser import StoredDenoiser
 
         model = self.model
-        assert isinstance(model, MaskedLM)
-        ids = self.ids[:, :9]
+        assert isinstance(model, StoredDenoiser)
+        n = 9 if model.block is None else max(9, model.block + 2)  # some of it in a second block
+        ids = self.ids[:, :n]
         own = model.own_logits(ids).float()
         fewer = model.own_logits(ids[:, :-1]).float()
         whole, part, hidden = scrambled_passes(ids, model.block)
@@ -161,7 +162,7 @@ class Trial:
         return (tokens + 1) % min(self.model.vocab_size, self.model.n_ids)
 
 
-def _refuse(model: MaskedLM | WholeDenoiser, received: str) -> NoReturn:
+def _refuse(model: StoredDenoiser | WholeDenoiser, received: str) -> NoReturn:
     raise UnsupportedModelError(
         f"model: expected one that goes by the masks and positions of a canvas pass, received "
         f"{received} from a {type(model.model).__name__}; check block and shift, or use another "

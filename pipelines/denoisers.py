@@ -11,13 +11,20 @@ of scale w in MMaDA and Lumina-DiMOO, (1 + w) c - w u, is `guidance_scale` 1 + w
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.denoiser_checks import find_mask_token, find_most
+from mmaccel.pipelines.denoiser_trial import check_by_trial
 from mmaccel.pipelines.queried_logits import queried_logits
+from mmaccel.pipelines.stored_denoiser import StoredDenoiser
 from mmaccel.pipelines.whole_denoiser import WholeDenoiser
+from mmaccel.pipelines.window_checks import check_mode
 
 
 class LLaDADenoiser(WholeDenoiser):
@@ -53,44 +60,70 @@ class DreamDenoiser(WholeDenoiser):
         return queried_logits(self.model, queries, input_ids=ids, **inputs)
 
 
-class SDARDenoiser(WholeDenoiser):
-    """SDAR and TraDo: `model(input_ids, attention_mask, position_ids, store_kv=)`, block-causal.
+class SDARDenoiser(StoredDenoiser):
+    """SDAR and TraDo: `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`,
+    block-causal, with kept keys and values.
 
     The mask is read as booleans whatever it holds, so that an additive one would be read the wrong
-    way round. Nothing is stored.
+    way round. `store_kv=True` hands a layer's keys and values to `past_key_values.update` and reads
+    what it returns, which is all a cache at places of its own needs; without it the model appends
+    them to what the cache holds, for this pass. Under a mask that hides nothing the published code
+    takes another kernel, for half precision alone: one place is hidden always.
 
     Args:
+        model: as its checkpoint's code makes it, in evaluation mode.
+        mask_token: id of an open slot; None takes the configuration's `mask_token_id`.
         block: positions per block; None takes the configuration's `block_size`.
+
+    Attributes:
+        store_reason: why nothing is kept (`has_store` is False, every pass is over everything);
+            empty where keys and values are.
+
+    Raises:
+        UnsupportedModelError: a model that does not go by masks and positions, kept keys or not.
+        OptionError: an option outside its domain.
     """
+
+    spare = 1
+    options = MappingProxyType({"store_kv": True})
+    plain_options = MappingProxyType({"store_kv": False})
 
     def __init__(
         self, model: Any, mask_token: int | None = None, *, block: int | None = None
     ) -> None:
-        if block is None:
-            block = getattr(model.config, "block_size", 4)
-        super().__init__(model, mask_token, block=block)
-
-    def run(self, ids: Tensor, positions: Tensor, seen: Tensor, queries: Tensor) -> Tensor:
-        """See `WholeDenoiser.run`."""
-        assert self.block is not None
-        group = positions // self.block
-        mask = seen[:, None] & (group[:, None] <= group[..., None])  # [R, N, N]
-        return queried_logits(
-            self.model,
-            queries,
-            input_ids=ids,
-            attention_mask=mask[:, None],
-            position_ids=positions,
-            use_cache=False,
-            store_kv=False,
+        config = model.config
+        block = getattr(config, "block_size", 4) if block is None else block
+        super().__init__(
+            model,
+            find_mask_token(model, mask_token, None),
+            getattr(config, "num_hidden_layers", None),
+            find_most(config),
+            block=block,
         )
+        check_mode(model)
+        self.store_reason = ""
+        try:
+            check_by_trial(self)
+        except UnsupportedModelError as error:
+            self.has_store, self.store_reason = False, str(error)
+            check_by_trial(self)
+
+    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
+        """See `StoredDenoiser.mask`; booleans. What looks at nothing is shown itself, lest it be
+        NaN.
+        """
+        index = torch.arange(reads.shape[-1], device=reads.device)
+        is_blind = ~reads.any(-1, keepdim=True)
+        return (reads | (is_blind & (index == entries.places[..., None])))[:, None]
 
 
 class FastDLLMDenoiser(WholeDenoiser):
     """Fast-dLLM v2: `model(input_ids, block_size=)`, block-causal, logits of the next position.
 
     It makes its mask itself, in blocks from the first column on, and looks at every column: rows
-    are fed without padding, those of a length together.
+    are fed without padding, those of a length together, and nothing is kept. Its weights in
+    transformers' `Qwen2ForCausalLM`, whose layers it has, are a model for
+    `mmaccel.pipelines.masked_lm.MaskedLM`, which keeps keys and values.
 
     Args:
         block: positions per block; None takes the configuration's `bd_size`.

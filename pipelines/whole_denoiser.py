@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.pipelines.denoiser_checks import check_options, find_mask_token, find_most
 from mmaccel.pipelines.denoiser_trial import check_by_trial
-from mmaccel.pipelines.masked_lm import check_options
 from mmaccel.pipelines.window_checks import check_mode, check_room
 
 
@@ -53,13 +53,7 @@ class WholeDenoiser:
         block: int | None = None,
         pictures: tuple[int, int] | None = None,
     ) -> None:
-        if mask_token is None:
-            mask_token = getattr(model.config, "mask_token_id", self.usual_mask)
-        if mask_token is None:
-            raise OptionError(
-                "mask_token: expected an id, received None, and the model's configuration has no "
-                "mask_token_id; give the tokenizer's"
-            )
+        mask_token = find_mask_token(model, mask_token, self.usual_mask)
         known = int(model.get_input_embeddings().weight.shape[0])
         check_options(0, block, mask_token, known)
         self.model, self.block, self._mask = model, block, mask_token
@@ -73,7 +67,7 @@ class WholeDenoiser:
         self.vocab_size = size
         self.mask_token = size if pictures else mask_token
         self.n_ids = size if pictures else known
-        self.max_positions = _find_most(model.config)
+        self.max_positions = find_most(model.config)
         self._reserved: tuple[int, int] | None = None
         check_mode(model)
         check_by_trial(self)
@@ -166,12 +160,3 @@ class WholeDenoiser:
     def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
         """Logits `[R, Q, V]` of rows without padding."""
         raise NotImplementedError
-
-
-def _find_most(config: Any) -> int | None:
-    """Positions the model was made for, if its configuration says so."""
-    for name in ("max_position_embeddings", "max_sequence_length"):
-        most = getattr(config, name, None)
-        if most is not None:
-            return int(most)
-    return None

@@ -49,10 +49,11 @@ def check_run(
     _check_mask(model.mask_token, prompt)
     _check_blocks(model, prompt, length, block)
     if (cache.keeps or layout == "entries") and not model.has_store:
+        reason = getattr(model, "store_reason", "")
         raise UnsupportedModelError(
             f"cache: expected a model whose keys and values can be kept, for cache "
             f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
-            'over everything; choose cache="none" and layout="rows"'
+            f'over everything; choose cache="none" and layout="rows"{reason and f" ({reason})"}'
         )
     if cache.kind == "block" and model.block is None:
         raise OptionError(

@@ -6,6 +6,7 @@ with masks, positions and flags is done as their code documents it, its traps in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,15 +59,25 @@ class Bed(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.ff_out
 
-    def body(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> SimpleNamespace:
-        """`mask`: booleans or numbers that broadcast to `[R, H, N, N]`; None is everything."""
+    def body(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        join: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    ) -> SimpleNamespace:
+        """`mask`: booleans or numbers that broadcast to `[R, H, N, S]`; None is everything. `join`:
+        from a layer and its keys and values `[R, H, N, D]` to those that are looked at.
+        """
         self.calls += 1
         self.fed += ids.numel()
         x = self.wte(ids)
-        for mix, feed in zip(self.mixes, self.feeds, strict=True):
+        for layer, (mix, feed) in enumerate(zip(self.mixes, self.feeds, strict=True)):
             parts = F.layer_norm(x, (WIDTH,))
             q, k, v = mix(parts).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
             q, k = _turn(q, positions), _turn(k, positions)
+            if join is not None:
+                k, v = join(layer, k, v)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             x = x + y.transpose(1, 2).flatten(2)
             x = x + feed(F.layer_norm(x, (WIDTH,)))
@@ -84,7 +95,7 @@ def _turn(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
-def _line(ids: Tensor) -> Tensor:
+def line_of(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1]).expand_as(ids)
 
 
@@ -111,7 +122,7 @@ class LLaDABed(Bed):
             if bias is None:
                 bias = torch.zeros(n, n).double().masked_fill_(~torch.ones(n, n).bool().tril(), low)
             bias = bias + (1.0 - attention_mask.double())[:, None, None] * low
-        return self.body(input_ids, _line(input_ids), bias)
+        return self.body(input_ids, line_of(input_ids), bias)
 
 
 class DreamBed(Bed):
@@ -131,28 +142,7 @@ class DreamBed(Bed):
             assert attention_mask.dtype == torch.bool and attention_mask.ndim == 4
             mask = torch.zeros(attention_mask.shape).double()
             mask = mask.masked_fill(~attention_mask, float("-inf"))
-        positions = _line(input_ids) if position_ids is None else position_ids
-        return self.body(input_ids, positions, mask)
-
-
-class SDARBed(Bed):
-    """SDAR's: the mask is read as booleans whatever it holds; `store_kv` asks for a cache."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Any = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        store_kv: bool = False,
-    ) -> SimpleNamespace:
-        assert attention_mask is not None and not store_kv
-        mask = torch.zeros(attention_mask.shape).double()
-        mask = mask.masked_fill(~attention_mask.bool(), float("-inf"))
-        positions = _line(input_ids) if position_ids is None else position_ids
+        positions = line_of(input_ids) if position_ids is None else position_ids
         return self.body(input_ids, positions, mask)
 
 
@@ -173,7 +163,7 @@ class FastDLLMBed(Bed):
         mask_id: int = 151665,
     ) -> SimpleNamespace:
         group = torch.arange(input_ids.shape[1]) // block_size
-        positions = _line(input_ids) if position_ids is None else position_ids
+        positions = line_of(input_ids) if position_ids is None else position_ids
         return self.body(input_ids, positions, group <= group[:, None])
 
 
@@ -191,4 +181,4 @@ class LuminaBed(Bed):
     ) -> SimpleNamespace:
         assert infer, "without it the model wants labels"
         ids = torch.tensor(input_ids.tolist())
-        return self.body(ids, _line(ids), None)
+        return self.body(ids, line_of(ids), None)

@@ -25,10 +25,18 @@ from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.stepwise import Stepwise
 from tests.canvas_beds import PROMPTS, run
-from tests.denoiser_beds import DreamBed, FastDLLMBed, LLaDABed, LuminaBed, SDARBed
+from tests.denoiser_beds import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
+from tests.sdar_bed import SDARBed
 
 VOCAB, MASK, LENGTH = 40, 39, 6
 FIRST, CODES, NEWLINE = 26, 8, 36  # of the pictures' models
+
+
+class Forgetful(SDARBed):
+    """Does not look at the cache that it is given."""
+
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        return super().forward(*args, **(inputs | {"past_key_values": None, "use_cache": False}))
 
 
 def build(family: str) -> Any:
@@ -39,6 +47,8 @@ def build(family: str) -> Any:
         return DreamDenoiser(DreamBed(VOCAB, mask_token_id=MASK, max_position_embeddings=64))
     if family == "sdar":
         return SDARDenoiser(SDARBed(VOCAB, mask_token_id=MASK, block_size=4))
+    if family == "sdar-unkept":
+        return SDARDenoiser(Forgetful(VOCAB, mask_token_id=MASK, block_size=4))
     return FastDLLMDenoiser(FastDLLMBed(VOCAB, bd_size=4), MASK)
 
 
@@ -49,7 +59,8 @@ def pictures(family: str) -> Any:
     return LuminaDenoiser(LuminaBed(VOCAB), MASK, pictures=(FIRST, CODES))
 
 
-TEXTS = ("llada", "dream", "sdar", "fast-dllm")
+UNKEPT = ("llada", "dream", "sdar-unkept", "fast-dllm")
+TEXTS = (*UNKEPT, "sdar")
 
 
 class Watched:
@@ -69,7 +80,7 @@ class Watched:
 
 def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
     """Logits `[Q, V]` of one row without padding, by the bed's body and a mask written here."""
-    seen = entries.reads[row, 0]
+    seen = entries.reads[row].any(0)
     ids = entries.tokens[row][seen][None]
     line = torch.arange(ids.shape[1])
     mask = None
@@ -83,7 +94,7 @@ def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
 @pytest.mark.parametrize("family", TEXTS)
 def test_logits_are_those_of_every_row_alone(family: str) -> None:
     model = Watched(build(family))
-    assert isinstance(model.inner, Denoiser) and not model.has_store
+    assert isinstance(model.inner, Denoiser) and model.has_store == (family not in UNKEPT)
     run(Stepwise(), model, LENGTH, 0.0)
     assert len(model.passes) == LENGTH
     for entries, logits in model.passes:
@@ -111,9 +122,10 @@ def test_drafts_and_batches_change_nothing(family: str, temperature: float, guid
 
 
 def test_a_cache_is_refused_where_nothing_is_kept() -> None:
-    for family in TEXTS:
-        with pytest.raises(UnsupportedModelError, match="keys and values can be kept"):
+    for family in UNKEPT:
+        with pytest.raises(UnsupportedModelError, match="keys and values can be kept") as error:
             run(Stepwise(cache="prefix"), build(family), LENGTH)
+        assert ("from a Forgetful" in str(error.value)) == (family == "sdar-unkept")  # its reason
 
 
 def test_the_head_runs_on_queried_positions_and_rows_of_a_length_go_together() -> None:
