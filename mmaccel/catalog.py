@@ -7,7 +7,7 @@ listing them imports nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -112,7 +112,9 @@ MODELS: dict[str, DemoModel] = {
         ),
     ),
 }
-
+MODELS["scenes-masked"] = replace(
+    MODELS["scenes"], summary="the same pictures and words, filled in any order"
+)
 TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
 
 
@@ -183,16 +185,3 @@ def find_family(model_type: str | None) -> str:
 def installed_families() -> dict[str, str]:
     """What other packages registered, looked up once: `model_type` -> "module:Class"."""
     return {found.name: found.value for found in entry_points(group=_ENTRY_POINTS)}
-
-
-def find_demo(name: str) -> DemoModel:
-    """The demo model of a short name.
-
-    Raises:
-        OptionError: unknown name, with the names there are.
-    """
-    if name not in MODELS:
-        raise OptionError(
-            f"model: expected one of {', '.join(MODELS)}, received {name!r}; choose one of these"
-        )
-    return MODELS[name]

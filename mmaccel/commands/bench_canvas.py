@@ -23,6 +23,8 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
     "entropy-bounded 0.6": ("entropy-bounded", {"gamma": 0.6}),
     "entropy-bounded 0.5 end": ("entropy-bounded", {"gamma": 0.5, "end_threshold": 0.9}),
     "entropy-bounded 1.0": ("entropy-bounded", {"gamma": 1.0}),
+    "entropy-bounded 4": ("entropy-bounded", {"gamma": 4.0}),
+    "entropy-bounded 16": ("entropy-bounded", {"gamma": 16.0}),
     "entropy-bounded budget 1": ("entropy-bounded", {"budget_nats": 1.0}),
     "threshold 0.9": ("confident-parallel", {"threshold": 0.9}),
     "threshold 0.7": ("confident-parallel", {"threshold": 0.7}),
