@@ -151,6 +151,8 @@ class GemmaRun:
         stats.nats += new.nats + rule.nats
         stats.positions += decoder.positions
         stats.forward_seconds += new.forward_seconds
+        so_far = new.notes if self._index == 0 else stats.notes
+        stats.notes = [note for note in so_far if note in new.notes]  # what holds of all canvases
         longest = max(len(stats.accepted), len(new.accepted))
         pairs = (
             counts + [0] * (longest - len(counts)) for counts in (stats.accepted, new.accepted)

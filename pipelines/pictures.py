@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -58,8 +59,12 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
     total["engine_reason"] = "; ".join({p.engine_reason: None for p in parts if p.engine_reason})
     total["attention"], total["reference"] = parts[-1].attention, parts[-1].reference
-    for name in ("fallbacks", "notes"):
-        total[name] = list(dict.fromkeys(text for p in parts for text in getattr(p, name)))
+    total["fallbacks"] = list(dict.fromkeys(text for p in parts for text in p.fallbacks))
+    notes = Counter(text for p in parts for text in p.notes)
+    total["notes"] = [
+        text if n == len(parts) else f"{text} (in {n} of {len(parts)} batches)"
+        for text, n in notes.items()
+    ]
     widest = max(len(p.accepted) for p in parts)
     total["accepted"] = [
         sum(p.accepted[k] for p in parts if k < len(p.accepted)) for k in range(widest)

@@ -143,7 +143,7 @@ class CanvasLook:
             columns.index < (columns.rows(sight) + columns.first)[:, None]
         )  # [R, N]
         if not self._by_entry:
-            return columns.whole(fed, seen, slots), seen.sum() * fed.shape[0]
+            return columns.whole(fed, seen, slots), columns.is_real.sum() * fed.shape[0]
         base = columns.rows(canvas.base[:batch]) + columns.first
         if self.cache.kind == "block":
             computed = seen & (columns.index >= self._kept[:, None])

@@ -61,7 +61,7 @@ class EntropyBounded(SelectorPolicy):
         made = super().decode(run)
         if self.budget_nats is not None and made.stats.accepted == [made.stats.row_passes]:
             made.stats.notes.append(
-                f"budget_nats: {self.budget_nats:g} was below what a second slot costs at every "
-                "pass; one slot a pass was committed, and nothing spent"
+                f"budget_nats: {self.budget_nats:g} bought no second slot at any pass; one slot a "
+                "pass was committed, and nothing spent"
             )
         return made

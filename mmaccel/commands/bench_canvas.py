@@ -51,7 +51,8 @@ def bench_canvas(
         model: one of `MODELS`, the folder of a masked model, or "all", which "scenes" (the default
             of the command) also means: it is no masked model.
         labels: keys of `SETUPS` with commas, or "all"; those by window have no row where there is
-            no next-token model beside a masked one of pictures.
+            no next-token model beside a masked one of pictures, those by `end_threshold` none where
+            no token ends a row.
         count: captions, or prompts of each task.
         seed: of the first picture, and of all answers.
         batch_size: pictures made together.
@@ -128,6 +129,7 @@ def _pictures(
     from mmaccel.commands.run_setup import open_pipeline
     from mmaccel.pipelines.caption_words import tokenizer_folder
 
+    canvas = {k: p for k, p in canvas.items() if getattr(p, "end_threshold", None) is None}
     make = load("mmaccel.demo.scenes_data:make_captions")
     captions = make(load("mmaccel.demo.scenes_data:EVALUATION_SEED"), range(count))
     measure = load("mmaccel.demo.canvas_measure:measure_pictures")

@@ -163,6 +163,8 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
     if compare:
         print_comparison(job.name, join(job.plain), made, job.dtype)
     print(f"{job.kept} {'picture' if job.kept == 1 else 'pictures'} in {job.out}, and {file}")
+    for note in made.stats.notes:
+        print(f"note: {note}")
     return job.kept, True
 
 

@@ -14,8 +14,8 @@ _LENGTH, _TOKENS = 4, 3
 
 def measure_toys(policies: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A dict per policy: total variation between its law and the joint, passes and nats, means over
-    the joints of `families`; policies that revise, or that cannot run over a model that keeps
-    nothing, have no row.
+    the joints of `families`; policies that revise, that cannot run over a model that keeps
+    nothing, or that wait for an end token, which no joint has, have no row.
 
     Args:
         policies: label to policy.
@@ -60,4 +60,5 @@ def can_enumerate(policy: Any) -> bool:
     """Whether a policy's law on a model without a store can be gone through."""
     revises = type(policy).__name__ in ("RevisedParallel", "LosslessUnmask")
     has_noise = bool(getattr(policy, "choice", 0.0))
-    return not revises and not has_noise and hasattr(policy, "decode")
+    ends = getattr(policy, "end_threshold", None) is not None
+    return not (revises or has_noise or ends) and hasattr(policy, "decode")

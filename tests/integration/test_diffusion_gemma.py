@@ -62,6 +62,14 @@ def test_stepwise_makes_the_tokens_of_a_plain_loop() -> None:
     assert out.tokens_per_forward.tolist() == [1.0, 1.0]
 
 
+def test_notes_are_those_of_all_canvases() -> None:
+    model = build_model()
+    for budget, n in ((0.0, 1), (1.0, 0)):
+        with mmaccel.attach(model, mmaccel.EntropyBounded(budget_nats=budget), seed=4) as handle:
+            model.generate(IDS, max_new_tokens=13)
+        assert len(handle.stats.notes) == n and (handle.stats.nats == 0) == (n == 1)
+
+
 @pytest.mark.parametrize(
     "policy", [mmaccel.EntropyBounded(gamma=0.5), mmaccel.ConfidentParallel(0.4)]
 )

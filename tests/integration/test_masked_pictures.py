@@ -118,6 +118,16 @@ def test_generate_compares_with_one_slot_a_pass(
     assert len(list(tmp_path.glob("compare-*.png"))) == 1
 
 
+def test_generate_says_that_a_budget_bought_nothing(
+    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = ["--model", str(shelf / "masked"), "--out", str(tmp_path), "--count", "1"]
+    for budget, n in (("0", 1), ("30", 0)):
+        options = ["--policy", "entropy-bounded", "--set", f"budget_nats={budget}"]
+        assert main(["generate", CAPTIONS[0], *fixed, *options]) == 0
+        assert capsys.readouterr().out.count("note: budget_nats: 0 bought no second slot") == n
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,6 +137,7 @@ def test_generate_compares_with_one_slot_a_pass(
         (["--policy", "entropy-bounded", "--set", "gamma"], "expected name=value"),
         (["--policy", "stepwise", "--set", "block=5"], "divides 16 slots, received 5"),
         (["--policy", "stepwise", "--set", "cache=quick"], "cache: expected one of"),
+        (["--policy", "local-leap", "--set", "end_threshold=0.9"], "expected a prompt with stop"),
         (["--engine", "graph"], "engine='graph'"),
     ],
 )

@@ -14,6 +14,7 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.oracles import OracleDenoiser
+from mmaccel.pipelines.pictures import add_stats
 from mmaccel.results import Generation
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.filters import Filters
@@ -65,7 +66,7 @@ def test_the_first_sure_end_is_committed_and_what_is_behind_it_left_out() -> Non
     # the end in the first pass, beside the surest slot, and three coins one by one
     assert model.looked == [7, 5, 5] + [5] * (len(model.looked) - 3)
     assert waits.stats.passes == len(plain.looked) and set(plain.looked) == {7}
-    assert cut.stats.positions < waits.stats.positions
+    assert cut.stats.positions == 7 * cut.stats.passes  # computed all the same, without a store
 
 
 @pytest.mark.parametrize(
@@ -179,13 +180,29 @@ def test_a_block_causal_cache_goes_with_it() -> None:
     assert found[1].stats.positions < found[0].stats.positions
 
 
+@pytest.mark.parametrize("far", [None, 2])
+def test_what_is_not_looked_at_counts_where_it_is_computed(far: int | None) -> None:
+    model = masked()
+    stops = torch.arange(0, 40, 3)
+    prompt = replace(prompt_of(PROMPTS[:1]), stop_tokens=stops)
+    policy = mmaccel.EntropyBounded(
+        0.5, block=6, cache=CachePlan(far=far), end_threshold=0.05, settled=3.4
+    )
+    noise = Noise.from_seed(3, 1)
+    made = policy.sample(model, prompt, 12, filters=Filters(), noise=noise)
+    assert made.stats.positions == model.fed == made.stats.passes * (len(PROMPTS[0]) + 12)
+
+
 def test_a_budget_that_buys_nothing_is_said() -> None:
     joint = ending_at(6)
     broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), OracleDenoiser(joint))
     assert broke.stats.passes == 6 and broke.stats.nats == 0
-    assert "budget_nats: 0.01 was below what a second slot costs" in str(broke.stats)
+    assert "budget_nats: 0.01 bought no second slot at any pass" in str(broke.stats)
     rich = decode(mmaccel.EntropyBounded(budget_nats=9.0), OracleDenoiser(joint))
     assert rich.stats.passes < 6 and not rich.stats.notes
+    both = add_stats([broke.stats, rich.stats])  # which did spend something
+    assert both.notes == [f"{broke.stats.notes[0]} (in 1 of 2 batches)"] and both.nats > 0
+    assert add_stats([broke.stats, broke.stats]).notes == broke.stats.notes
 
 
 @pytest.mark.parametrize("ends", [None, torch.tensor([98, 99])])
