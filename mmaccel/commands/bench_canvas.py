@@ -59,7 +59,7 @@ def bench_canvas(
         json_file: where the figures go.
 
     Raises:
-        OptionError: no such model or setup.
+        OptionError: no such model or setup, or none that can run there.
     """
     from mmaccel.commands.machine import describe_machine
     from mmaccel.commands.picture_files import write_whole
@@ -93,6 +93,11 @@ def bench_canvas(
             rows += measure(source, policies, count, seed)
         else:
             rows += _pictures(source, policies, by_kind["window"], count, seed, batch_size)
+    if not rows:
+        raise OptionError(
+            f"--policies: expected one that can run on {model}, received {labels}; the others are "
+            "for models with an end token or of another kind"
+        )
     if json_file is not None:
         report = {
             "command": " ".join(["mmaccel", *sys.argv[1:]]),

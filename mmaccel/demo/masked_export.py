@@ -19,7 +19,7 @@ from mmaccel.demo.scenes_measure import load_generator
 from mmaccel.errors import OptionError
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
-MEASURED = (("random", 1), ("random", 4), ("random", 16), ("confidence", 4))
+MEASURED = (("random", 4), ("random", 16), ("confidence", 4))
 
 
 def export_masked(work: str | Path, target: str | Path, scenes: str | Path) -> None:

@@ -87,13 +87,14 @@ def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
 def test_what_has_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, beside = masked_beside_plain(tmp_path)
     options = ["bench", "--family", "canvas", "--policies", "autoregressive", "--model"]
-    assert main([*options, "toys"]) == 0
+    assert main([*options, "toys"]) == 2
+    assert "expected one that can run on toys" in " ".join(capsys.readouterr().err.split())
     assert main([*options, str(beside)]) == 2  # nothing masked about it
     assert "expected a masked model of pictures" in " ".join(capsys.readouterr().err.split())
     ends = [*options[:4], "entropy-bounded 0.5 end", "--count", "1", "--model"]
     for model in ("toys", str(source)):  # no token ends a joint or a picture
-        assert main([*ends, model]) == 0
-        assert "entropy-bounded" not in capsys.readouterr().out
+        assert main([*ends, model]) == 2
+        assert "can run on" in capsys.readouterr().err and not capsys.readouterr().out
 
 
 def test_answers_hold_words_alone(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmaccel.catalog import MODELS, POLICIES, find_demo, make_policy, policy_names
+from mmaccel.catalog import MODELS, POLICIES, make_policy, policy_names
 from mmaccel.errors import OptionError
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
@@ -16,7 +16,7 @@ def test_names_are_the_documented_ones() -> None:
     expected = "stepwise lossless-unmask entropy-bounded confident-parallel kl-stable local-leap "
     expected += "adaptive-block revised-parallel masked-parallel"
     assert policy_names("canvas") == expected.split()
-    assert list(MODELS) == ["scenes"]
+    assert list(MODELS) == ["scenes", "scenes-masked"]
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
@@ -52,8 +52,6 @@ def test_unknown_option_lists_the_policys_own() -> None:
 def test_unknown_names_list_what_there_is() -> None:
     with pytest.raises(OptionError, match="expected one of autoregressive, jacobi.*'jacoby'"):
         make_policy("jacoby")
-    with pytest.raises(OptionError, match="expected one of scenes, received 'scene'"):
-        find_demo("scene")
 
 
 def test_bad_values_are_refused_by_the_policy() -> None:
