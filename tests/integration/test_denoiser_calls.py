@@ -1,0 +1,196 @@
+"""Calls of denoisers that `attach` gave a `generate`: their arguments, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import BusyError, OptionError, ShapeError, UnsupportedModelError
+from mmaccel.pipelines.denoisers import LLaDADenoiser, SDARDenoiser
+from mmaccel.pipelines.masked_lm import MaskedLM
+from tests.canvas_beds import PROMPTS
+from tests.denoiser_beds import DreamBed, LLaDABed, LuminaBed
+from tests.sdar_bed import SDARBed
+from tests.tiny_lms import build_lm
+
+VOCAB, MASK, LENGTH = 40, 39, 6
+IDS = torch.tensor([PROMPTS[2]])
+
+
+def llada(**config: Any) -> Any:
+    """A bed that names itself."""
+    return LLaDABed(VOCAB, **({"model_type": "llada", "mask_token_id": MASK} | config))
+
+
+def test_defaults_come_from_the_configuration_of_call_and_model() -> None:
+    from transformers import GenerationConfig
+
+    model = llada()
+    with mmaccel.attach(model, mmaccel.Stepwise(), seed=2):
+
+        def made(config: Any = None, **options: Any) -> list[int]:
+            tokens: list[int] = model.generate(IDS, config, **options)[
+                0, len(PROMPTS[2]) :
+            ].tolist()
+            return tokens
+
+        greedy, drawn = made(gen_length=LENGTH), made(max_length=5 + LENGTH, do_sample=True)
+        cold = made(max_new_tokens=LENGTH, temperature=0.3)
+        likely = made(max_new_tokens=LENGTH, temperature=1.0, top_k=2)
+        assert len({str(tokens) for tokens in (greedy, drawn, cold, likely)}) == 4
+        model.generation_config = GenerationConfig(
+            do_sample=True, temperature=0.3, max_new_tokens=LENGTH
+        )
+        assert made() == cold and made(temperature=1.0) == drawn and made(do_sample=True) == cold
+        assert made(temperature=0) == made(do_sample=False, temperature=0.3) == greedy
+        assert made(GenerationConfig(top_k=2, temperature=1.0)) == likely
+        assert made(GenerationConfig(do_sample=False)) == greedy
+        assert len(made(max_new_tokens=2)) == len(made(max_length=7)) == 2
+        model.generation_config = SimpleNamespace(temperature=0.0, max_length=11, do_sample=None)
+        assert made() == greedy and made(do_sample=True) == drawn and made(temperature=0.3) == cold
+        model.generation_config.repetition_penalty = 1.1
+        with mmaccel.attach(LLaDADenoiser(model, MASK), mmaccel.Stepwise()) as other:
+            other._target.generate(IDS)
+            assert "repetition_penalty 1.1" in other.stats.notes[0]
+
+
+def test_seeds_without_one_are_torchs() -> None:
+    model = llada()
+    with mmaccel.attach(model, mmaccel.Stepwise()):
+        drawn = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            drawn.append(model.generate(IDS, max_new_tokens=LENGTH, temperature=1.0))
+        assert drawn[0].equal(drawn[1]) and not drawn[0].equal(drawn[2])
+        before = torch.get_rng_state()
+        model.generate(IDS, max_new_tokens=LENGTH)
+        assert torch.get_rng_state().equal(before)
+
+
+def test_models_are_told_by_their_configuration_and_tried() -> None:
+    wild = llada()
+    wild.dropout = torch.nn.Dropout(0.1).train()
+    same = vars(llada().config)
+    for model, match in (
+        (SDARBed(VOCAB, model_type="sdar"), "give the denoiser the tokenizer's"),
+        (llada(mask_token_id=None), "0..39, received 126336"),  # the published one
+        (llada(mask_token_id=-1), "0..39, received -1"),
+        (wild, "expected evaluation mode"),
+        (LuminaBed(VOCAB, **same), "a TypeError"),  # other code under the same name
+        (DreamBed(VOCAB, **same), "a TypeError"),
+    ):
+        with pytest.raises((OptionError, UnsupportedModelError), match=match):
+            mmaccel.attach(model, mmaccel.EntropyBounded())
+        found = mmaccel.supports(model)
+        assert not found and match in found.reason and not hasattr(model, "generate")
+    assert mmaccel.supports(build_lm("llama")).family == "causal_lm"
+    for kind in ("LLaDA", "dream", ["llada"], None):
+        assert mmaccel.supports(llada(model_type=kind)).family is None
+    known = mmaccel.supports(llada())
+    assert known and "lossless-unmask" in known.policies and "jacobi" not in known.policies
+    assert "revised-parallel" not in known.policies  # it checks by entries of one row
+    sdar = SDARBed(VOCAB, model_type="sdar", mask_token_id=MASK, block_size=4)
+    assert "revised-parallel" in mmaccel.supports(sdar).policies
+    assert mmaccel.supports(SDARDenoiser(sdar)).policies == mmaccel.supports(sdar).policies
+    uniform = mmaccel.supports(MaskedLM(build_lm("llama").double(), None))
+    assert uniform.family == "MaskedLM" and "revised-parallel" not in uniform.policies
+
+
+def test_what_cannot_be_attached_is_refused() -> None:
+    model = llada()
+    for policy, options, match in (
+        (mmaccel.Jacobi(), {}, "offers for a canvas"),
+        ("jacobi", {}, "offers for a canvas"),
+        ("entropy", {}, "expected one of"),
+        (mmaccel.EntropyBounded, {}, "make an instance"),
+        ("cached-blocks", {}, "LLaDA2Pipeline's"),
+        ("stepwise", {"engine": "graph"}, "not captured"),
+        ("stepwise", {"seed": "one"}, "seed"),
+        ("stepwise", {"layout": 3}, "layout"),
+        ("stepwise", {"layout": mmaccel.Grid(2, 3, vocab_size=9)}, "40 ids"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            mmaccel.attach(model, policy, **options)  # type: ignore[arg-type]
+        assert not hasattr(model, "generate")
+    forced = mmaccel.Grid(2, 3, vocab_size=VOCAB)
+    with mmaccel.attach(model, "stepwise", layout=forced):
+        assert model.generate(IDS, max_new_tokens=6).shape == (1, 11)
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"steps": 8}, r"attach MaskedParallel\(steps=\)"),
+        ({"block_length": 4}, r"attach EntropyBounded\(block=\)"),
+        ({"dual_cache": True}, r"attach EntropyBounded\(cache=\)"),
+        ({"threshold": 0.9}, r"attach ConfidentParallel\(threshold=\)"),
+        ({"remasking": "random"}, "the policy is the rule"),
+        ({"alg": "entropy"}, "the policy is the rule"),
+        ({"cfg_scale": 1.5}, "prompts of mask tokens"),
+        ({"mask_id": MASK}, "made with mask_token="),
+        ({"num_beams": 2}, "one canvas a row"),
+        ({"streamer": print}, "any order"),
+        ({"generation_config": SimpleNamespace(num_beams=4)}, "one canvas a row"),
+        ({"generation_config": SimpleNamespace(repetition_penalty=1.1)}, "no prefix"),
+        ({"gen_length": 4}, "two names of one number"),
+        ({"max_new_tokens": None}, "how many tokens"),
+        ({"max_new_tokens": 0}, "at least 1 token"),
+        ({"max_new_tokens": 2.0}, "at least 1 token"),
+        ({"max_new_tokens": None, "max_length": 5}, "beside 5 columns"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"eos_token_id": "a"}, "expected ids"),
+        ({"input_ids": torch.tensor([[5, MASK]])}, "no mask token"),
+        ({"input_ids": torch.tensor([5, 6])}, "B, T"),
+        ({"input_ids": [[5, 6]]}, "B, T"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, "B, T"),
+        ({"attention_mask": torch.ones(1, 4)}, "attention_mask"),
+        ({"attention_mask": torch.zeros(1, 5)}, "at least one token"),
+        ({"no_such": None}, "unexpected keyword argument 'no_such'"),
+        ({"inputs": IDS}, "received both"),
+        ({"input_ids": None}, "received neither"),
+    ],
+)
+def test_arguments_that_cannot_be_served_are_refused(options: dict[str, Any], match: str) -> None:
+    model = llada()
+    kinds = (OptionError, ShapeError, TypeError)
+    asked: dict[str, Any] = {"input_ids": IDS, "max_new_tokens": LENGTH}
+    with mmaccel.attach(model, mmaccel.EntropyBounded()) as handle:
+        before = model.calls
+        with pytest.raises(kinds, match=match):
+            model.generate(**(asked | options))
+        assert model.calls == before and handle.history == []
+        same = {"num_beams": 1, "steps": None, "use_cache": True, "cfg_scale": 0.0}
+        assert model.generate(**asked, **same).equal(model.generate(**asked))
+
+
+def test_one_call_at_a_time() -> None:
+    class Again(LLaDABed):
+        inner: Any = None
+
+        def forward(self, *args: Any, **options: Any) -> Any:
+            if self.inner is not None:
+                self.inner()
+            return super().forward(*args, **options)
+
+    model: Any = Again(VOCAB, model_type="llada", mask_token_id=MASK)
+    with mmaccel.attach(model, "stepwise"):
+        model.inner = lambda: model.generate(IDS, max_new_tokens=2)
+        with pytest.raises(BusyError):
+            model.generate(IDS, max_new_tokens=2)
+        model.inner = None
+        assert model.generate(IDS, max_new_tokens=2).shape == (1, 7)
+
+
+def test_wrapped_models_are_looked_into() -> None:
+    model = llada()
+    wrapper = SimpleNamespace(_orig_mod=model, device=model.device)
+    assert mmaccel.supports(wrapper)
+    with mmaccel.attach(wrapper, "stepwise"):
+        made: Tensor = model.generate(IDS, max_new_tokens=2)
+        assert made.shape == (1, 7)
