@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ VOCAB, MASK, LENGTH = 40, 39, 6
 WIDE = max(map(len, PROMPTS))
 PADDED = left_padded(PROMPTS)
 FAST = "Fast_dLLM_Qwen"
+FIRST_ARGUMENTS = ["inputs", "generation_config", "input_ids"]
 ENDLESS = {"eos_token_id": None, "pad_token_id": None}
 
 
@@ -134,6 +137,8 @@ def test_detach_gives_back_what_was_there() -> None:
             mmaccel.attach(target, "stepwise")
         out = target.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
         assert out.shape == (1, 4) and type(target) is not kind
+        assert list(inspect.signature(target.generate).parameters)[:3] == FIRST_ARGUMENTS
+        assert target.generate.__name__ == "generate" and type(copy.copy(target)) is kind
         if name == "dream":
             assert target.diffusion_generate(torch.tensor([[5, 6]]), max_new_tokens=2).equal(out)
         handle.detach()
