@@ -9,7 +9,7 @@ from typing import Any
 
 from mmaccel.catalog import find_family, load, make_policy, policy_names
 from mmaccel.contracts import Layout, Policy, check_policy
-from mmaccel.errors import AttachError, UnsupportedModelError
+from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_service import GenerateService
@@ -111,8 +111,9 @@ def attach(
 
     Args:
         target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
-            diffusers pipeline with such a model in it, is looked into; or one that is listed in
-            `mmaccel.pipelines.served_pipelines`.
+            diffusers pipeline with such a model in it, is looked into; one that is listed in
+            `mmaccel.pipelines.served_pipelines`; or a `Denoiser`, or a model of a family in
+            `mmaccel.pipelines.denoiser_families`, which then has `generate`.
         policy: a policy, or its short name in `mmaccel.catalog`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
             draws one from torch's global generator at every sampled call, so that
@@ -165,14 +166,14 @@ def attach(
 
 def supports(target: Any) -> Support:
     """Whether `attach` can serve an object; the first call for a model runs some made-up tokens."""
-    own = find_pipeline(target)
-    if own:
-        return Support(True, own, "", pipeline_policies(own, policy_names("canvas")))
     try:
+        own = find_pipeline(target)
+        if own:
+            return Support(True, own, "", pipeline_policies(target, policy_names("canvas")))
         model = find_generator(target)
         family = family_of(model)
         family.check(model)
-    except UnsupportedModelError as error:
+    except (OptionError, UnsupportedModelError) as error:
         return Support(False, None, str(error))
     return Support(True, family.name, "", tuple(policy_names()))
 

@@ -34,11 +34,12 @@ def find_mask_token(model: Any, mask_token: int | None, usual: int | None) -> in
         OptionError: none of these.
     """
     if mask_token is None:
-        mask_token = getattr(model.config, "mask_token_id", usual)
+        own = getattr(model.config, "mask_token_id", None)
+        mask_token = usual if own is None else own
     if mask_token is None:
         raise OptionError(
             "mask_token: expected an id, received None, and the model's configuration has no "
-            "mask_token_id; give the tokenizer's"
+            "mask_token_id; give the denoiser the tokenizer's"
         )
     return mask_token
 

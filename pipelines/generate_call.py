@@ -121,16 +121,26 @@ def align_left(ids: Tensor, mask: Tensor) -> Tensor:
     return ids.gather(1, index.clamp(max=ids.shape[1] - 1))
 
 
-def hand_over(call: GenerateCall, made: Generation) -> Any:
-    """`[B, T + L]` int64, or transformers' output object with it."""
+def hand_over(ids: Tensor, made: Generation, filler: Tensor | None, as_output: bool) -> Any:
+    """What `generate` returns.
+
+    Args:
+        ids: `[B, T]` int64, prompts as they were given.
+        made: tokens `[B, L]` of these rows.
+        filler: `[]` int64, what stands behind the end of a row; None where rows have none.
+        as_output: whether transformers' output object is wanted.
+
+    Returns:
+        `[B, T + longest]` int64, or the object with it.
+    """
     longest = int(made.lengths.max())
     tokens = made.tokens[:, :longest]
-    if call.pad is not None:
+    if filler is not None:
         index = torch.arange(longest, device=tokens.device)
         is_real = index < made.lengths[:, None]
-        tokens = torch.where(is_real, tokens, call.pad.to(tokens.device))
-    sequences = torch.cat([call.ids, tokens.to(call.ids.device)], 1)
-    if not call.config.return_dict_in_generate:
+        tokens = torch.where(is_real, tokens, filler.to(tokens.device))
+    sequences = torch.cat([ids, tokens.to(ids.device)], 1)
+    if not as_output:
         return sequences
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 

@@ -186,7 +186,7 @@ class GenerateService:
         self.history.append(made.stats)
         if call.streamer is not None:
             call.streamer.end()
-        return hand_over(call, made)
+        return hand_over(call.ids, made, call.pad, call.config.return_dict_in_generate)
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:

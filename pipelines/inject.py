@@ -31,17 +31,20 @@ class Injection:
     def __init__(self) -> None:
         self._objects: list[Any] = []
 
-    def add(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
+    def add(
+        self, target: Any, methods: Mapping[str, Callable[..., Any]], *, new: bool = False
+    ) -> None:
         """Replace methods of one object.
 
         Args:
             target: the object.
             methods: name to a function of (object, *args, **kwargs). The original's name and
                 signature are shown for it; the original itself is `original(object, name)`.
+            new: whether the methods are shown as what they are; then the object need not have them.
 
         Raises:
-            AttachError: the object carries an injection already, lacks a method, or its class
-                cannot be exchanged.
+            AttachError: the object carries an injection already, lacks a method that is not `new`,
+                or its class cannot be exchanged.
         """
         base = type(target)
         if is_injected(target):
@@ -50,13 +53,14 @@ class Injection:
                 "detach it first"
             )
         lacking = [name for name in methods if not callable(getattr(base, name, None))]
-        if lacking:
+        if lacking and not new:
             raise AttachError(
                 f"attach: expected an object with {', '.join(methods)}, received a {base.__name__} "
                 f"without {', '.join(lacking)}; attach to the model that generates"
             )
         content: dict[str, Any] = {
-            name: functools.wraps(getattr(base, name))(method) for name, method in methods.items()
+            name: method if new else functools.wraps(getattr(base, name))(method)
+            for name, method in methods.items()
         }
         content |= {
             _MARK: base,

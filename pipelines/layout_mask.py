@@ -102,13 +102,23 @@ def check_vocabulary(layout: Layout | None, model: Any) -> None:
     Raises:
         OptionError: with both sizes.
     """
-    if layout is None:
+    if layout is not None:
+        weight = getattr(model.get_output_embeddings(), "weight", None)  # else refused elsewhere
+        check_size(layout, None if weight is None else weight.shape[0])
+
+
+def check_size(layout: Layout | None, n_ids: int | None) -> None:
+    """Refuse a layout of another vocabulary than `n_ids` ids; None passes, on either side.
+
+    Raises:
+        OptionError: with both sizes.
+    """
+    if layout is None or n_ids is None:
         return
-    weight = getattr(model.get_output_embeddings(), "weight", None)  # else it is refused elsewhere
     allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64))
     size = getattr(layout, "vocab_size", None if allowed is None else allowed.shape[-1])
-    if weight is not None and size is not None and size != weight.shape[0]:
+    if size is not None and size != n_ids:
         raise OptionError(
-            f"layout: expected the model's {weight.shape[0]} ids, received a layout of {size}; "
-            f"give it vocab_size={weight.shape[0]}"
+            f"layout: expected the model's {n_ids} ids, received a layout of {size}; "
+            f"give it vocab_size={n_ids}"
         )

@@ -1,4 +1,4 @@
-"""Pipelines and models whose own calls are served, where it is not a loop of `generate` in them."""
+"""What is served otherwise than by a loop of `generate`: some pipelines and models, denoisers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from mmaccel.contracts import Layout, check_policy
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.cached_blocks import CachedBlocks
+from mmaccel.pipelines.denoiser_families import find_denoiser, open_denoiser
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout
@@ -19,23 +20,37 @@ PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pi
     "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_gemma:serve",
     "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_gemma_pipeline:serve",
 }
+_DENOISER = "mmaccel.pipelines.denoiser_service:serve"
 _PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}
 """Policies of `LLaDA2Pipeline` alone, by short name."""
 
 
 def find_pipeline(target: Any) -> str | None:
-    """The class in `PIPELINES` that an object is of, or None where `generate` is served."""
+    """The class in `PIPELINES` that an object is of, or that of a denoiser (see
+    `mmaccel.pipelines.denoiser_families`); None where a loop of `generate` is served.
+    """
     kinds = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] in _PACKAGES]
-    return next((k.__name__ for k in kinds if k.__name__ in PIPELINES), None)
+    own = next((k.__name__ for k in kinds if k.__name__ in PIPELINES), None)
+    return own or find_denoiser(target)
 
 
-def pipeline_policies(name: str, canvas: Sequence[str]) -> tuple[str, ...]:
-    """Short names of what can be attached to a class in `PIPELINES`, out of all for a canvas."""
+def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
+    """Short names of what can be attached to an object that `find_pipeline` names, out of all for a
+    canvas.
+
+    Raises:
+        OptionError, UnsupportedModelError: a model that no denoiser can be made of.
+    """
+    name = find_pipeline(target)
     if name == "LLaDA2Pipeline":
         return tuple(OWN_POLICIES)
-    lossless = "" if name == "AmusedPipeline" else "lossless-unmask"
-    return tuple(policy for policy in canvas if policy != lossless)
+    beyond = "" if name == "AmusedPipeline" else "lossless-unmask"
+    if name not in PIPELINES:
+        model = open_denoiser(target)
+        has_shadows = model.has_store and model.mask_token is not None
+        beyond = "" if has_shadows else "revised-parallel"
+    return tuple(policy for policy in canvas if policy != beyond)
 
 
 def serve_pipeline(
@@ -47,7 +62,7 @@ def serve_pipeline(
     engine: Engine,
     make: Callable[[str], Any],
 ) -> tuple[Any, Injection]:
-    """Attach a policy to a pipeline; see `mmaccel.attach`.
+    """Attach a policy to a pipeline or denoiser; see `mmaccel.attach`.
 
     Args:
         target: one that `find_pipeline` names.
@@ -60,6 +75,7 @@ def serve_pipeline(
 
     Raises:
         OptionError: no policy or layout, or one the pipeline cannot use; or engine "graph".
+        UnsupportedModelError: a model that no denoiser can be made of.
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
@@ -76,7 +92,7 @@ def serve_pipeline(
         _check_cached(policy, name, seed, layout)
     else:
         check_policy(policy, "canvas")
-    module, _, function = PIPELINES[name or ""].partition(":")
+    module, _, function = PIPELINES.get(name or "", _DENOISER).partition(":")
     served: tuple[Any, Injection] = getattr(import_module(module), function)(
         target, policy, seed, strict, layout
     )

@@ -7,6 +7,15 @@ from typing import Any
 from mmaccel.errors import UnsupportedModelError
 
 
+def unwrap(target: Any) -> Any:
+    """The model that torch compiled or peft wrapped, or `target` itself."""
+    while hasattr(target, "_orig_mod"):
+        target = target._orig_mod
+    if hasattr(target, "peft_config") and hasattr(target, "get_base_model"):
+        target = target.get_base_model()
+    return target
+
+
 def find_generator(target: Any) -> Any:
     """The part of `target` whose `generate` is to be served.
 
@@ -20,10 +29,7 @@ def find_generator(target: Any) -> Any:
     Raises:
         UnsupportedModelError: a pipeline with no such component, or with several.
     """
-    while hasattr(target, "_orig_mod"):
-        target = target._orig_mod
-    if hasattr(target, "peft_config") and hasattr(target, "get_base_model"):
-        target = target.get_base_model()
+    target = unwrap(target)
     parts = getattr(target, "components", None)
     if not isinstance(parts, dict) or hasattr(type(target), "_sample"):
         return target

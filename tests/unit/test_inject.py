@@ -136,3 +136,17 @@ def test_a_class_exchanged_meanwhile_is_reported() -> None:
     one.__class__ = attached  # the later change is undone: now it can be taken back
     injection.remove()
     assert type(one) is _Child
+
+
+def test_new_methods_show_what_they_are_and_go_again() -> None:
+    one, injection = _Child(2, 2), Injection()
+
+    def generate(self: Any, ids: int, *, length: int = 3) -> int:
+        return ids + length
+
+    injection.add(one, {"generate": generate, "scale": generate}, new=True)
+    found: Any = one
+    assert found.generate(1) == 4 and found.scale(1, length=1) == 2
+    assert list(inspect.signature(found.scale).parameters) == ["ids", "length"]
+    injection.remove()
+    assert not hasattr(one, "generate") and one.scale(torch.ones(1)).item() == 2.0

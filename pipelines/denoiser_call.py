@@ -1,0 +1,172 @@
+"""One `generate` call of a denoiser: transformers' arguments, read as a canvas to fill.
+
+What a call does not name is taken from the configuration it gives, then from the model's own
+`generation_config`; end and padding tokens last from the model's configuration.
+
+Departures from transformers: a temperature without `do_sample` decides by itself, as in the
+published loops of these models; no length is assumed where none is given; without an
+`attention_mask` every token counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import Denoiser
+from mmaccel.contracts import Layout, Prompt
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.samplers.filters import Filters
+
+
+@dataclass(frozen=True)
+class DenoiserCall:
+    """Arguments of one call.
+
+    Attributes:
+        ids: `[B, T]` int64, padded on any side.
+        mask: `[B, T]`, 0 on padding; None where there is none.
+        given: what the call names, by name; None counts as not named.
+        config: transformers' `GenerationConfig`, or None.
+        model: whose configurations have the rest, or None.
+    """
+
+    ids: Tensor
+    mask: Tensor | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    config: Any = None
+    model: Any = None
+
+    def __post_init__(self) -> None:
+        ids, mask = self.ids, self.mask
+        is_sound = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
+        if not is_sound or ids.is_floating_point() or ids.dtype == torch.bool:
+            shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
+            raise ShapeError(
+                f"input_ids: expected int64 [B, T] with a token in it, received {shown}; "
+                "take the tokenizer's input_ids"
+            )
+        if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape):
+            shown = str(list(mask.shape)) if isinstance(mask, Tensor) else repr(mask)
+            raise ShapeError(
+                f"attention_mask: expected {list(ids.shape)}, received {shown}; take the one of "
+                "the tokenizer, or None where nothing is padded"
+            )
+
+    @property
+    def length(self) -> int:
+        """L, tokens to make.
+
+        Raises:
+            OptionError: none, or two numbers for the same.
+        """
+        if self.given.get("gen_length") is not None:
+            if self.given.get("max_new_tokens") is not None:
+                raise OptionError(
+                    "gen_length: expected none beside max_new_tokens, received both; they are two "
+                    "names of one number"
+                )
+            return self._counted("gen_length", self.given["gen_length"], 0)
+        for level in self._levels():
+            for name, columns in (("max_new_tokens", 0), ("max_length", self.ids.shape[1])):
+                if level.get(name) is not None:
+                    return self._counted(name, level[name], columns)
+        raise OptionError(
+            "max_new_tokens: expected how many tokens to make, received none; a canvas has a "
+            "length from the start, give one such as max_new_tokens=128"
+        )
+
+    @property
+    def filters(self) -> Filters:
+        """Temperature and truncation; nothing but the likeliest token where it is greedy.
+
+        Raises:
+            OptionError: outside their domain.
+        """
+        names = ("top_k", "top_p", "min_p")
+        options = {name: self._find(name) for name in names}
+        options["top_k"] = options["top_k"] or None  # transformers: 0 keeps all
+        filters = Filters(temperature=self._temperature, **options)
+        return filters if filters.temperature else Filters(temperature=0.0)
+
+    @property
+    def ends(self) -> list[int]:
+        """End tokens; ids below 0, which are nobody's, stand for none."""
+        return _as_ids(self._find("eos_token_id", deep=True))
+
+    @property
+    def filler(self) -> Tensor | None:
+        """`[]` int64, what stands behind a row's end; None where nothing ends rows."""
+        ids = [*_as_ids(self._find("pad_token_id", deep=True)), *self.ends]
+        return torch.tensor(ids[0]) if ids else None
+
+    @property
+    def as_output(self) -> bool:
+        """Whether transformers' output object is wanted."""
+        return bool(self._find("return_dict_in_generate"))
+
+    def prompt(self, denoiser: Denoiser, layout: Layout | None) -> Prompt:
+        """Rows without their padding, in the numbering of the denoiser's canvases.
+
+        Raises:
+            ShapeError: a row that is all padding.
+        """
+        ids = self.ids.to(denoiser.device, torch.int64)
+        mask = torch.ones_like(ids) if self.mask is None else self.mask.to(ids.device)
+        mask = mask.bool()
+        order = (~mask).int().argsort(dim=1, stable=True)  # what counts first
+        tokens, stops = ids.gather(1, order), torch.tensor(self.ends, device=ids.device)
+        if hasattr(denoiser, "to_canvas"):
+            tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
+        stop_tokens = stops if self.ends else None
+        return Prompt(tokens, mask.sum(1), stop_tokens=stop_tokens, layout=layout)
+
+    @property
+    def _temperature(self) -> Any:
+        for level in self._levels():
+            samples, asked = level.get("do_sample"), level.get("temperature")
+            if samples is None and asked is None:
+                continue
+            if samples is not None and not samples:
+                return 0.0
+            return (self._find("temperature") or 1.0) if asked is None else asked
+        return 0.0
+
+    def _levels(self) -> Iterator[Mapping[str, Any]]:
+        """Where options are looked up, first to last."""
+        yield self.given
+        for config in (self.config, getattr(self.model, "generation_config", None)):
+            yield vars(config) if hasattr(config, "__dict__") else {}
+
+    def _find(self, name: str, deep: bool = False) -> Any:
+        """An option, the first one that is named; None where none is."""
+        own = getattr(getattr(self.model, "config", None), name, None) if deep else None
+        found = (level[name] for level in self._levels() if level.get(name) is not None)
+        return next(found, own)
+
+    def _counted(self, name: str, count: Any, columns: int) -> int:
+        is_count = isinstance(count, int) and not isinstance(count, bool)
+        if not is_count or count - columns < 1:
+            beside = f" beside {columns} columns of the prompt" if columns else ""
+            raise OptionError(
+                f"{name}: expected at least 1 token to make, received {count!r}{beside}; ask for "
+                "more, such as max_new_tokens=128"
+            )
+        return int(count) - columns
+
+
+def _as_ids(found: Any) -> list[int]:
+    """Ids from 0 on as a list, given as one, several, a tensor or None."""
+    values = found.tolist() if hasattr(found, "tolist") else found
+    if values is None:
+        return []
+    values = list(values) if isinstance(values, list | tuple | set) else [values]
+    if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+        raise OptionError(
+            f"eos_token_id, pad_token_id: expected ids, received {found!r}; take the tokenizer's"
+        )
+    return [value for value in values if value >= 0]
