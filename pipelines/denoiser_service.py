@@ -166,7 +166,7 @@ def _open_run(policy: Any, denoiser: Denoiser) -> None:
     first = 1 if denoiser.mask_token == 0 else 0
     line = torch.full((1, 1), first, dtype=torch.int64, device=denoiser.device)
     noise = Noise.from_seed(0, 1, denoiser.device)
-    prompt = Prompt(line, torch.ones_like(line[0]))
+    prompt = Prompt(line, torch.ones_like(line[0]), stop_tokens=line[0])  # calls may have others
     policy.open(denoiser, prompt, policy.block or 1, filters=Filters(), noise=noise)
 
 

@@ -113,3 +113,14 @@ def test_arguments_that_cannot_be_served_are_refused(options: dict[str, Any], ma
         assert model.calls == before and handle.history == []
         same = {"num_beams": 1, "steps": None, "use_cache": True, "cfg_scale": 0.0}
         assert model.generate(**asked, **same).equal(model.generate(**asked))
+
+
+def test_early_ends_are_a_call_s_affair() -> None:
+    """Whether a token ends rows is known at the call; attaching asks for none."""
+    model = llada()
+    ids, end = torch.tensor([[5, 9, 7]]), list(range(VOCAB - 1))
+    with mmaccel.attach(model, mmaccel.EntropyBounded(0.0, end_threshold=0.5)) as handle:
+        out = model.generate(ids, max_new_tokens=LENGTH, eos_token_id=end)
+        assert out.shape == (1, 4) and handle.stats is not None and handle.stats.passes == 1
+        with pytest.raises(OptionError, match="end_threshold: expected a prompt with stop tokens"):
+            model.generate(ids, max_new_tokens=LENGTH)
