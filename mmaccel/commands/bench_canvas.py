@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import find_policy, load, make_policy
+from mmaccel.commands.canvas_setups import pick_setups
 from mmaccel.errors import OptionError
 
-SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
-    "stepwise": ("stepwise", {}),
-    "stepwise halton": ("stepwise", {"order": "halton"}),
-    "stepwise left": ("stepwise", {"order": "left"}),
-    "lossless-unmask": ("lossless-unmask", {}),
-    "lossless-unmask halton": ("lossless-unmask", {"order": "halton"}),
-    "lossless-unmask left": ("lossless-unmask", {"order": "left"}),
-    "lossless-unmask halton 16": ("lossless-unmask", {"order": "halton", "drafts": 16}),
-    "entropy-bounded 0.1": ("entropy-bounded", {"gamma": 0.1}),
-    "entropy-bounded 0.5": ("entropy-bounded", {"gamma": 0.5}),
-    "entropy-bounded 0.6": ("entropy-bounded", {"gamma": 0.6}),
-    "entropy-bounded 0.5 end": ("entropy-bounded", {"gamma": 0.5, "end_threshold": 0.9}),
-    "entropy-bounded 1.0": ("entropy-bounded", {"gamma": 1.0}),
-    "entropy-bounded 4": ("entropy-bounded", {"gamma": 4.0}),
-    "entropy-bounded 16": ("entropy-bounded", {"gamma": 16.0}),
-    "entropy-bounded budget 1": ("entropy-bounded", {"budget_nats": 1.0}),
-    "threshold 0.9": ("confident-parallel", {"threshold": 0.9}),
-    "threshold 0.7": ("confident-parallel", {"threshold": 0.7}),
-    "frechet 0.5": ("confident-parallel", {"rule": "frechet", "factor": 0.5}),
-    "kl-stable": ("kl-stable", {}),
-    "local-leap": ("local-leap", {}),
-    "revised-parallel": ("revised-parallel", {}),
-    "maskgit 12": ("masked-parallel", {"steps": 12}),
-    "halton 12": ("masked-parallel", {"order": "halton", "choose": "first", "choice": 0.0}),
-    # by window, on the next-token model of the same pictures, words and picture tokens
-    "autoregressive": ("autoregressive", {}),
-    "jacobi": ("jacobi", {}),
-    "mc-sjd": ("mc-sjd", {}),
-}
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 
 
@@ -50,9 +23,9 @@ def bench_canvas(
     Args:
         model: one of `MODELS`, the folder of a masked model, or "all", which "scenes" (the default
             of the command) also means: it is no masked model.
-        labels: keys of `SETUPS` with commas, or "all"; those by window have no row where there is
-            no next-token model beside a masked one of pictures, those by `end_threshold` none where
-            no token ends a row.
+        labels: keys of `mmaccel.commands.canvas_setups.SETUPS` with commas, or "all"; those by
+            window have no row where there is no next-token model beside a masked one of pictures,
+            those by `end_threshold` none where no token ends a row.
         count: captions, or prompts of each task.
         seed: of the first picture, and of all answers.
         batch_size: pictures made together.
@@ -60,11 +33,12 @@ def bench_canvas(
 
     Raises:
         OptionError: no such model or setup, or none that can run there.
+        Stopped: in the place of KeyboardInterrupt, with what was measured in the file.
     """
     from mmaccel.commands.machine import describe_machine
     from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import open_folder
-    from mmaccel.pipelines.caption_words import read_masked
+    from mmaccel.commands.terminal import Stopped, stderr_console
     from mmaccel.pipelines.picture_models import find_source
 
     chosen, is_all = pick_setups(labels), model in ("all", "scenes")
@@ -83,67 +57,76 @@ def bench_canvas(
     by_kind: dict[str, dict[str, Any]] = {"canvas": {}, "window": {}}
     for label, (short, options) in chosen.items():
         by_kind[find_policy(short).kind][label] = make_policy(short, **options)
-    policies = by_kind["canvas"]
     rows: list[dict[str, Any]] = []
-    for source in sources.values():
-        if source is None:
-            rows += load("mmaccel.evaluation.canvas_toys:measure_toys")(policies)
-        elif read_masked(source) is None:
-            measure = load("mmaccel.demo.canvas_measure:measure_text")
-            rows += measure(source, policies, count, seed)
-        else:
-            rows += _pictures(source, policies, by_kind["window"], count, seed, batch_size)
+    told, is_whole = stderr_console(), False
+    report: dict[str, Any] = {
+        "command": " ".join(["mmaccel", *sys.argv[1:]]),
+        "machine": describe_machine("cpu"),
+        "count": count,
+        "seed": seed,
+        "canvas": rows,
+    }
+    try:
+        for row in _measure(sources.values(), by_kind, count, seed, batch_size):
+            rows.append(row)
+            told.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
+            if json_file is not None:  # whole behind every row, so that nothing measured is lost
+                written = json.dumps(report, indent=1) + "\n"
+                write_whole(json_file, lambda path, w=written: path.write_text(w, encoding="utf-8"))
+        is_whole = True
+    except KeyboardInterrupt:
+        pass
+    if rows:
+        _print(rows)
+    if not is_whole:
+        raise Stopped(f"stopped; measured {len(rows)} policies, the rest was not")
     if not rows:
         raise OptionError(
             f"--policies: expected one that can run on {model}, received {labels}; the others are "
             "for models with an end token or of another kind"
         )
-    if json_file is not None:
-        report = {
-            "command": " ".join(["mmaccel", *sys.argv[1:]]),
-            "machine": describe_machine("cpu"),
-            "count": count,
-            "seed": seed,
-            "canvas": rows,
-        }
-        written = json.dumps(report, indent=1) + "\n"
-        write_whole(json_file, lambda path: path.write_text(written, encoding="utf-8"))
-    _print(rows)
 
 
-def pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The setups of a list with commas, or "all".
+def _measure(
+    sources: Iterable[Path | None],
+    by_kind: dict[str, dict[str, Any]],
+    count: int,
+    seed: int,
+    batch: int,
+) -> Iterator[dict[str, Any]]:
+    """Rows as they are made, model by model; None stands for the joints."""
+    from mmaccel.pipelines.caption_words import read_masked
 
-    Raises:
-        OptionError: one there is not.
-    """
-    wanted = [text.strip() for text in labels.split(",") if text.strip()]
-    wanted = list(SETUPS) if labels == "all" else wanted
-    unknown = [label for label in wanted if label not in SETUPS]
-    if unknown or not wanted:
-        raise OptionError(
-            f"--policies: expected labels out of {', '.join(SETUPS)}, received "
-            f"{', '.join(unknown) or 'none'}; leave it out for all"
-        )
-    return {label: SETUPS[label] for label in wanted}
+    for source in sources:
+        if source is None:
+            yield from load("mmaccel.evaluation.canvas_toys:measure_toys")(by_kind["canvas"])
+        elif read_masked(source) is None:
+            measure = load("mmaccel.demo.canvas_measure:measure_text")
+            yield from measure(source, by_kind["canvas"], count, seed)
+        else:
+            yield from _pictures(source, by_kind, count, seed, batch)
 
 
 def _pictures(
-    source: Path, canvas: dict[str, Any], window: dict[str, Any], count: int, seed: int, batch: int
-) -> list[Any]:
+    source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int
+) -> Iterator[dict[str, Any]]:
     from mmaccel.commands.run_setup import open_pipeline
     from mmaccel.pipelines.caption_words import tokenizer_folder
 
-    canvas = {k: p for k, p in canvas.items() if getattr(p, "end_threshold", None) is None}
     make = load("mmaccel.demo.scenes_data:make_captions")
     captions = make(load("mmaccel.demo.scenes_data:EVALUATION_SEED"), range(count))
     measure = load("mmaccel.demo.canvas_measure:measure_pictures")
-    rows, beside = [], tokenizer_folder(source)
-    for folder, policies in ((source, canvas), (beside, window if beside != source else {})):
+    beside = tokenizer_folder(source)
+    canvas = {  # no token ends a picture
+        label: policy
+        for label, policy in by_kind["canvas"].items()
+        if getattr(policy, "end_threshold", None) is None
+    }
+    window = by_kind["window"] if beside != source else {}
+    for folder, policies in ((source, canvas), (beside, window)):
         if policies:
             pipe = open_pipeline(str(folder), "cpu")
-            rows += measure(pipe, source.name, policies, captions, seed, batch)
-    return rows
+            yield from measure(pipe, source.name, policies, captions, seed, batch)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

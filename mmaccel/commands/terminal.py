@@ -23,6 +23,13 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=_WIDTH_OF_A_FILE)
 
 
+def stderr_console() -> Console:
+    """A console on stderr, for what is said while something runs."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
 def make_table(*heads: str, title: str | None = None) -> Table:
     """A table with light rules, narrow enough for 80 columns."""
     from rich import box

@@ -26,7 +26,9 @@ _ENUMERABLE = ("replace", "shuffle", "tell")
 _PROMPTS, _DRAWS = 8, 100
 
 
-def measure_text(folder: Path, policies: Mapping[str, Any], count: int, seed: int) -> list[Any]:
+def measure_text(
+    folder: Path, policies: Mapping[str, Any], count: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """Rows of `grammar-masked`, at temperature 1.
 
     Args:
@@ -35,7 +37,7 @@ def measure_text(folder: Path, policies: Mapping[str, Any], count: int, seed: in
         count: fresh prompts of each task.
         seed: of the noise; prompt k is item k of it.
 
-    Returns:
+    Yields:
         A dict per policy: see `_row`; `quality` is the share of right answers, of all and by task,
         and `total_variation`, the mean distance of 100 draws from the true law over the prompts
         of tasks whose right answers can be counted, with its `floor`, what noise alone gives.
@@ -45,7 +47,6 @@ def measure_text(folder: Path, policies: Mapping[str, Any], count: int, seed: in
     examples = [example.prompt for group in groups for example in group]
     few = [p for p in examples if p[0] in _ENUMERABLE and len(right_answers(p)) <= 24]
     few = few[:: max(1, len(few) // _PROMPTS)][:_PROMPTS]
-    rows: list[dict[str, Any]] = []
     plain: dict[str, Tensor | None] = {}
     laws: dict[str, dict[str, float]] = {}
     for label, policy in policies.items():
@@ -62,8 +63,7 @@ def measure_text(folder: Path, policies: Mapping[str, Any], count: int, seed: in
         if key not in laws:  # the same tokens have the same law
             laws[key] = _measure_law(text, policy, few, seed)
         quality |= laws[key]
-        rows.append(row)
-    return rows
+        yield row
 
 
 def measure_pictures(
@@ -73,7 +73,7 @@ def measure_pictures(
     captions: Sequence[str],
     seed: int,
     batch: int,
-) -> list[Any]:
+) -> Iterator[dict[str, Any]]:
     """Rows of a picture model, with its own guidance and filters.
 
     Args:
@@ -84,11 +84,10 @@ def measure_pictures(
         seed: of the first picture.
         batch: pictures made together.
 
-    Returns:
+    Yields:
         A dict per policy: see `_row`; `quality` holds the checker's scores, and `positions` counts
         what went into the model, guidance and prompts with it.
     """
-    rows: list[dict[str, Any]] = []
     plain: dict[str, Tensor | None] = {}
     seeds = [seed + k for k in range(len(captions))]
     for label, policy in policies.items():
@@ -98,8 +97,7 @@ def measure_pictures(
         pixels = pipe.pictures.tokenizer.decode(made.tokens)  # type: ignore[attr-defined]
         quality = dict(score_pictures(pixels, list(captions)))
         row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
-        rows.append(row | {"positions": sum(fed) / len(captions)})
-    return rows
+        yield row | {"positions": sum(fed) / len(captions)}
 
 
 @contextmanager

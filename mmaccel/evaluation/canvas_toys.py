@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmaccel.evaluation.canvas_law import induced_law
@@ -12,7 +12,7 @@ from mmaccel.evaluation.oracles import OracleDenoiser, families
 _LENGTH, _TOKENS = 4, 3
 
 
-def measure_toys(policies: Mapping[str, Any]) -> list[dict[str, Any]]:
+def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A dict per policy: total variation between its law and the joint, passes and nats, means over
     the joints of `families`; policies that revise, that cannot run over a model that keeps
     nothing, or that wait for an end token, which no joint has, have no row.
@@ -20,7 +20,6 @@ def measure_toys(policies: Mapping[str, Any]) -> list[dict[str, Any]]:
     Args:
         policies: label to policy.
     """
-    rows = []
     for label, policy in policies.items():
         if not can_enumerate(policy):
             continue
@@ -32,28 +31,25 @@ def measure_toys(policies: Mapping[str, Any]) -> list[dict[str, Any]]:
         n = len(found)
         passes = sum(law.mean_passes for law, _ in found.values()) / n
         nats = sum(float((law.chance * law.nats).sum()) for law, _ in found.values()) / n
-        rows.append(
-            {
-                "model": "six joints of 4 slots, exact",
-                "policy": label,
-                "settings": repr(policy),
-                "exactness": policy.exactness,
-                "rows": n,
-                "tokens": float(_LENGTH),
-                "passes": passes,
-                "tokens_per_pass": _LENGTH / passes,
-                "positions": _LENGTH * passes,
-                "nats": nats,
-                "same": None,
-                "seconds": 0.0,
-                "quality": {
-                    "total_variation": sum(apart.values()) / n,
-                    "worst": max(apart.values()),
-                    **apart,
-                },
-            }
-        )
-    return rows
+        yield {
+            "model": "six joints of 4 slots, exact",
+            "policy": label,
+            "settings": repr(policy),
+            "exactness": policy.exactness,
+            "rows": n,
+            "tokens": float(_LENGTH),
+            "passes": passes,
+            "tokens_per_pass": _LENGTH / passes,
+            "positions": _LENGTH * passes,
+            "nats": nats,
+            "same": None,
+            "seconds": 0.0,
+            "quality": {
+                "total_variation": sum(apart.values()) / n,
+                "worst": max(apart.values()),
+                **apart,
+            },
+        }
 
 
 def can_enumerate(policy: Any) -> bool:

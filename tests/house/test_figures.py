@@ -79,11 +79,6 @@ def test_model_cards_are_written_from_their_figures(folder: Path) -> None:
     assert card["name"] == folder.name
 
 
-def test_the_masked_models_take_12_mb_at_most() -> None:
-    sizes = [f.stat().st_size for d in SHELF if d.name != "scenes" for f in d.iterdir()]
-    assert sum(sizes) <= 12e6
-
-
 def test_the_draft_study_is_drawn_from_its_report() -> None:
     study = {
         "command": "python benchmarks/draft_study.py",

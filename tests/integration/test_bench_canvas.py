@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mmaccel.cli import main
-from mmaccel.commands.bench_canvas import SETUPS
+from mmaccel.commands.canvas_setups import SETUPS
 from mmaccel.demo import scenes_words
 from mmaccel.demo.grammar_check import is_right
 from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
@@ -82,6 +83,29 @@ def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
     assert fast["quality"] == plain["quality"] and set(window["quality"]) >= {"shapes", "whole"}
     assert 2 * 256 * 256 < plain["positions"] < 2 * 256 * (256 + 34)  # whole canvases
     assert 2 * 256 <= window["positions"] < 2 * (256 + 34)  # guidance doubles them
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mmaccel.evaluation import canvas_toys
+
+    law, calls = canvas_toys.induced_law, [0]
+
+    def stopped(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > 6:  # the first policy takes six
+            raise KeyboardInterrupt
+        return law(*args)
+
+    monkeypatch.setattr(canvas_toys, "induced_law", stopped)
+    file = tmp_path / "found.json"
+    options = ["--policies", "stepwise,threshold 0.9", "--json", str(file)]
+    assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 130
+    said = capsys.readouterr()
+    assert "measured 1 policies" in said.err and "stepwise" in said.out
+    (row,) = json.loads(file.read_text(encoding="utf-8"))["canvas"]
+    assert row["policy"] == "stepwise"
 
 
 def test_what_has_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
