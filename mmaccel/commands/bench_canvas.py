@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,7 @@ def bench_canvas(
             rows.append(row)
             told.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
             if json_file is not None:  # whole behind every row, so that nothing measured is lost
-                written = json.dumps(report, indent=1) + "\n"
-                write_whole(json_file, lambda path, w=written: path.write_text(w, encoding="utf-8"))
+                write_whole(json_file, partial(_write, report))
         is_whole = True
     except KeyboardInterrupt:
         pass
@@ -85,6 +85,10 @@ def bench_canvas(
             f"--policies: expected one that can run on {model}, received {labels}; the others are "
             "for models with an end token or of another kind"
         )
+
+
+def _write(report: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _measure(
