@@ -76,7 +76,8 @@ class MaskedParallel(SelectorPolicy):
         drawn.
         """
         blind = self.choose == "first" or self.order != "confidence"
-        is_exact = self.steps is None and blind and as_plan(self.cache).is_exact and not self.ends
+        is_whole = as_plan(self.cache).is_exact and not self.drop_suffix
+        is_exact = self.steps is None and blind and is_whole and not self.ends
         return "distribution" if is_exact else "relaxed"
 
     def selector(self, run: CanvasRun, memory: Memory) -> Selector:

@@ -30,13 +30,14 @@ def check_integer(name: str, value: Any, low: int, hint: str) -> None:
         raise OptionError(f"{name}: expected an integer >= {low}, received {value!r}; {hint}")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Refuse what is none of `choices`.
 
     Raises:
         OptionError: with the choices.
     """
     if value not in choices:
+        known = ", ".join(map(str, choices))
         raise OptionError(
-            f"{name}: expected one of {', '.join(choices)}, received {value!r}; choose one of these"
+            f"{name}: expected one of {known}, received {value!r}; choose one of these"
         )

@@ -5,9 +5,9 @@ which would be committed like any other. Bao et al., "Learning to Parallel: Acce
 Large Language Models via Learnable Parallel Decoding", 2025, arXiv 2509.25188, cut it where the end
 is predicted (EoTP).
 
-Departures: the end has to be likely enough, all end tokens together, not only the likeliest slot
-for it; the slot's token is drawn like any other's, so that a row ends only where an end token was
-drawn; per row.
+Departures: cutting is an option of its own (`drop_suffix`); the end has to be likely enough, all
+end tokens together, not only the likeliest slot for it; the slot's token is drawn like any other's,
+so that a row ends only where an end token was drawn; per row.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def check_ends(stop_tokens: Tensor | None, vocab_size: int) -> None:
     """
     if stop_tokens is None or not bool((stop_tokens < vocab_size).any()):
         raise OptionError(
-            "end_threshold: expected a prompt with stop tokens among the model's ids, received "
-            "none; give the model an end token, or leave end_threshold out"
+            "end_threshold, drop_suffix: expected a prompt with stop tokens among the model's ids, "
+            "received none; give the model an end token, or leave both out"
         )

@@ -16,6 +16,7 @@ from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.canvas_policy import RunPolicy
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.select import Memory, Selector
+from mmaccel.samplers.select_checks import check_choice
 from mmaccel.samplers.select_end import SureEnd, check_ends
 from mmaccel.samplers.select_sets import Or
 from mmaccel.samplers.select_settled import Settled
@@ -29,8 +30,9 @@ class SelectorPolicy(RunPolicy):
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
         end_threshold: probability of an end token at which the first such slot is committed at
-            once; what is behind a row's end is then no longer looked at. None: end tokens wait for
-            their turn like others.
+            once. None: end tokens wait for their turn like others.
+        drop_suffix: whether passes stop looking behind a row's end once it has one. For models
+            that were trained on canvases of every length; others never saw one that is cut.
         settled: nats; where no likeliest token of the active block's open slots changed since the
             pass before, and their mean entropy is lower, all are committed. None: never. What both
             commit is charged as everything is, and may go beyond a bound of the policy's own.
@@ -39,12 +41,14 @@ class SelectorPolicy(RunPolicy):
     block: int | None = None
     cache: CachePlan | str = "none"
     end_threshold: float | None = None
+    drop_suffix: bool = False
     settled: float | None = None
 
     exactness: ClassVar[Exactness] = "relaxed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("drop_suffix", self.drop_suffix, (False, True))
         _ = self.ends
 
     @property
@@ -61,12 +65,13 @@ class SelectorPolicy(RunPolicy):
         """A run of this policy, before its first pass.
 
         Raises:
-            OptionError: see `CanvasRun`; an `end_threshold` where no token ends a row.
+            OptionError: see `CanvasRun`; an `end_threshold` or `drop_suffix` where no token ends a
+                row.
         """
         run = super().open(model, prompt, length, **options)
-        if self.end_threshold is not None:
+        if self.drop_suffix or self.end_threshold is not None:
             check_ends(prompt.stop_tokens, model.vocab_size)
-            run.canvas.drops = True
+        run.canvas.drops = self.drop_suffix
         return run
 
     def decode(self, run: CanvasRun) -> Generation:

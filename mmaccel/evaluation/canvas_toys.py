@@ -56,5 +56,7 @@ def can_enumerate(policy: Any) -> bool:
     """Whether a policy's law on a model without a store can be gone through."""
     revises = type(policy).__name__ in ("RevisedParallel", "LosslessUnmask")
     has_noise = bool(getattr(policy, "choice", 0.0))
-    ends = getattr(policy, "end_threshold", None) is not None
+    ends = getattr(policy, "end_threshold", None) is not None or getattr(
+        policy, "drop_suffix", False
+    )
     return not (revises or has_noise or ends) and hasattr(policy, "decode")

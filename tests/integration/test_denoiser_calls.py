@@ -122,5 +122,5 @@ def test_early_ends_are_a_call_s_affair() -> None:
     with mmaccel.attach(model, mmaccel.EntropyBounded(0.0, end_threshold=0.5)) as handle:
         out = model.generate(ids, max_new_tokens=LENGTH, eos_token_id=end)
         assert out.shape == (1, 4) and handle.stats is not None and handle.stats.passes == 1
-        with pytest.raises(OptionError, match="end_threshold: expected a prompt with stop tokens"):
+        with pytest.raises(OptionError, match="expected a prompt with stop tokens"):
             model.generate(ids, max_new_tokens=LENGTH)

@@ -60,7 +60,7 @@ def decode(policy: Any, model: Any, rows: int = 1, stops: bool = True) -> Genera
 def test_the_first_sure_end_is_committed_and_what_is_behind_it_left_out() -> None:
     model, plain = Seen(ending_at(3)), Seen(ending_at(3))
     waits = decode(mmaccel.ConfidentParallel(1.0, block=6), plain)
-    cut = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9), model)
+    cut = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9, drop_suffix=True), model)
     assert cut.lengths.tolist() == [4] == waits.lengths.tolist()
     assert torch.equal(cut.tokens, waits.tokens)
     # the end in the first pass, beside the surest slot, and three coins one by one
@@ -72,11 +72,11 @@ def test_the_first_sure_end_is_committed_and_what_is_behind_it_left_out() -> Non
 @pytest.mark.parametrize(
     "policy",
     [
-        mmaccel.EntropyBounded(0.0, end_threshold=0.9),
-        mmaccel.RevisedParallel(1.0, "edit", end_threshold=0.9),
-        mmaccel.AdaptiveBlock((3,), threshold=1.0, block=6, end_threshold=0.9),
-        mmaccel.LocalLeap(1.0, end_threshold=0.9),
-        mmaccel.KLStable(1.0, end_threshold=0.9),
+        mmaccel.EntropyBounded(0.0, end_threshold=0.9, drop_suffix=True),
+        mmaccel.RevisedParallel(1.0, "edit", end_threshold=0.9, drop_suffix=True),
+        mmaccel.AdaptiveBlock((3,), threshold=1.0, block=6, end_threshold=0.9, drop_suffix=True),
+        mmaccel.LocalLeap(1.0, end_threshold=0.9, drop_suffix=True),
+        mmaccel.KLStable(1.0, end_threshold=0.9, drop_suffix=True),
     ],
     ids=lambda p: type(p).__name__,
 )
@@ -96,6 +96,13 @@ def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> Non
     is_open = torch.tensor([[False, True, True, True, True, False]])
     seen = replace(seen_of([[0.9] * 6], law=law), is_open=is_open)
     assert taken(SureEnd(threshold), seen, Memory.of(run)) == [found]  # 0.4 + 0.56, both end it
+
+
+def test_what_is_behind_an_end_is_looked_at_unless_told_otherwise() -> None:
+    """A model of one length alone never saw a canvas that is cut."""
+    model = Seen(ending_at(2, sure=0.95, coin=0.99))
+    made = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9), model)
+    assert made.lengths.tolist() == [3] and set(model.looked) == {7}
 
 
 def test_two_sure_ends_cost_one_commit() -> None:
@@ -141,10 +148,12 @@ def test_a_settled_run_takes_two_passes_and_is_charged() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        mmaccel.EntropyBounded(0.5, block=6, end_threshold=0.05, settled=3.4),
-        mmaccel.RevisedParallel(0.2, "shadow", block=6, end_threshold=0.05, settled=3.4),
-        mmaccel.AdaptiveBlock((1,), end_threshold=0.05),
-        mmaccel.MaskedParallel(4, block=6, end_threshold=0.05),
+        mmaccel.EntropyBounded(0.5, block=6, end_threshold=0.05, drop_suffix=True, settled=3.4),
+        mmaccel.RevisedParallel(
+            0.2, "shadow", block=6, end_threshold=0.05, drop_suffix=True, settled=3.4
+        ),
+        mmaccel.AdaptiveBlock((1,), end_threshold=0.05, drop_suffix=True),
+        mmaccel.MaskedParallel(4, block=6, end_threshold=0.05, drop_suffix=True),
     ],
     ids=lambda p: type(p).__name__,
 )
@@ -172,7 +181,7 @@ def test_a_block_causal_cache_goes_with_it() -> None:
     prompt = replace(prompt_of(PROMPTS), stop_tokens=torch.arange(0, 40, 6))
     found = []
     for cache in ("none", "block"):
-        policy = mmaccel.EntropyBounded(0.5, cache=cache, end_threshold=0.05)
+        policy = mmaccel.EntropyBounded(0.5, cache=cache, end_threshold=0.05, drop_suffix=True)
         noise = Noise.from_seed(3, len(PROMPTS))
         found.append(policy.sample(masked(block=4), prompt, 12, filters=Filters(), noise=noise))
     assert torch.equal(found[0].tokens, found[1].tokens)
@@ -210,9 +219,10 @@ def test_an_end_nobody_has_is_refused(ends: Tensor | None) -> None:
     ones = torch.ones(1, dtype=torch.int64)
     prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
     options = {"filters": Filters(), "noise": Noise.from_seed(0, 1)}
-    with pytest.raises(OptionError, match="end_threshold: expected a prompt with stop tokens"):
-        policy = mmaccel.EntropyBounded(end_threshold=0.9)
-        policy.sample(OracleDenoiser(ending_at(3)), prompt, 6, **options)
+    for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
+        with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
+            policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]
+            policy.sample(OracleDenoiser(ending_at(3)), prompt, 6, **options)
 
 
 def test_values_outside_their_domain_are_refused() -> None:
@@ -226,4 +236,5 @@ def test_what_ends_early_promises_no_law() -> None:
     exact = mmaccel.MaskedParallel(None, order="halton")
     assert exact.exactness == "distribution"
     assert replace(exact, settled=0.1).exactness == "relaxed"
+    assert replace(exact, drop_suffix=True).exactness == "relaxed"
     assert replace(exact, end_threshold=0.9).exactness == "relaxed"
