@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -61,7 +62,7 @@ def bench_canvas(
     rows: list[dict[str, Any]] = []
     told, is_whole = stderr_console(), False
     report: dict[str, Any] = {
-        "command": " ".join(["mmaccel", *sys.argv[1:]]),
+        "command": shlex.join(["mmaccel", *sys.argv[1:]]),
         "machine": describe_machine("cpu"),
         "count": count,
         "seed": seed,

@@ -16,6 +16,10 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
     "lossless-unmask halton 16": ("lossless-unmask", {"order": "halton", "drafts": 16}),
     "entropy-bounded 0.1": ("entropy-bounded", {"gamma": 0.1}),
     "entropy-bounded 0.5": ("entropy-bounded", {"gamma": 0.5}),
+    "entropy-bounded 0.5 cut": (
+        "entropy-bounded",
+        {"gamma": 0.5, "end_threshold": 0.9, "drop_suffix": True},
+    ),
     "entropy-bounded 0.6": ("entropy-bounded", {"gamma": 0.6}),
     "entropy-bounded 0.5 end": ("entropy-bounded", {"gamma": 0.5, "end_threshold": 0.9}),
     "entropy-bounded 1.0": ("entropy-bounded", {"gamma": 1.0}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_the_joints_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert plain["quality"]["total_variation"] < 1e-9
     assert bound["passes"] < sure["passes"] < 4
     assert 0 < bound["quality"]["total_variation"] < bound["quality"]["worst"]
-    assert report["machine"] and report["command"] == " ".join(["mmaccel", *sys.argv[1:]])
+    assert report["machine"] and report["command"] == shlex.join(["mmaccel", *sys.argv[1:]])
 
 
 def test_a_grammar_model(folder: Path, tmp_path: Path) -> None:
