@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,18 +24,36 @@ _LONGEST = 20  # characters of a word in a file name
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name in the same folder, then rename.
+    """Write under a temporary name in the same folder, wait for the disk, then rename.
 
     Args:
         file: the final name.
-        write: writes the path it is given. If it fails or is stopped, nothing is left behind.
+        write: writes the path it is given. If it fails or is stopped, nothing is left behind; only
+            a killed process leaves its `.tmp`.
     """
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         write(partial)
+        _sync(partial)
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, where the system can say so."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # folders cannot be opened everywhere
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+    finally:
+        os.close(handle)
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ PLACES = {
     "mmaccel.custom_generate": (5, False),
     "mmaccel.catalog": (5, False),
     "mmaccel.cli": (5, False),
+    "mmaccel.batch": (5, False),
     "mmaccel.commands": (5, True),
     "mmaccel.comfy": (5, True),
     "mmaccel.evaluation": (5, True),
