@@ -12,6 +12,7 @@ from tests.house.source import imports, modules
 PLACES = {
     "mmaccel.errors": (0, False),
     "mmaccel.results": (0, False),
+    "mmaccel.places": (0, False),
     "mmaccel.contracts": (0, False),
     "mmaccel.canvas_contracts": (0, False),
     "mmaccel.kernels": (1, False),
