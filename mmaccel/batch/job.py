@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from mmaccel.batch.failures import ItemsFailed, WriteError
 from mmaccel.batch.item import Item
 from mmaccel.batch.manifest import Key, Manifest, Past, Record, is_made
-from mmaccel.batch.worker import ItemsFailed, WriteError
 from mmaccel.errors import OptionError
 
 

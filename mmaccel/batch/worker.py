@@ -6,34 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.batch.failures import ItemsFailed, Outside, WriteError
 from mmaccel.batch.item import Item
 from mmaccel.batch.manifest import Record, sha256_of
 from mmaccel.batch.recipe import Recipe, describe, fingerprint, make_recipe
 from mmaccel.batch.setup import Setup
 from mmaccel.commands.picture_files import write_png
-from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.errors import OptionError
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.serving import Served
+    from mmaccel.pipelines.picture_requests import Served
     from mmaccel.pipelines.text_to_image import TextToImage
 
 _NAMED = 20  # bad rows a message names
-
-
-class WriteError(MMAccelError, OSError):
-    """Something could not be written: no item's fault, and the end of a job."""
-
-
-class ItemsFailed(MMAccelError, RuntimeError):
-    """The model failed while it made items; the cause is what it raised.
-
-    Attributes:
-        items: those that were being made, one or more of which are to blame.
-    """
-
-    def __init__(self, items: Sequence[Item], cause: Exception) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.items = list(items)
 
 
 class Worker:
@@ -118,12 +103,15 @@ class Worker:
         self, items: list[Item], recipe: Recipe, deliver: Callable[[Record], None], rows: int
     ) -> None:
         """Make items that may be decoded together."""
-        from mmaccel.pipelines.serving import Request
+        from mmaccel.pipelines.picture_requests import Request
 
         left = {item.key: item for item in items}
 
         def write(served: Served) -> None:
-            deliver(self._write(served, recipe))
+            try:
+                deliver(self._write(served, recipe))
+            except Exception as error:
+                raise Outside from error
             del left[served.request.tag.key]
 
         requests = [Request(item.row.prompt, item.seed, item) for item in items]
@@ -131,11 +119,13 @@ class Worker:
             self._pipe.serve(
                 requests, recipe.filters, policy=recipe.policy, rows=rows, deliver=write
             )
-        except WriteError:
-            raise
+        except Outside as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
         except Exception as error:
+            known = [items[row] for row in getattr(error, "rows", None) or ()]
             # places are filled in order: what is being made are the first that are not finished
-            raise ItemsFailed(list(left.values())[:rows], error) from error
+            raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
     def _write(self, served: Served, recipe: Recipe) -> Record:
         item: Item = served.request.tag

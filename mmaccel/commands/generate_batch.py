@@ -66,8 +66,8 @@ def run_batch(wish: Wish) -> None:
             print_envelope(None, {"code": _name(error), "message": " ".join(str(error).split())})
         raise
     if tells:
-        worst = {"code": "failures", "message": f"{data['failed']} items failed"}
-        print_envelope(data, worst if code else None)
+        message = f"{data.get('failed', 0)} items failed"
+        print_envelope(data, {"code": "failures", "message": message} if code else None)
     if code:
         raise typer.Exit(code)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mmaccel.pipelines.pictures import Pictures
 
+_ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _LONGEST = 20  # characters of a word in a file name
 
 
@@ -105,19 +106,36 @@ def plainly(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def human_line(facts: Mapping[str, Any]) -> str:
-    """`facts` from `describe` as text: the caption, then one line of settings."""
-    names = ("dtype", "device", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
+def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
+    """`facts` as text: the caption, then one line of settings as Stable Diffusion tools read it.
+
+    Args:
+        facts: from `describe`, or another description with its names.
+        size: width and height of the picture, in pixels.
+    """
     options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
-    parts = [f"Seed: {facts['seed']}", f"Model: {facts['model']}"]
-    parts += [f"Policy: {facts['policy']}({options})"]
-    parts += [f"{name}: {facts[name]}" for name in names if facts.get(name) is not None]
-    parts += [
-        f"Exactness: {facts['exactness']}",
-        f"{facts['tokens']} tokens in {facts['passes']} forward passes",
-        f"mmaccel {facts['versions']['mmaccel']}",
-    ]
+    settings = {
+        "Steps": facts["tokens"],
+        "Sampler": facts["policy"],
+        "CFG scale": facts["guidance_scale"],
+        "Seed": facts["seed"],
+        "Size": f"{size[0]}x{size[1]}",
+        "Model hash": facts["weights"][:10],
+        "Model": facts["model"],
+        "Policy": f"{facts['policy']}({options})",
+        "Exactness": facts["exactness"],
+        "Forward passes": facts.get("passes"),
+        **{name.replace("_", " "): facts.get(name) for name in _ALSO},
+        "Version": f"mmaccel {facts['versions']['mmaccel']}",
+    }
+    parts = [f"{name}: {_quoted(value)}" for name, value in settings.items() if value is not None]
     return f"{' '.join(facts['prompt'].split())}\n{', '.join(parts)}"
+
+
+def _quoted(value: Any) -> str:
+    """A setting's value; in quotes where a reader would take part of it for the next setting."""
+    text = str(value)
+    return json.dumps(text) if any(c in text for c in ',:"\n') else text
 
 
 def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
@@ -125,6 +143,6 @@ def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
-    info.add_text("parameters", human_line(facts))
+    info.add_text("parameters", human_line(facts, image.size))
     info.add_text("mmaccel", json.dumps(dict(facts)))
     write_whole(file, lambda path: image.save(path, format="PNG", pnginfo=info))

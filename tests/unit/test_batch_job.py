@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel.batch.failures import ItemsFailed, WriteError
 from mmaccel.batch.item import Item, Row, make_items
 from mmaccel.batch.job import Job, Outcome
 from mmaccel.batch.manifest import Manifest, Record
-from mmaccel.batch.worker import ItemsFailed, WriteError
 
 N = 10
 
