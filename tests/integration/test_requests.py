@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 import mmaccel
-from mmaccel import Filters, Jacobi, Request, Served, SpeculativeJacobi, TextToImage
+from mmaccel import (
+    Filters,
+    Jacobi,
+    Noise,
+    Places,
+    Request,
+    Served,
+    SpeculativeJacobi,
+    TextToImage,
+)  # fmt: skip
 from mmaccel.errors import BusyError, NumericsError, OptionError
 from mmaccel.pipelines.engine import Engine
 from tests.checkpoints import FAMILIES, SIZES, captions
@@ -105,6 +114,25 @@ def test_recorded_passes_take_newcomers_of_families(
     assert len(pipe.engine.shelf) == 1
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_what_a_window_was_given_is_given_back(built: Opener, rows: int) -> None:
+    """One prompt for two runs, neither of which writes into it."""
+    pipe: Any = TextToImage.from_pretrained(built("janus"))
+    prompt = pipe.pictures.prompt([pipe.pictures.encode(text) for text in captions("janus")], True)
+    before = prompt.tokens.clone(), prompt.lengths.clone()
+    assert len(set(before[1].tolist())) > 1
+    made = []
+    for places in (Places(rows), Places(rows), None):
+        assert pipe.model._lengths is prompt.lengths
+        own = replace(prompt, places=places)
+        noise = Noise.from_seed([4, 5, 6], 3)
+        run = Jacobi(7).sample(pipe.model, own, 16, filters=Filters(2.0), noise=noise)
+        made.append(run.tokens)
+        assert noise.seeds.tolist() == [4, 5, 6]
+    assert made[0].equal(made[2]) and made[1].equal(made[2])
+    assert prompt.tokens.equal(before[0]) and prompt.lengths.equal(before[1])
+
+
 def test_scenes_are_the_same_to_the_pixel() -> None:
     """The embedded model, its own guidance, in float32."""
     pipe = TextToImage.from_pretrained("scenes")
@@ -196,6 +224,6 @@ def test_a_canvas_is_served_by_batches(tmp_path: Path) -> None:
     prompt = pipe.pictures.prompt([pipe.pictures.encode(CAPTIONS[0])], False)
     with pytest.raises(OptionError, match="places: expected none for a canvas"):
         mmaccel.Stepwise().sample(
-            pipe.model, replace(prompt, places=mmaccel.Places(1)), N_TOKENS,  # type: ignore[arg-type]
-            filters=Filters(), noise=mmaccel.Noise.from_seed(0, 1),
+            pipe.model, replace(prompt, places=Places(1)), N_TOKENS,  # type: ignore[arg-type]
+            filters=Filters(), noise=Noise.from_seed(0, 1),
         )  # fmt: skip
