@@ -16,6 +16,12 @@ from mmaccel.errors import OptionError
 class Maker(Protocol):
     """What makes items: a `Worker`, or something that hands them to several."""
 
+    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+        """See `Worker.check`."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
     def run_all(
         self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
     ) -> None:
@@ -90,7 +96,7 @@ class Job:
                 maker.run_all(list(left.values()), deliver, rows)
             except ItemsFailed as error:
                 n = len(error.items)
-                if _is_memory(error.__cause__) and n > 1:
+                if is_memory(error.__cause__) and n > 1:
                     rows = max(1, n // 2)
                     self.reporter.note(
                         f"out of memory with {n} pictures at once, going on with {rows}"
@@ -169,7 +175,8 @@ def still_to_make(
     return left
 
 
-def _is_memory(error: BaseException | None) -> bool:
+def is_memory(error: BaseException | None) -> bool:
+    """Whether smaller batches may help."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError)

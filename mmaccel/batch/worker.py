@@ -71,6 +71,9 @@ class Worker:
             )
         return {item.key: fingerprint(self._recipes[item.key][1]) for item in items}
 
+    def close(self) -> None:
+        """Nothing: the model goes with this object."""
+
     def run(self, item: Item) -> Record:
         """Make one item and write it; its record."""
         records: list[Record] = []

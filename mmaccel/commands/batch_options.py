@@ -11,6 +11,7 @@ from mmaccel.commands.run_setup import check_count
 from mmaccel.errors import OptionError
 
 ROWS = 8
+RAY = "ray"
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:

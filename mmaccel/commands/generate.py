@@ -11,6 +11,7 @@ from mmaccel.catalog import MODELS, POLICIES
 from mmaccel.pipelines.picture_families import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
+_HELP_ENGINE = "auto, eager or graph (a captured step); of a file also ray (actors)"
 _HELP_FILE = "rows {id, prompt, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
@@ -50,12 +51,13 @@ def generate(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
+    engine: Annotated[str, typer.Option(help=_HELP_ENGINE)] = "auto",
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="of a file: make what is missing")
     ] = False,
     shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its pictures")] = None,
+    actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None,
     retries: Annotated[
         int | None, typer.Option(help="of a file: tries after a failure; by default 1")
     ] = None,
@@ -79,7 +81,7 @@ def generate(
     from mmaccel.batch.setup import Setup
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy
-    from mmaccel.commands.batch_options import ROWS, check_counts, check_together, parse_shard
+    from mmaccel.commands.batch_options import RAY, ROWS, check_counts, check_together, parse_shard
     from mmaccel.commands.generate_batch import Wish, run_batch
     from mmaccel.commands.picture_job import Job, run_job
     from mmaccel.commands.run_setup import (
@@ -99,6 +101,7 @@ def generate(
     single = {"a caption": prompts, "--count": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
     batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
+    batch |= {"--engine ray": engine == RAY, "--actors": actors is not None}
     batch |= {"--json": as_json, "--json-stream": json_stream}
     check_together(prompt_file, single, batch)
     if count is not None:
@@ -125,7 +128,9 @@ def generate(
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
-        return run_batch(Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits))
+        return run_batch(
+            Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits, actors)
+        )
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
     )

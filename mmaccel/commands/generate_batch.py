@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import typer
 
 from mmaccel.batch.item import Item, make_items, take_shard
-from mmaccel.batch.job import Job, Outcome, still_to_make
+from mmaccel.batch.job import Job, Maker, Outcome, still_to_make
 from mmaccel.batch.manifest import Manifest, Past, check_fresh, manifest_name, read_manifests
 from mmaccel.batch.prompt_file import read_prompts
 from mmaccel.batch.reporters import Reports, print_envelope
 from mmaccel.batch.setup import Setup
 from mmaccel.batch.temporaries import sweep
 from mmaccel.batch.worker import Worker
-from mmaccel.commands.batch_options import stopped_by_terminate
+from mmaccel.commands.batch_options import RAY, stopped_by_terminate
 from mmaccel.commands.run_setup import open_folder
 from mmaccel.commands.terminal import Stopped, stderr_console
 from mmaccel.errors import MMAccelError, OptionError
@@ -35,6 +35,7 @@ class Wish:
         shard: part and number of parts, or None.
         is_resumed, is_dry, is_json, is_streaming: the flags.
         retries, max_failures: see `Job`.
+        actors: of Ray; None chooses.
     """
 
     prompts: str
@@ -47,6 +48,7 @@ class Wish:
     is_streaming: bool
     retries: int
     max_failures: int | None
+    actors: int | None = None
 
 
 def run_batch(wish: Wish) -> None:
@@ -76,19 +78,37 @@ def _run(wish: Wish) -> tuple[dict[str, Any], int]:
     items = make_items(read_prompts(wish.prompts), wish.seed)
     if wish.shard is not None:
         items = take_shard(items, *wish.shard)
-    folder, name = wish.setup.out, manifest_name(wish.shard)
+    folder = wish.setup.out
     past = read_manifests(folder) if folder.is_dir() else Past()
     if not wish.is_resumed:
-        check_fresh(folder / name)
+        check_fresh(folder / manifest_name(wish.shard))
     if not wish.is_dry:
         open_folder(folder)  # before a model is loaded for long
-    worker = Worker(wish.setup)
+    worker = _open(wish)
+    try:
+        return _make(items, past, worker, wish)
+    finally:
+        worker.close()
+
+
+def _open(wish: Wish) -> Maker:
+    """What makes the pictures: this process, or Ray's actors."""
+    if wish.setup.engine != RAY:
+        return Worker(wish.setup)
+    from mmaccel.batch.ray_maker import RayMaker
+
+    return RayMaker(replace(wish.setup, engine="auto"), wish.actors)
+
+
+def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dict[str, Any], int]:
+    """Check all items, and make what is left of them."""
+    folder = wish.setup.out
     recipes = worker.check(items)
     left = still_to_make(items, recipes, past, folder) if wish.is_resumed else items
     facts = {"out": str(folder), "items": len(items), "made_before": len(items) - len(left)}
     if wish.is_dry:
         return _show_plan(left, facts), DONE
-    manifest = Manifest(folder / name)
+    manifest = Manifest(folder / manifest_name(wish.shard))
     began = time.perf_counter()
     try:
         sweep(folder, items)
