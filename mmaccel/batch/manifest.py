@@ -64,11 +64,16 @@ def read_manifests(folder: Path) -> Past:
 
 def is_made(folder: Path, record: Record) -> bool:
     """Whether a record's picture is there, whole."""
-    name = record.get("file")
-    if record["status"] != "ok" or not isinstance(name, str) or Path(name).name != name:
+    if record["status"] != "ok" or not is_named_inside(record):
         return False
-    file = folder / name
+    file = folder / record["file"]
     return file.is_file() and sha256_of(file) == record.get("sha256")
+
+
+def is_named_inside(record: Record) -> bool:
+    """Whether a record names a file of its own folder."""
+    name = record.get("file")
+    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
 
 
 def sha256_of(file: Path) -> str:

@@ -145,7 +145,7 @@ def _table(text: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]
 
 def _tell_apart(rows: list[Row], named: set[int], wrong: list[str]) -> list[Row]:
     """Unique ids: a given one twice is wrong, a made one is counted on."""
-    first = {}
+    first: dict[str, int] = {}
     for row in rows:
         if row.line in named:
             key = row.id.casefold()  # some file systems do not tell a from A

@@ -1,7 +1,7 @@
 """Items on Ray actors: one worker each, on the processors or GPUs of one machine or of many.
 
-Actors write pictures and hand back records alone; this process writes the manifest. In the place of an
-actor that dies another begins, and what came back is not made twice.
+Actors write pictures and hand back records alone; this process writes the manifest. In the place of
+an actor that dies another begins, and what came back is not made twice.
 """
 
 from __future__ import annotations
