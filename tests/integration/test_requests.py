@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import mmaccel
 from mmaccel import (
@@ -112,6 +114,37 @@ def test_recorded_passes_take_newcomers_of_families(
         made = serve(pipe, requests, policy=Jacobi(window=8))
         assert all(made[tag].tokens.equal(served.tokens) for tag, served in plain.items())
     assert len(pipe.engine.shelf) == 1
+
+
+def test_pictures_are_rendered_one_at_a_time(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their own tokens, caption and seed, as a call with that seed gives it."""
+    own, told = pipe.pictures.render, []
+
+    def render(tokens: Tensor, texts: Sequence[str], seeds: Sequence[int]) -> Any:
+        told.append((tokens.tolist(), list(texts), list(seeds)))
+        return own(tokens, texts, seeds)
+
+    monkeypatch.setattr(pipe.pictures, "render", render)
+    requests = [Request(CAPTIONS[k % 3], seed) for k, seed in enumerate((7, 2**63 + 1, -4, 7))]
+    pipe.serve(requests, pipe.pictures.filters, rows=3, deliver=lambda served: None)
+    served, told[:] = [*told], []
+    for request in requests:
+        pipe(request.caption, seed=[request.seed])
+    assert len(told) == 4 and sorted(served) == sorted(told)
+
+
+def test_a_seat_is_not_written_into_what_was_offered(built: Opener) -> None:
+    pipe: Any = TextToImage.from_pretrained(built("janus"))
+    window, given = pipe.model, torch.tensor([5, 6, 7])
+    window._lengths = given
+    offered = window.offered()
+    for rows, wanted in (([2, 0, 1], [7, 5, 6]), ([1, 1, 0], [6, 6, 5]), ([2], [7])):
+        window.seat(offered, torch.tensor(rows))
+        assert window._lengths.tolist() == wanted and given.tolist() == [5, 6, 7]
+    window.seat(offered, None)
+    assert window._lengths is given
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
