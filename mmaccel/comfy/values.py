@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from mmaccel.comfy.table import Made, NodeSpec, Widget
 from mmaccel.errors import MMAccelError, OptionError
 
@@ -60,7 +62,10 @@ def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> Made:
     if said is not None:
         raise OptionError(said)
     links = {socket.name: values.get(socket.name) for socket in spec.sockets}
-    return spec.run(host, **meanings(spec, values), **links)
+    # ComfyUI runs nodes in inference mode. A model loaded there could be used nowhere else, and the
+    # command line, whose pictures these are, does not run in it.
+    with torch.inference_mode(False), torch.no_grad():
+        return spec.run(host, **meanings(spec, values), **links)
 
 
 def check_widget(widget: Widget, value: Any) -> None:

@@ -163,7 +163,7 @@ EXAMPLES: dict[str, tuple[Use, ...]] = {
     "mmaccel_canvas": (
         Use("MMAccelLoadModel", 0, {"model": "scenes-masked"}),
         Use("MMAccelLosslessUnmaskPolicy", 0, {"order": "halton"}),
-        Use("MMAccelGenerateImage", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE),
+        Use("MMAccelGenerateImage", 1, {"seed": 7}, _MADE),
         Use("SaveImage", 2, links={"images": (2, "images")}),
         Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
         Use("PreviewAny", 3, links={"source": (4, "text")}),
