@@ -14,8 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +97,8 @@ def talk(base: Path) -> Iterator[Callable[..., Any]]:
             if "To see the GUI" in (base / "server.log").read_text(encoding="utf-8"):
                 break
             time.sleep(0.5)
+        else:
+            pytest.fail(f"no server after two minutes: {(base / 'server.log').read_text()}")
         yield send
     finally:
         os.killpg(server.pid, signal.SIGTERM)
