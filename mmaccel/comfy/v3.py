@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mmaccel.comfy.hosts import V3Host
-from mmaccel.comfy.table import NodeSpec, Socket, Widget
+from mmaccel.comfy.table import NodeSpec, Output, Socket, Widget
 from mmaccel.comfy.values import meanings, refusal, run_node
 
 _NEEDED = ("ComfyNode", "Schema", "NodeOutput", "Custom", "Int", "Float", "Boolean", "String")
@@ -15,10 +15,12 @@ _NEEDED = ("ComfyNode", "Schema", "NodeOutput", "Custom", "Int", "Float", "Boole
 def has_v3() -> bool:
     """Whether the ComfyUI at hand has this schema, with all that is used of it."""
     try:
-        from comfy_api.latest import ComfyAPISync, ComfyExtension, io
+        from comfy_api.latest import ComfyAPISync, io
     except ImportError:
         return False
-    return all((ComfyAPISync, ComfyExtension, *(hasattr(io, name) for name in _NEEDED)))
+    if not all(hasattr(io, name) for name in _NEEDED):
+        return False
+    return hasattr(ComfyAPISync(), "execution")  # it is promised, and missing, in 0.3.64
 
 
 def v3_class(spec: NodeSpec) -> Any:
@@ -32,10 +34,7 @@ def v3_class(spec: NodeSpec) -> Any:
             category=spec.category,
             description=spec.summary,
             inputs=[_input(io, entry) for entry in spec.inputs],
-            outputs=[
-                _type(io, o.kind).Output(o.name, display_name=o.name, tooltip=o.tooltip)
-                for o in spec.outputs
-            ],
+            outputs=[_output(io, output) for output in spec.outputs],
             is_output_node=spec.is_output,
         )
 
@@ -77,6 +76,12 @@ def v3_exports(specs: Iterable[NodeSpec]) -> dict[str, Any]:
 
 def _type(io: Any, kind: str) -> Any:
     return {"IMAGE": io.Image, "STRING": io.String}.get(kind) or io.Custom(kind)
+
+
+def _output(io: Any, output: Output) -> Any:
+    # Some versions want ids to differ from those of the inputs; the page shows the name.
+    own = f"made_{output.name}"
+    return _type(io, output.kind).Output(own, display_name=output.name, tooltip=output.tooltip)
 
 
 def _input(io: Any, entry: Widget | Socket) -> Any:

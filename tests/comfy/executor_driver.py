@@ -8,6 +8,8 @@ A job is `{"graph": API graph, "bad": another that is to be refused, "stop_at": 
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import json
 import os
 import sys
@@ -35,7 +37,10 @@ def main() -> None:
     asyncio.set_event_loop(loop)
     prompt_server = server.PromptServer(loop)
     loop.run_until_complete(nodes.init_extra_nodes(init_api_nodes=False))
-    executor = execution.PromptExecutor(prompt_server, cache_args={"lru": 0, "ram": 0.0})
+    options: dict[str, Any] = {"cache_args": {"lru": 0, "ram": 0.0}}
+    if "cache_args" not in inspect.signature(execution.PromptExecutor).parameters:  # before 0.8
+        options = {}
+    executor = execution.PromptExecutor(prompt_server, **options)
     job = json.load(sys.stdin)
 
     def run(graph: dict[str, Any], name: str) -> dict[str, Any]:
@@ -59,13 +64,13 @@ def main() -> None:
     (model,) = _open.values()
     window = model.pipe.model
     found["inference"] = any(p.is_inference() for p in window.model.parameters())
-    forward, passes = window.forward, []
+    counts, passes = [window.forward], []
 
     def counted(*arguments: Any, **options: Any) -> Any:
         passes.append(1)
         if len(passes) == job["stop_at"]:
             nodes.interrupt_processing()
-        return forward(*arguments, **options)
+        return counts[0](*arguments, **options)
 
     window.forward = counted
     for node in job["graph"].values():
@@ -74,6 +79,11 @@ def main() -> None:
     found["stopped"], found["passes"] = run(job["graph"], "d"), len(passes)
     del window.forward
     found["after"] = run(job["graph"], "e")
+    counts.pop()
+    del model, window
+    executor.reset()  # what ComfyUI does where the user frees its cache
+    gc.collect()
+    found["kept"] = len(_open)
     print(json.dumps(found), file=shown)
 
 

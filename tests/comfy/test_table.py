@@ -217,6 +217,10 @@ def test_the_third_schema_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None
                 assert entry.options.get(name) == options.get(name), (spec.id, entry.id, name)
             seed = entry.options.get("control_after_generate")
             assert seed == options.get("control_after_generate")
+        ids = [entry.id for entry in (*schema.inputs, *schema.outputs)]
+        assert len(ids) == len(set(ids))  # ComfyUI 0.3.64 wants this between both, later ones not
+        names = [entry.options["display_name"] for entry in schema.outputs]
+        assert names == [output.name for output in spec.outputs]
         kinds = [entry.io_type for entry in schema.outputs]
         assert tuple(kinds) == v1_class(spec).RETURN_TYPES
         assert cls.validate_inputs(**spec.defaults()) is True
