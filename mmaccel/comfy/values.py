@@ -18,7 +18,7 @@ def meaning_of(widget: Widget, value: Any) -> Any:
         OptionError: a text that is to hold whole numbers and does not.
     """
     for shown, meant in widget.stands_for:
-        if value == shown and not isinstance(value, bool):  # which equals 0 or 1
+        if value == shown:
             return meant
     if widget.kind == "ids":
         return _read_ids(widget.name, value)

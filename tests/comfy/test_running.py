@@ -314,13 +314,16 @@ def test_stats_say_promise_tokens_passes_and_seeds(model: OpenModel) -> None:
     assert text.endswith("\n".join(own))
 
 
-def test_a_comparison_makes_both_sides_and_says_how_they_compare(model: OpenModel) -> None:
-    prompt = "\n".join(CAPTIONS)
+def test_a_comparison_makes_both_sides_and_says_how_they_compare(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, begun = "\n".join(CAPTIONS), count_passes(monkeypatch, model)
     chosen = policy("Jacobi", window=5)
     sheet, plain, fast, record = run(
         "Compare", model=model, policy=chosen, prompt=prompt, seed=3
     ).values
     assert plain.shape == fast.shape == (3, 16, 16, 3) and torch.equal(plain, fast)
+    assert len(begun) == 3 + 3 + 3 * N_TOKENS + record.stats.passes  # warm up, plain, policy
     oracle = run(
         "GenerateImage", model=model, policy=policy("Autoregressive"), prompt=prompt, seed=3
     ).values[0]
