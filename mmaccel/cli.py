@@ -1,4 +1,4 @@
-"""The command line: `mmaccel generate | gallery | bench | doctor | models`.
+"""The command line: `mmaccel generate | gallery | bench | comfy | doctor | models`.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped with Ctrl-C. What went wrong is said in one
 line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help` answers at
@@ -15,6 +15,7 @@ import typer
 
 from mmaccel import __version__
 from mmaccel.commands.bench import bench
+from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
@@ -41,7 +42,7 @@ def root(
         raise typer.Exit()
 
 
-for command in (generate, gallery, bench, doctor, models):
+for command in (generate, gallery, bench, comfy, doctor, models):
     app.command()(command)
 
 

@@ -66,7 +66,7 @@ def find_source(name: str | Path) -> Path:
         for path in [*([shelf / name] if str(name) in shipped else []), Path(name)]:
             if os.path.exists(path):  # which takes a name that is too long for no path
                 return path
-        if _HUB.fullmatch(str(name)):
+        if is_hub_id(str(name)):
             try:
                 return _download(str(name))
             except (OSError, ValueError) as error:
@@ -76,6 +76,11 @@ def find_source(name: str | Path) -> Path:
         f"one of: {', '.join(shipped) or '(none)'}; received "
         f"{name if name is None else str(name)!r}{reason}; check the spelling"
     )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name may be an id of the hub, which only asking the hub can tell."""
+    return _HUB.fullmatch(name) is not None
 
 
 def _download(name: str) -> Path:

@@ -25,8 +25,8 @@ class ConfidentParallel(SelectorPolicy):
 
     Args:
         threshold: least probability of a slot's likeliest token, for rule "threshold".
-        rule: "threshold" or "frechet".
-        factor: see `FrechetProfile`, for rule "frechet".
+        rule: what takes slots, "threshold" or "frechet".
+        factor: of the bound, 1 is the theorem's, for rule "frechet"; see `FrechetProfile`.
         block, cache: as in `Stepwise`.
     """
 

@@ -42,7 +42,7 @@ class LosslessUnmask(RunPolicy):
 
     Args:
         drafts: canvases a pass looks at, 1..256; 1 is `Stepwise`.
-        order: one of `mmaccel.samplers.orders.ORDERS` but "sampled".
+        order: which slot is next, one of `mmaccel.samplers.orders.ORDERS` but "sampled".
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.

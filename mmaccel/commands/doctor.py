@@ -128,10 +128,11 @@ def _formats(device: str) -> str:
 def check_model(name: str) -> Finding:
     """Are the weights there, do they load, and does a pass make finite scores?"""
     try:
-        from mmaccel.commands.comparison import make_plain
-        from mmaccel.commands.run_setup import open_pipeline, warm_up
+        from mmaccel.commands.run_setup import open_pipeline
+        from mmaccel.pipelines.comparison import make_plain
         from mmaccel.pipelines.picture_model import pick_policy
         from mmaccel.pipelines.picture_models import find_source
+        from mmaccel.pipelines.warm_up import warm_up
 
         source = find_source(name)
         if is_checkpoint(source):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.commands.comparison import identical
-from mmaccel.commands.run_setup import warm_up
+from mmaccel.pipelines.comparison import identical
+from mmaccel.pipelines.warm_up import warm_up
 from mmaccel.results import promise_in
 
 if TYPE_CHECKING:

@@ -9,13 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.commands.comparison import (
-    draw_comparison,
-    make_panel,
-    make_plain,
-    print_comparison,
-    promise,
-)  # fmt: skip
+from mmaccel.commands.comparison import print_comparison
 from mmaccel.commands.picture_files import (
     describe,
     picture_name,
@@ -24,9 +18,16 @@ from mmaccel.commands.picture_files import (
     write_png,
     write_whole,
 )
-from mmaccel.commands.picture_sheet import draw_sheet
-from mmaccel.commands.run_setup import warm_up
+from mmaccel.pipelines.comparison import (
+    draw_comparison,
+    make_panel,
+    make_plain,
+    promise,
+    title_of,
+)
 from mmaccel.pipelines.model_folder import content_hash
+from mmaccel.pipelines.picture_sheet import draw_sheet
+from mmaccel.pipelines.warm_up import warm_up
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
@@ -64,12 +65,7 @@ class Job:
     @property
     def title(self) -> str:
         """The policy's short name and its window."""
-        window = getattr(self.policy, "window", None)
-        if window is None:
-            return self.name
-        return (
-            f"{self.name}, window {window}" if isinstance(window, int) else f"{self.name}, {window}"
-        )
+        return title_of(self.name, self.policy)
 
     def batches(self, policy: Any, on_step: Any) -> Iterator[Pictures]:
         """All pictures by a policy; picture k has seed `seed + k` and depends on that alone."""

@@ -1,4 +1,4 @@
-"""What `generate` and `bench` do before anything is generated: checks, loading, warming up."""
+"""What `generate` and `bench` do before anything is generated: checks and loading."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from mmaccel.errors import OptionError
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
-    from mmaccel.canvas_contracts import CanvasPolicy
-    from mmaccel.contracts import Policy
     from mmaccel.pipelines.text_to_image import TextToImage
-    from mmaccel.samplers.filters import Filters
 
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 
@@ -156,26 +153,3 @@ def open_pipeline(
         family=family,
         engine=engine,
     )
-
-
-def warm_up(
-    pipe: TextToImage, policy: Policy | CanvasPolicy, filters: Filters, caption: str, rows: int
-) -> None:
-    """Run a few passes, so that the first measured picture does not pay for allocations.
-
-    Nothing is turned into pixels, which some models take long for.
-    """
-    import torch
-
-    from mmaccel.pipelines.one_run import alone
-    from mmaccel.samplers.noise import Noise
-
-    def stop(progress: Any) -> Any:
-        return torch.zeros_like(progress.lengths) if progress.passes >= 3 else None
-
-    window: Any
-    encoded, window = pipe.pictures.encode(caption), pipe.pictures.window
-    noise = Noise.from_seed(0, rows, window.device)
-    with alone(window), torch.no_grad():
-        prompt = pipe.pictures.prompt([encoded] * rows, filters.guidance_scale != 1)
-        policy.sample(window, prompt, pipe.length, filters=filters, noise=noise, on_step=stop)

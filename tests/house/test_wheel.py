@@ -56,6 +56,9 @@ def test_wheel_claims_one_name_and_holds_everything(wheel: Path) -> None:
     for file in shelf.rglob("*"):
         if file.is_file():
             assert file.relative_to(ROOT).as_posix() in names
+    pack = ROOT / "mmaccel" / "comfy" / "pack"
+    for file in (pack / "pyproject.toml", *(pack / "example_workflows").rglob("*.json")):
+        assert file.relative_to(ROOT).as_posix() in names
     assert "mmaccel/py.typed" in names and f"{info}/licenses/LICENSE" in names
 
 

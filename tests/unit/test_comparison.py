@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmaccel.commands.comparison import identical, promise, verdict
+from mmaccel.pipelines.comparison import identical, promise, verdict
 from mmaccel.pipelines.pictures import Pictures
 from mmaccel.results import Exactness, Stats
 

@@ -1,0 +1,50 @@
+"""The node that makes the same pictures token by token and under a policy, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmaccel.comfy.record import Record
+from mmaccel.comfy.request import check_request, read_request, request_inputs, to_tensor
+from mmaccel.comfy.table import IMAGE, PREFIX, STATS, Host, Made, NodeSpec, Output
+from mmaccel.comfy.watch import Watch
+from mmaccel.pipelines.comparison import draw_comparison, make_plain, title_of, verdict
+from mmaccel.pipelines.warm_up import warm_up
+
+_MOST = 64  # pictures that can be seen on one sheet
+
+
+def compare_images(host: Host, **inputs: Any) -> Made:
+    """Make the pictures twice, each way once, and draw both.
+
+    Raises:
+        OptionError: as in `generate_images`.
+    """
+    request = read_request(**inputs)
+    pipe, dtype, policy = request.model.pipe, request.model.dtype, request.chosen.policy
+    plain_policy = make_plain(policy)
+    watch = Watch(host, pipe.pictures, 2 * request.tokens)
+    rows = min(request.batch_size, len(request.captions))
+    for each in (plain_policy, policy):
+        warm_up(pipe, each, request.filters, request.captions[0], rows, host.check_interrupt)
+    plain, made = request.make(plain_policy, watch), request.make(policy, watch)
+    sheet = draw_comparison(title_of(request.chosen.name, policy), plain, made, dtype)
+    record = Record.of(request, made, verdict(plain, made, dtype))
+    return Made((to_tensor([sheet]), to_tensor(plain.images), to_tensor(made.images), record))
+
+
+COMPARE = NodeSpec(
+    id=f"{PREFIX}Compare",
+    title="MMAccel Compare",
+    summary="Makes the same pictures token by token and under a policy, and draws them side by "
+    "side with what both cost, as mmaccel generate --compare does.",
+    inputs=request_inputs(_MOST),
+    outputs=(
+        Output("sheet", IMAGE, "Both, side by side, with the verdict."),
+        Output("token_by_token", IMAGE, "The pictures made one token a pass."),
+        Output("accelerated", IMAGE, "The pictures made under the policy."),
+        Output("stats", STATS, "Of the accelerated run, for MMAccel Stats."),
+    ),
+    run=compare_images,
+    check=check_request,
+)

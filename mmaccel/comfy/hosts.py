@@ -1,0 +1,57 @@
+"""ComfyUI as the nodes see it. Nothing of it is imported before a node runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_PREVIEW = 512  # pixels of a preview's longer side
+
+
+class _ComfyUI:
+    """What both schemas have in common."""
+
+    def check_interrupt(self) -> None:
+        """Raise ComfyUI's own exception where the user pressed the button; nobody here catches it.
+
+        ComfyUI forgets the wish as it raises.
+        """
+        from comfy import model_management
+
+        model_management.throw_exception_if_processing_interrupted()
+
+    def device(self) -> str:
+        """Where ComfyUI computes."""
+        from comfy import model_management
+
+        return str(model_management.get_torch_device())
+
+
+class V1Host(_ComfyUI):
+    """Progress through `comfy.utils.ProgressBar`, which finds the running node by itself."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def report(self, done: int, total: int, picture: Image | None) -> None:
+        """See `Host.report`."""
+        from comfy.utils import ProgressBar
+
+        self._bar = self._bar or ProgressBar(total)
+        preview = None if picture is None else ("JPEG", picture, _PREVIEW)
+        self._bar.update_absolute(done, total, preview)
+
+
+class V3Host(_ComfyUI):
+    """Progress through the versioned interface."""
+
+    def __init__(self) -> None:
+        from comfy_api.latest import ComfyAPISync
+
+        self._execution: Any = ComfyAPISync().execution
+
+    def report(self, done: int, total: int, picture: Image | None) -> None:
+        """See `Host.report`."""
+        self._execution.set_progress(done, total, preview_image=picture)

@@ -1,0 +1,72 @@
+"""What a run says of itself, and the node that turns it into text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mmaccel.comfy.request import Request
+from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, Made, NodeSpec, Output, Socket
+from mmaccel.pipelines.comparison import promise, title_of
+from mmaccel.pipelines.pictures import Pictures
+from mmaccel.results import Stats
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run without its pictures.
+
+    Attributes:
+        request: what was asked.
+        stats: of the whole run.
+        passes: forward passes of each picture.
+        verdict: how it compares with token by token; empty where nobody compared.
+    """
+
+    request: Request
+    stats: Stats
+    passes: tuple[int, ...]
+    verdict: str = ""
+
+    @classmethod
+    def of(cls, request: Request, made: Pictures, verdict: str = "") -> Record:
+        """The record of a run."""
+        return cls(request, made.stats, tuple(made.passes.tolist()), verdict)
+
+    def __str__(self) -> str:
+        """A table, then a line for each picture with its own seed."""
+        asked, model = self.request, self.request.model
+        title = title_of(asked.chosen.name, asked.chosen.policy)
+        lines = [
+            ("policy", title),
+            ("promise", promise(self.stats, model.dtype)),
+            *([("compared", self.verdict)] if self.verdict else []),
+            ("model", f"{model.name} ({model.dtype} on {model.pipe.model.device})"),
+        ]
+        head = "\n".join(f"{name:13}{value}" for name, value in lines)
+        own = "\n".join(
+            f"seed {seed}: {model.pipe.length} tokens in {passes} forward passes: {caption}"
+            for seed, passes, caption in zip(asked.seeds, self.passes, asked.captions, strict=True)
+        )
+        return f"{head}\n{self.stats}\n\n{own}"
+
+
+def show(host: Host, *, stats: Record) -> Made:
+    """The record of a run as text."""
+    return Made((str(stats),), str(stats))
+
+
+def _nothing(**values: Any) -> None:
+    """A node without widgets has nothing to refuse."""
+
+
+SHOW = NodeSpec(
+    id=f"{PREFIX}Stats",
+    title="MMAccel Stats",
+    summary="Says what a run promised and what it cost: tokens, forward passes, seconds, seeds.",
+    inputs=(Socket("stats", STATS, "From Generate or Compare."),),
+    outputs=(Output("text", TEXT, "The same as text."),),
+    run=show,
+    check=_nothing,
+    is_output=True,
+)

@@ -1,0 +1,157 @@
+"""What is asked of a model in Generate and Compare: captions, seeds, filters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmaccel.comfy.open_model import OpenModel
+from mmaccel.comfy.policies import NamedPolicy, default_policy
+from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
+from mmaccel.comfy.watch import Watch
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_model import choose_filters
+from mmaccel.pipelines.pictures import Pictures, join
+from mmaccel.samplers.filters import Filters
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SEEDS = 2**64
+_MOST = 4096
+_FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+_OWN = "-1 takes what the model's authors recommend."
+
+
+@dataclass(frozen=True)
+class Request:
+    """Pictures to make.
+
+    Attributes:
+        model: what makes them.
+        chosen: the policy, under its name.
+        captions: one per picture.
+        seeds: one per picture.
+        filters: guidance, temperature and truncation.
+        batch_size: pictures made together.
+    """
+
+    model: OpenModel
+    chosen: NamedPolicy
+    captions: list[str]
+    seeds: list[int]
+    filters: Filters
+    batch_size: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pictures."""
+        return len(self.captions) * self.model.pipe.length
+
+    def make(self, policy: Any, watch: Watch) -> Pictures:
+        """All pictures by a policy; `watch` is asked after every pass."""
+        batches = self.model.pipe.stream(
+            self.captions, self.filters, policy=policy, seed=self.seeds,
+            batch_size=self.batch_size, on_step=watch,
+        )  # fmt: skip
+        made: list[Pictures] = []
+        for first in range(0, len(self.captions), self.batch_size):
+            part = slice(first, first + self.batch_size)
+            watch.begin(self.captions[part], self.seeds[part])
+            made.append(next(batches))
+            watch.finish(made[-1].tokens.numel())
+        return join(made)
+
+
+def read_request(
+    *,
+    model: OpenModel,
+    policy: NamedPolicy | None,
+    prompt: str,
+    seed: int,
+    count: int | None,
+    batch_size: int,
+    **filters: Any,
+) -> Request:
+    """The inputs of a node as a request. Picture k has seed `seed + k`, as on the command line.
+
+    Raises:
+        OptionError: a value outside its domain; a model that is its own draft model.
+    """
+    chosen = policy or default_policy(model.pipe.model)
+    if getattr(chosen.policy, "draft_model", None) is model.pipe.model:
+        raise OptionError(
+            "draft_model: expected another model than the one that is decoded, received the same; "
+            "load a smaller one"
+        )
+    lines = read_captions(prompt)
+    captions = [lines[k % len(lines)] for k in range(len(lines) if count is None else count)]
+    seeds = [(seed + k) % _SEEDS for k in range(len(captions))]
+    own = choose_filters(model.pipe.pictures.filters, **filters)
+    return Request(model, chosen, captions, seeds, own, batch_size)
+
+
+def read_captions(prompt: str) -> list[str]:
+    """One caption a line; lines without words are left out, unless there is no other."""
+    return [line.strip() for line in prompt.splitlines() if line.strip()] or [""]
+
+
+def check_request(**values: Any) -> None:
+    """Refuse what no model takes, before any is loaded.
+
+    Raises:
+        OptionError: a filter outside its domain.
+    """
+    choose_filters(Filters(), **{name: values[name] for name in _FILTERS})
+
+
+def to_tensor(images: list[Image]) -> Tensor:
+    """B pictures of one size to ComfyUI's `[B, H, W, 3]` float32 in 0..1."""
+    stacked = np.stack([np.asarray(image.convert("RGB")) for image in images])
+    return torch.from_numpy(stacked).float() / 255
+
+
+def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
+    """The inputs that make a request, for up to `most` pictures."""
+    own = ((-1.0, None),)
+    return (
+        Socket("model", MODEL, "From MMAccel Load Model."),
+        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        Widget(
+            "prompt", "text", "a red circle above a small blue square on grass",
+            "What to draw. One caption a line: several lines make a batch.", is_multiline=True,
+        ),
+        Widget(
+            "seed", "int", 0,
+            "Of the first picture; the next has the next, as with mmaccel generate.",
+            0, _SEEDS - 1, 1, is_seed=True,
+        ),
+        Widget(
+            "count", "int", 0, "Number of pictures; 0 makes one of each caption.", 0, most, 1,
+            stands_for=((0, None),),
+        ),
+        Widget(
+            "batch_size", "int", 1,
+            "Pictures made together. Promises hold for every number; more cost less time each.",
+            1, most, 1,
+        ),
+        Widget(
+            "guidance_scale", "float", -1.0,
+            f"Classifier-free guidance; 1 is off. {_OWN}", -1, 100, 0.1, stands_for=own,
+        ),
+        Widget(
+            "temperature", "float", -1.0, f"0 is greedy. {_OWN}", -1, 100, 0.05, stands_for=own
+        ),
+        Widget(
+            "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {_OWN}",
+            -1, 2**31 - 1, 1, stands_for=((-1, None),),
+        ),
+        Widget("top_p", "float", -1.0, f"Keep this much probability. {_OWN}", -1, 1, 0.01,
+               stands_for=own),
+        Widget("min_p", "float", -1.0, f"Least share of the likeliest. {_OWN}", -1, 1, 0.01,
+               stands_for=own),
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""What a node is: inputs, outputs, what runs it and what refuses bad values, in no schema yet.
+
+`nodes.py` lists the nodes; `v1.py` and `v3.py` turn the list into ComfyUI's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PREFIX = "MMAccel"
+MODEL, POLICY, STATS = "MMACCEL_MODEL", "MMACCEL_POLICY", "MMACCEL_STATS"
+IMAGE, TEXT = "IMAGE", "STRING"
+
+Kind = Literal["int", "float", "bool", "choice", "text", "ids"]
+
+
+@dataclass(frozen=True)
+class Widget:
+    """A value that is chosen in the node.
+
+    Attributes:
+        name: of the input, and of the argument that takes it.
+        kind: "ids" is text that holds whole numbers.
+        default: what a new node shows.
+        tooltip: one or two sentences.
+        least, most, step: of a number.
+        choices: of a choice.
+        stands_for: values that mean something a widget cannot hold, such as 0 for None.
+        is_multiline: of a text.
+        is_seed: whether the page offers to change it after every run.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    tooltip: str
+    least: float | None = None
+    most: float | None = None
+    step: float | None = None
+    choices: tuple[str, ...] = ()
+    stands_for: tuple[tuple[Any, Any], ...] = ()
+    is_multiline: bool = False
+    is_seed: bool = False
+
+
+@dataclass(frozen=True)
+class Socket:
+    """An input that another node fills."""
+
+    name: str
+    kind: str
+    tooltip: str
+    is_optional: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a node hands on."""
+
+    name: str
+    kind: str
+    tooltip: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a node made: its outputs in order, and a text for the page or None."""
+
+    values: tuple[Any, ...]
+    text: str | None = None
+
+
+class Host(Protocol):
+    """What a node asks of the program it runs in."""
+
+    def check_interrupt(self) -> None:
+        """Raise the host's own exception if the user wants this run to end."""
+
+    def report(self, done: int, total: int, picture: Image | None) -> None:
+        """Show progress, and a picture of what there is so far."""
+
+    def device(self) -> str:
+        """Where the host computes, as torch names it."""
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A node.
+
+    Attributes:
+        id: its name in saved workflows, which never changes; begins with `PREFIX`.
+        title: its name on the page.
+        summary: what it does.
+        inputs, outputs: in the order of the page.
+        run: `run(host, **inputs)`, with what the widgets' values mean.
+        check: `check(**widgets)`, with what they mean; raises `OptionError` before anything runs.
+        fingerprint: of the same, a text that changes where equal inputs give another result.
+        is_output: whether it runs although nothing hangs on it.
+        folder: where the page lists it, below the pack's own.
+    """
+
+    id: str
+    title: str
+    summary: str
+    inputs: tuple[Widget | Socket, ...]
+    outputs: tuple[Output, ...]
+    run: Callable[..., Made]
+    check: Callable[..., None]
+    fingerprint: Callable[..., str] | None = None
+    is_output: bool = False
+    folder: str = ""
+
+    @property
+    def widgets(self) -> tuple[Widget, ...]:
+        """Its inputs that are values."""
+        return tuple(entry for entry in self.inputs if isinstance(entry, Widget))
+
+    @property
+    def sockets(self) -> tuple[Socket, ...]:
+        """Its inputs that are links."""
+        return tuple(entry for entry in self.inputs if isinstance(entry, Socket))
+
+    @property
+    def category(self) -> str:
+        """Where the page lists it."""
+        return f"mmaccel/{self.folder}".rstrip("/")
+
+    def defaults(self) -> Mapping[str, Any]:
+        """What a new node's widgets show."""
+        return {widget.name: widget.default for widget in self.widgets}

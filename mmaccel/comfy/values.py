@@ -1,0 +1,101 @@
+"""From what a widget holds to what the library takes, and what is refused on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mmaccel.comfy.table import Made, NodeSpec, Widget
+from mmaccel.errors import MMAccelError, OptionError
+
+
+def meaning_of(widget: Widget, value: Any) -> Any:
+    """What a widget's value is to the library.
+
+    Raises:
+        OptionError: a text that is to hold whole numbers and does not.
+    """
+    for shown, meant in widget.stands_for:
+        if value == shown:
+            return meant
+    if widget.kind == "ids":
+        return _read_ids(widget.name, value)
+    return float(value) if widget.kind == "float" and isinstance(value, int) else value
+
+
+def meanings(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a node's widgets as the library takes them.
+
+    Args:
+        spec: the node.
+        values: of its widgets; one that is missing, or None because a link fills it later, counts
+            as its default.
+    """
+    given = {w: w.default if values.get(w.name) is None else values[w.name] for w in spec.widgets}
+    return {widget.name: meaning_of(widget, value) for widget, value in given.items()}
+
+
+def refusal(spec: NodeSpec, values: Mapping[str, Any]) -> str | None:
+    """Why a node cannot run with these values of its widgets; None if it can.
+
+    The library speaks first: its message says what to do. The table's own bounds come after it.
+    """
+    try:
+        spec.check(**meanings(spec, values))
+        for widget in spec.widgets:
+            if values.get(widget.name) is not None:
+                check_widget(widget, values[widget.name])
+    except MMAccelError as error:
+        return str(error)
+    return None
+
+
+def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> Made:
+    """Run a node with everything ComfyUI gives it.
+
+    Raises:
+        OptionError: values that were not known before it ran and are refused now.
+    """
+    said = refusal(spec, values)  # again: what came over a link was checked by nobody
+    if said is not None:
+        raise OptionError(said)
+    links = {socket.name: values.get(socket.name) for socket in spec.sockets}
+    # ComfyUI runs nodes in inference mode. A model loaded there could be used nowhere else, and the
+    # command line, whose pictures these are, does not run in it.
+    with torch.inference_mode(False), torch.no_grad():
+        return spec.run(host, **meanings(spec, values), **links)
+
+
+def check_widget(widget: Widget, value: Any) -> None:
+    """Refuse a value that the widget itself would not let through.
+
+    Raises:
+        OptionError: with what it takes.
+    """
+    if widget.choices and value not in widget.choices:
+        raise OptionError(
+            f"{widget.name}: expected one of {', '.join(widget.choices)}, received {value!r}; "
+            "choose one of these"
+        )
+    if widget.kind not in ("int", "float"):
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    least, most = widget.least, widget.most
+    assert least is not None and most is not None  # every number in the table has both
+    if not (is_number and least <= value <= most):  # which NaN is not
+        raise OptionError(
+            f"{widget.name}: expected a number in {least:g}..{most:g}, received {value!r}; "
+            f"{widget.default} is what a new node has"
+        )
+
+
+def _read_ids(name: str, text: Any) -> tuple[int, ...]:
+    parts = str(text).replace(",", " ").split()
+    if not all(part.isdecimal() for part in parts):
+        raise OptionError(
+            f"{name}: expected token ids such as 198, 13, received {text!r}; separate them by "
+            "commas or blanks"
+        )
+    return tuple(int(part) for part in parts)

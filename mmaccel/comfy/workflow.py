@@ -1,0 +1,171 @@
+"""Workflows in ComfyUI's two file formats, from a short description of their nodes.
+
+The API format is what `POST /prompt` takes; the other one is what the page opens and saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmaccel.comfy.nodes import NODES
+from mmaccel.comfy.table import IMAGE, NodeSpec, Output, Socket, Widget
+from mmaccel.errors import OptionError
+
+_WIDE, _GAP, _HEAD, _LINE = 320, 60, 60, 26  # pixels on the page
+_AFTER_SEED = "fixed"  # what the page does with a seed once a run is over
+
+
+@dataclass(frozen=True)
+class Use:
+    """A node in a workflow.
+
+    Attributes:
+        id: a node of ours or one of `OTHERS`.
+        column: where it stands, from the left.
+        values: of widgets that are not their defaults.
+        links: input -> (index of a node in the workflow, name of its output).
+    """
+
+    id: str
+    column: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    links: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+
+def _other(name: str, *inputs: Widget | Socket) -> NodeSpec:
+    def nothing(*_: Any, **__: Any) -> Any:
+        raise OptionError(f"{name}: expected ComfyUI to run its own node; use a workflow's file")
+
+    return NodeSpec(name, "", "", inputs, (), nothing, nothing, is_output=True)
+
+
+OTHERS: dict[str, NodeSpec] = {  # nodes every ComfyUI has
+    spec.id: spec
+    for spec in (
+        _other(
+            "SaveImage",
+            Socket("images", IMAGE, ""),
+            Widget("filename_prefix", "text", "mmaccel", ""),
+        ),
+        _other("PreviewImage", Socket("images", IMAGE, "")),
+        _other("PreviewAny", Socket("source", "*", "")),
+    )
+}
+
+
+def spec_of(name: str) -> NodeSpec:
+    """A node of ours, or one of `OTHERS`."""
+    return NODES.get(name) or OTHERS[name]
+
+
+def to_api(uses: Sequence[Use]) -> dict[str, Any]:
+    """The API format; nodes are numbered from 1."""
+    graph: dict[str, Any] = {}
+    for number, use in enumerate(uses, 1):
+        spec = spec_of(use.id)
+        inputs: dict[str, Any] = {**spec.defaults(), **use.values}
+        for name, (index, output) in use.links.items():
+            inputs[name] = [str(index + 1), _slot(uses[index], output)]
+        meta = {"title": spec.title or use.id}
+        graph[str(number)] = {"inputs": inputs, "class_type": use.id, "_meta": meta}
+    return graph
+
+
+def to_page(uses: Sequence[Use]) -> dict[str, Any]:
+    """The format of the page (version 0.4); nodes and links are numbered from 1."""
+    links: list[list[Any]] = []
+    nodes: list[dict[str, Any]] = []
+    below: dict[int, int] = {}  # column -> where the next node of it begins
+    for number, use in enumerate(uses, 1):
+        spec = spec_of(use.id)
+        height = _HEAD + _LINE * (len(spec.inputs) + len(spec.outputs))
+        height += 4 * _LINE * any(widget.is_multiline for widget in spec.widgets)
+        top = below.get(use.column, 60)
+        below[use.column] = top + height + _GAP
+        nodes.append(
+            {
+                "id": number,
+                "type": use.id,
+                "pos": [60 + use.column * (_WIDE + _GAP), top],
+                "size": [_WIDE, height],
+                "flags": {},
+                "order": number - 1,
+                "mode": 0,
+                "inputs": [_socket(s) for s in spec.sockets],
+                "outputs": [{"name": o.name, "type": o.kind, "links": []} for o in spec.outputs],
+                "properties": {"Node name for S&R": use.id},
+                "widgets_values": _widget_values(spec, use),
+            }
+        )
+    for number, use in enumerate(uses, 1):
+        for name, (index, output) in use.links.items():
+            socket = next(e for e in nodes[number - 1]["inputs"] if e["name"] == name)
+            slot = _slot(uses[index], output)
+            kind = spec_of(uses[index].id).outputs[slot].kind
+            place = nodes[number - 1]["inputs"].index(socket)
+            links.append([len(links) + 1, index + 1, slot, number, place, kind])
+            socket["link"] = len(links)
+            nodes[index]["outputs"][slot]["links"].append(len(links))
+    return {
+        "last_node_id": len(nodes),
+        "last_link_id": len(links),
+        "nodes": nodes,
+        "links": links,
+        "groups": [],
+        "config": {},
+        "extra": {},
+        "version": 0.4,
+    }
+
+
+def _socket(socket: Socket) -> dict[str, Any]:
+    shape = {"shape": 7} if socket.is_optional else {}  # drawn hollow
+    return {"name": socket.name, "type": socket.kind, "link": None, **shape}
+
+
+def _widget_values(spec: NodeSpec, use: Use) -> list[Any]:
+    """Values in the order of the page, which shows one more widget below a seed."""
+    shown: list[Any] = []
+    for widget in spec.widgets:
+        shown.append(use.values.get(widget.name, widget.default))
+        shown += [_AFTER_SEED] if widget.is_seed else []
+    return shown
+
+
+def _slot(use: Use, output: str) -> int:
+    outputs: tuple[Output, ...] = spec_of(use.id).outputs
+    return [o.name for o in outputs].index(output)
+
+
+_LOAD, _POLICY = Use("MMAccelLoadModel", 0), Use("MMAccelJacobiPolicy", 0)
+_MADE = {"model": (0, "model"), "policy": (1, "policy")}
+_CAPTIONS = "a red circle above a small blue square on grass\na large yellow star at night"
+
+EXAMPLES: dict[str, tuple[Use, ...]] = {
+    "mmaccel_generate": (
+        _LOAD,
+        _POLICY,
+        Use("MMAccelGenerateImage", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE),
+        Use("SaveImage", 2, links={"images": (2, "images")}),
+        Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
+        Use("PreviewAny", 3, links={"source": (4, "text")}),
+    ),
+    "mmaccel_compare": (
+        _LOAD,
+        _POLICY,
+        Use("MMAccelCompare", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE),
+        Use("SaveImage", 2, {"filename_prefix": "mmaccel_compare"}, {"images": (2, "sheet")}),
+        Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
+        Use("PreviewAny", 3, links={"source": (4, "text")}),
+    ),
+    "mmaccel_canvas": (
+        Use("MMAccelLoadModel", 0, {"model": "scenes-masked"}),
+        Use("MMAccelLosslessUnmaskPolicy", 0, {"order": "halton"}),
+        Use("MMAccelGenerateImage", 1, {"seed": 7}, _MADE),
+        Use("SaveImage", 2, links={"images": (2, "images")}),
+        Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
+        Use("PreviewAny", 3, links={"source": (4, "text")}),
+    ),
+}

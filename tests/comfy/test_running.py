@@ -1,0 +1,372 @@
+"""Nodes at work: the command line's pixels, interrupts, previews that change nothing."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel.cli import main
+from mmaccel.comfy.nodes import NODES
+from mmaccel.comfy.open_model import OpenModel, file_state
+from mmaccel.comfy.policies import NamedPolicy
+from mmaccel.comfy.request import read_captions, to_tensor
+from mmaccel.comfy.table import Made
+from mmaccel.comfy.v1 import v1_class
+from mmaccel.comfy.v3 import v3_class
+from mmaccel.comfy.values import run_node
+from mmaccel.comfy.watch import Watch
+from mmaccel.errors import OptionError
+from tests.comfy.fake_comfy import FakeComfy, Interrupted, install
+from tests.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
+
+
+@pytest.fixture
+def comfy(monkeypatch: pytest.MonkeyPatch) -> FakeComfy:
+    return install(monkeypatch, with_v3=False)
+
+
+class Host:
+    """Counts; `stop_at` is the check that raises."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.stop_at, self.checks = stop_at, 0
+        self.reports: list[tuple[int, int, Any]] = []
+
+    def check_interrupt(self) -> None:
+        self.checks += 1
+        if self.checks == self.stop_at:
+            raise Interrupted
+
+    def report(self, done: int, total: int, picture: Any) -> None:
+        self.reports.append((done, total, picture))
+
+    def device(self) -> str:
+        return "cpu"
+
+
+def run(name: str, host: Host | None = None, **values: Any) -> Made:
+    return run_node(NODES[f"MMAccel{name}"], host or Host(), values)
+
+
+@pytest.fixture
+def model(tiny_folder: Path) -> OpenModel:
+    return run("LoadModel", model=str(tiny_folder)).values[0]
+
+
+def policy(name: str, **values: Any) -> NamedPolicy:
+    return run(f"{name}Policy", **values).values[0]
+
+
+def count_passes(monkeypatch: pytest.MonkeyPatch, model: OpenModel) -> list[int]:
+    """Widths of the passes that were begun, prompts left out."""
+    begun: list[int] = []
+    window: Any = model.pipe.model
+    forward = window.forward
+
+    def counted(tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        begun.append(tokens.shape[1])
+        return forward(tokens, start)
+
+    monkeypatch.setattr(window, "forward", counted)
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("node", "flags"),
+    [
+        ("Jacobi", ["--policy", "jacobi", "--window", "5"]),
+        ("McSjd", ["--policy", "mc-sjd", "--window", "5"]),
+    ],
+)
+def test_pixels_are_the_command_lines(
+    node: str, flags: list[str], model: OpenModel, tmp_path: Path
+) -> None:
+    arguments = ["generate", *CAPTIONS[:2], "--count", "3", "--seed", "7", "--temperature", "0.9"]
+    arguments += [*flags, "--model", model.name, "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    files = sorted(file for file in tmp_path.glob("0*.png"))
+    made = run(
+        "GenerateImage", model=model, policy=policy(node, window=5),
+        prompt="\n\n".join(CAPTIONS[:2]) + "\n", seed=7, count=3, temperature=0.9,
+    )  # fmt: skip
+    images, record = made.values
+    assert images.shape[0] == len(files) == 3 and images.dtype == torch.float32
+    for image, file in zip(images, files):
+        with Image.open(file) as opened:
+            written = list(opened.get_flattened_data())
+        # as ComfyUI's SaveImage turns it into bytes
+        shown = (255.0 * image).clamp(0, 255).to(torch.uint8).reshape(-1, 3).tolist()
+        assert [tuple(pixel) for pixel in shown] == written
+    assert [int(file.name[:4]) for file in files] == record.request.seeds == [7, 8, 9]
+    assert record.request.captions == [CAPTIONS[0], CAPTIONS[1], CAPTIONS[0]]
+
+
+def test_every_byte_survives_the_way_through_a_tensor() -> None:
+    ramp = Image.new("RGB", (256, 1))
+    ramp.putdata([(k, 255 - k, k // 2) for k in range(256)])
+    tensor = to_tensor([ramp])
+    assert tensor.shape == (1, 1, 256, 3) and 0 <= float(tensor.min()) and float(tensor.max()) == 1
+    assert (255.0 * tensor).to(torch.uint8)[0, 0, :, 0].tolist() == list(range(256))
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 5])
+@pytest.mark.parametrize("name", ["Autoregressive", "Jacobi"])
+def test_no_pass_is_begun_once_the_interrupt_was_seen(
+    name: str, stop_at: int, model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look is before the first pass, each further one follows a pass."""
+    begun, host = count_passes(monkeypatch, model), Host(stop_at)
+    fields = {"window": 2} if name == "Jacobi" else {}
+    with pytest.raises(Interrupted):
+        run(
+            "GenerateImage", host, model=model, policy=policy(name, **fields), prompt=CAPTIONS[0],
+            count=2,
+        )  # fmt: skip
+    assert len(begun) == stop_at - 1 and host.checks == stop_at
+    made = run("GenerateImage", model=model, prompt=CAPTIONS[0])  # the model is free again
+    assert made.values[0].shape[0] == 1
+
+
+def test_an_interrupt_between_two_batches_ends_the_run(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = count_passes(monkeypatch, model)
+    made = run("GenerateImage", model=model, policy=policy("Autoregressive"), prompt=CAPTIONS[0])
+    assert made.values[1].passes == (N_TOKENS,) and len(begun) == N_TOKENS
+    begun.clear()
+    host = Host(stop_at=1 + N_TOKENS + 1)  # once before the first, after each pass, then this
+    with pytest.raises(Interrupted):
+        run(
+            "GenerateImage", host, model=model, policy=policy("Autoregressive"),
+            prompt=CAPTIONS[0], count=2,
+        )  # fmt: skip
+    assert len(begun) == N_TOKENS
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 8])
+def test_a_comparison_hears_the_interrupt_while_it_warms_up_and_later(
+    stop_at: int, model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two times three passes of warming up, one look after each; then a look before the run."""
+    begun, host = count_passes(monkeypatch, model), Host(stop_at)
+    with pytest.raises(Interrupted):
+        run("Compare", host, model=model, policy=policy("Jacobi", window=2), prompt=CAPTIONS[0])
+    assert len(begun) == {1: 1, 4: 4, 8: 7}[stop_at]
+
+
+def test_previews_change_nothing(model: OpenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = dict(model=model, policy=policy("Jacobi", window=2), prompt=CAPTIONS[1], count=2)
+    asked |= {"batch_size": 2}
+    plain = run("GenerateImage", **asked)
+    ticks = iter(range(10**6))  # a clock that jumps a second at every look: a preview every pass
+    monkeypatch.setattr("mmaccel.comfy.generate.Watch", make_watch(lambda: float(next(ticks))))
+    host = Host()
+    shown = run("GenerateImage", host, **asked)
+    assert torch.equal(shown.values[0], plain.values[0])
+    assert shown.values[1].passes == plain.values[1].passes
+    previews = [picture for _, _, picture in host.reports if picture is not None]
+    assert len(previews) > 3 and {p.size for p in previews} <= {(16, 16), (32, 16)}
+    # the last one before the end shows the pictures as they will be, down to the last whole row
+    grey = (128, 128, 128)
+    colours = [[c for _, c in p.getcolors(10**4)] for p in previews]
+    assert grey in colours[0] and len(colours[-1]) > len(colours[0])
+
+
+def make_watch(clock: Any) -> Any:
+    return lambda host, pictures, total: Watch(host, pictures, total, clock)
+
+
+def test_progress_counts_tokens_and_ends_full(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("mmaccel.comfy.generate.Watch", make_watch(lambda: float(next(ticks))))
+    host = Host()
+    run("GenerateImage", host, model=model, policy=policy("Autoregressive"), prompt=CAPTIONS[0],
+        count=3, batch_size=2)  # fmt: skip
+    done = [value for value, _, _ in host.reports]
+    assert {total for _, total, _ in host.reports} == {3 * N_TOKENS}
+    steps = [2 * k for k in range(1, N_TOKENS + 1)] + [2 * N_TOKENS]  # two rows, then the first's
+    steps += [2 * N_TOKENS + k for k in range(1, N_TOKENS + 1)] + [3 * N_TOKENS]
+    assert done == steps
+
+
+def test_progress_is_told_ten_times_a_second_at_most(model: OpenModel) -> None:
+    now, host = [0.0], Host()
+    watch = Watch(host, model.pipe.pictures, N_TOKENS, lambda: now[0])
+    watch.begin([CAPTIONS[0]], [0])
+    from mmaccel.results import Progress
+
+    tokens = torch.zeros(1, N_TOKENS, dtype=torch.int64)
+    for k in range(100):  # one second in hundredths
+        now[0] = k / 100
+        lengths = torch.tensor([min(k // 6, N_TOKENS)])
+        watch(Progress(tokens, lengths, lengths, k))
+    assert 8 <= len(host.reports) <= 10
+    assert host.checks == 102  # at the beginning, after each pass, and after the picture
+    assert sum(picture is not None for _, _, picture in host.reports) == 1
+
+
+def test_a_model_is_loaded_once_and_let_go(tiny_folder: Path, tmp_path: Path) -> None:
+    first = run("LoadModel", model=str(tiny_folder)).values[0]
+    assert run("LoadModel", model=str(tiny_folder)).values[0] is first
+    half = run("LoadModel", model=str(tiny_folder), dtype="bfloat16").values[0]
+    assert half is not first and half.dtype == "bfloat16"
+    from mmaccel.comfy import open_model
+
+    before = len(open_model._open)
+    del first, half
+    gc.collect()
+    assert len(open_model._open) < before
+
+
+def test_other_files_are_another_model(tmp_path: Path) -> None:
+    folder = build_tiny(tmp_path / "m")
+    cls: Any = v1_class(NODES["MMAccelLoadModel"])
+    state, kept = cls.IS_CHANGED(model=str(folder)), run("LoadModel", model=str(folder)).values[0]
+    assert state == cls.IS_CHANGED(model=str(folder)) != ""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    assert cls.IS_CHANGED(model=str(folder)) != state
+    assert run("LoadModel", model=str(folder)).values[0] is not kept
+    assert file_state(model="owner/name", decoder="") == ""
+
+
+def test_a_model_loaded_in_inference_mode_is_an_ordinary_one(tmp_path: Path) -> None:
+    folder = build_tiny(tmp_path / "m")
+    with torch.inference_mode():
+        opened = run("LoadModel", model=str(folder)).values[0]
+        images = run("GenerateImage", model=opened, prompt=CAPTIONS[0]).values[0]
+    assert not any(p.is_inference() for p in opened.pipe.model.model.parameters())
+    assert not images.is_inference()
+
+
+def test_a_model_that_is_not_there_explains_itself_in_the_node(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="expected a folder, a file, an id .* scenes.*received"):
+        run("LoadModel", model=str(tmp_path / "nothing"))
+    with pytest.raises(OptionError, match="received 'owner/name' .*; check the spelling"):
+        run("LoadModel", model="owner/name")
+
+
+def test_a_caption_or_policy_the_model_cannot_take_stops_before_any_pass(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = count_passes(monkeypatch, model)
+    with pytest.raises(OptionError, match="words the caption model knows, received 'xylophone'"):
+        run("GenerateImage", model=model, prompt="a red xylophone")
+    with pytest.raises(OptionError, match="at least one word, received none"):
+        run("GenerateImage", model=model, prompt=" \n ")
+    with pytest.raises(OptionError, match="policy: expected a policy such as mmaccel.Jacobi"):
+        run("GenerateImage", model=model, policy=policy("Stepwise"), prompt=CAPTIONS[0])
+    with pytest.raises(OptionError, match="another model than the one that is decoded"):
+        own = policy("Speculative", draft_model=model)
+        run("GenerateImage", model=model, policy=own, prompt=CAPTIONS[0])
+    assert begun == []
+
+
+def test_a_linked_value_is_judged_when_it_is_there(model: OpenModel) -> None:
+    with pytest.raises(OptionError, match="window: expected an integer in 1..4096"):
+        policy("Jacobi", window=5000)
+    with pytest.raises(OptionError, match="batch_size: expected a number in 1..4096"):
+        run("GenerateImage", model=model, prompt=CAPTIONS[0], batch_size=0)
+
+
+def test_a_draft_model_is_used(model: OpenModel, tmp_path: Path) -> None:
+    draft = run("LoadModel", model=str(build_tiny(tmp_path / "d"))).values[0]
+    chosen = policy("Speculative", draft_model=draft, window=4)
+    assert chosen.policy.draft_model is draft.pipe.model
+    _, record = run("GenerateImage", model=model, policy=chosen, prompt=CAPTIONS[0]).values
+    assert record.stats.draft_passes > 0 and record.stats.exactness == "distribution"
+
+
+def test_masked_models_are_drawn_with_previews_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked, _ = masked_beside_plain(tmp_path)
+    model = run("LoadModel", model=str(masked)).values[0]
+    plain = run("GenerateImage", model=model, prompt=CAPTIONS[0])
+    assert plain.values[1].request.chosen.name == "lossless-unmask"
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("mmaccel.comfy.generate.Watch", make_watch(lambda: float(next(ticks))))
+    host = Host()
+    shown = run("GenerateImage", host, model=model, prompt=CAPTIONS[0])
+    assert torch.equal(shown.values[0], plain.values[0])
+    assert any(picture is not None for _, _, picture in host.reports)
+
+
+def test_stats_say_promise_tokens_passes_and_seeds(model: OpenModel) -> None:
+    chosen = policy("Jacobi", window=5)
+    _, record = run(
+        "GenerateImage", model=model, policy=chosen, prompt="\n".join(CAPTIONS[:2]), seed=2**64 - 1
+    ).values
+    made = run("Stats", stats=record)
+    assert made.values == (made.text,)
+    text = made.text or ""
+    assert "policy       jacobi, window 5\n" in text and "bitwise: same seed, same tokens" in text
+    assert f"tokens       {2 * N_TOKENS} in " in text and f"{model.name} (float32 on cpu)" in text
+    own = [f"seed {s}: {N_TOKENS} tokens in {p} forward passes: {caption}"
+           for s, p, caption in zip((2**64 - 1, 0), record.passes, CAPTIONS)]  # fmt: skip
+    assert text.endswith("\n".join(own))
+
+
+def test_a_comparison_makes_both_sides_and_says_how_they_compare(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, begun = "\n".join(CAPTIONS), count_passes(monkeypatch, model)
+    chosen = policy("Jacobi", window=5)
+    sheet, plain, fast, record = run(
+        "Compare", model=model, policy=chosen, prompt=prompt, seed=3
+    ).values
+    assert plain.shape == fast.shape == (3, 16, 16, 3) and torch.equal(plain, fast)
+    assert len(begun) == 3 + 3 + 3 * N_TOKENS + record.stats.passes  # warm up, plain, policy
+    oracle = run(
+        "GenerateImage", model=model, policy=policy("Autoregressive"), prompt=prompt, seed=3
+    ).values[0]
+    assert torch.equal(plain, oracle)
+    assert sheet.shape[0] == 1 and sheet.shape[2] > 2 * 240
+    assert record.verdict == "The same images, token for token"
+    assert f"compared     {record.verdict}\n" in str(record)
+    assert record.stats.passes < 3 * N_TOKENS
+
+
+def test_lines_are_captions() -> None:
+    assert read_captions(" a b \r\n\n c\n") == ["a b", "c"]
+    assert read_captions("") == read_captions(" \n\n") == [""]
+
+
+def test_first_schema_runs_on_comfyui(comfy: FakeComfy, tiny_folder: Path) -> None:
+    def call(name: str, **values: Any) -> Any:
+        cls: Any = v1_class(NODES[f"MMAccel{name}"])
+        return getattr(cls(), cls.FUNCTION)(**values)
+
+    (model,) = call("LoadModel", model=str(tiny_folder), device="auto")
+    images, record = call("GenerateImage", model=model, prompt=CAPTIONS[0], seed=1)
+    assert images.shape == (1, 16, 16, 3)
+    assert comfy.checks > 1 and comfy.reports[-1][:2] == (N_TOKENS, N_TOKENS)
+    shown = call("Stats", stats=record)
+    assert shown["ui"]["text"] == shown["result"] == (str(record),)
+    comfy.stop_at = comfy.checks + 3
+    with pytest.raises(Interrupted):
+        call("GenerateImage", model=model, prompt=CAPTIONS[0], seed=2)
+
+
+def test_third_schema_runs_on_comfyui(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> None:
+    comfy = install(monkeypatch, with_v3=True)
+
+    def call(name: str, **values: Any) -> Any:
+        return v3_class(NODES[f"MMAccel{name}"]).execute(**values)
+
+    (model,) = call("LoadModel", model=str(tiny_folder), device="auto").args
+    images, record = call("GenerateImage", model=model, prompt=CAPTIONS[0], seed=1).args
+    assert images.shape == (1, 16, 16, 3)
+    assert comfy.checks > 1 and comfy.reports[-1] == (N_TOKENS, N_TOKENS, None)
+    shown = call("Stats", stats=record)
+    assert shown.ui == {"text": (str(record),)} and shown.args == (str(record),)
+    comfy.stop_at = comfy.checks + 3
+    with pytest.raises(Interrupted):
+        call("GenerateImage", model=model, prompt=CAPTIONS[0], seed=2)

@@ -1,0 +1,260 @@
+"""A real ComfyUI: its executor in one process, and its server over HTTP and websocket.
+
+They run where COMFYUI_PATH names the folder of one (0.8 was used), in the Python that
+COMFYUI_PYTHON names, which has what ComfyUI and mmaccel need.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmaccel.cli import main
+from mmaccel.comfy.nodes import NODES
+from tests.house.source import ROOT
+from tests.tiny_model import CAPTIONS, N_TOKENS
+
+HOME = os.environ.get("COMFYUI_PATH", "")
+PYTHON = os.environ.get("COMFYUI_PYTHON", sys.executable)
+HERE = Path(__file__).parent
+SHELF = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows" / "api"
+FIRST_SCHEMA = (
+    "from mmaccel.comfy.nodes import NODES\n"
+    "from mmaccel.comfy.v1 import v1_exports\n"
+    "globals().update(v1_exports(NODES.values()))\n"
+)
+pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")
+
+Graph = dict[str, Any]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def make_base(folder: Path, schema: str) -> Path:
+    """What `--base-directory` names, with our pack alone."""
+    for name in ("user", "input", "output", "temp", "models", "custom_nodes"):
+        (folder / name).mkdir(parents=True)
+    if schema == "pack":
+        assert main(["comfy", str(folder)]) == 0
+    else:
+        pack = folder / "custom_nodes" / "mmaccel-nodes"
+        pack.mkdir()
+        (pack / "__init__.py").write_text(FIRST_SCHEMA, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["pack", "v1"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp(request.param) / "base", request.param)
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port: int = asked.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def talk(base: Path) -> Iterator[Callable[..., Any]]:
+    """A running server; a call sends it jobs and returns what `http_driver.py` found."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    log = (base / "server.log").open("w", encoding="utf-8")
+    command = [PYTHON, "main.py", "--cpu", "--listen", "127.0.0.1", "--port", str(port)]
+    command += ["--base-directory", str(base), "--disable-api-nodes"]
+    command += ["--database-url", "sqlite:///:memory:"]
+    server = subprocess.Popen(
+        command, cwd=HOME, env=environment(), stdout=log, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+    def send(*jobs: dict[str, Any]) -> Any:
+        done = subprocess.run(
+            [PYTHON, str(HERE / "http_driver.py"), url], input=json.dumps(jobs), text=True,
+            capture_output=True, check=False, env=environment(),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    try:
+        for _ in range(240):
+            assert server.poll() is None, (base / "server.log").read_text(encoding="utf-8")
+            if "To see the GUI" in (base / "server.log").read_text(encoding="utf-8"):
+                break
+            time.sleep(0.5)
+        else:
+            pytest.fail(f"no server after two minutes: {(base / 'server.log').read_text()}")
+        yield send
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait(20)
+        log.close()
+
+
+def tiny_graph(name: str, folder: Path, **generate: Any) -> Graph:
+    """An example workflow with the tiny model."""
+    graph: Graph = json.loads((SHELF / f"{name}.json").read_text(encoding="utf-8"))
+    graph["1"]["inputs"]["model"] = str(folder)
+    graph["3"]["inputs"] |= {"prompt": "\n".join(CAPTIONS[:2]), **generate}
+    return graph
+
+
+def made_files(base: Path, result: dict[str, Any], node: str = "4") -> list[Path]:
+    images = result["history"]["outputs"][node]["images"]
+    return [base / "output" / image["subfolder"] / image["filename"] for image in images]
+
+
+def test_every_node_is_listed_and_the_templates_too(talk: Any, base: Path) -> None:
+    found = talk()
+    assert set(found["object_info"]) == set(NODES)
+    for name, node in found["object_info"].items():
+        inputs = {**node["input"]["required"], **node["input"].get("optional", {})}
+        assert set(inputs) == {entry.name for entry in NODES[name].inputs}
+        assert node["display_name"] == NODES[name].title
+        assert node["output"] == [output.kind for output in NODES[name].outputs]
+    log = (base / "server.log").read_text(encoding="utf-8")
+    assert "IMPORT FAILED" not in log and "Cannot import" not in log
+    if (base / "custom_nodes" / "mmaccel-nodes" / "example_workflows").is_dir():
+        names = {file.stem for file in SHELF.glob("*.json")}
+        assert set(found["templates"]["mmaccel-nodes"]) == names
+
+
+def test_a_workflow_makes_the_command_lines_pixels(
+    talk: Any, base: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    graph = tiny_graph("mmaccel_generate", tiny_folder, seed=11, count=3)
+    graph["2"]["inputs"]["window"] = 5
+    first, again = talk({"graph": graph}, {"graph": graph})["jobs"]
+    assert [event[0] for event in first["events"]][-1] == "execution_success"
+    files = made_files(base, first)
+    arguments = ["generate", *CAPTIONS[:2], "--count", "3", "--seed", "11", "--window", "5"]
+    assert main([*arguments, "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
+    ours = sorted(tmp_path.glob("0*.png"))
+    assert len(files) == len(ours) == 3
+    for theirs, own in zip(files, ours):
+        with Image.open(theirs) as a, Image.open(own) as b:
+            assert list(a.get_flattened_data()) == list(b.get_flattened_data())
+            assert json.loads(a.text["prompt"])["3"]["inputs"]["seed"] == 11
+    (text,) = first["history"]["outputs"]["5"]["text"]
+    assert "bitwise: same seed, same tokens" in text and f"seed 13: {N_TOKENS} tokens in" in text
+    cached = next(data for name, data, _ in again["events"] if name == "execution_cached")
+    assert set(cached["nodes"]) >= {"1", "2", "3"}  # nothing is made twice
+
+
+def test_a_comparison_is_saved(talk: Any, base: Path, tiny_folder: Path) -> None:
+    (result,) = talk({"graph": tiny_graph("mmaccel_compare", tiny_folder)})["jobs"]
+    (sheet,) = made_files(base, result)
+    with Image.open(sheet) as opened:
+        assert opened.width > 2 * 240
+    (text,) = result["history"]["outputs"]["5"]["text"]
+    assert "compared     The same images, token for token" in text
+
+
+def bad_graphs(folder: Path) -> dict[str, tuple[Graph, str, str]]:
+    """What is wrong -> graph, node that must complain, and what it must say."""
+    window = tiny_graph("mmaccel_generate", folder)
+    window["2"]["inputs"]["window"] = 5000
+    drafts = tiny_graph("mmaccel_generate", folder)
+    drafts["2"]["inputs"]["drafts"] = "nonsense"
+    top_p = tiny_graph("mmaccel_generate", folder, top_p=1.5)
+    model = tiny_graph("mmaccel_generate", Path("no-such-model"))
+    wrong = tiny_graph("mmaccel_generate", folder)
+    wrong["3"]["inputs"]["policy"] = ["1", 0]
+    return {
+        "window": (window, "2", "window: expected an integer in 1..4096"),
+        "drafts": (drafts, "2", "drafts: expected one of random, left"),
+        "top_p": (top_p, "3", "top_p"),
+        "model": (model, "1", "model: expected a folder, a file, an id of the Hugging Face hub"),
+        "socket": (wrong, "3", "received_type(MMACCEL_MODEL) mismatch input_type(MMACCEL_POLICY)"),
+    }
+
+
+@pytest.mark.parametrize("what", ["window", "drafts", "top_p", "model", "socket"])
+def test_a_bad_value_is_refused_before_anything_runs(
+    what: str, talk: Any, tiny_folder: Path
+) -> None:
+    graph, node, said = bad_graphs(tiny_folder)[what]
+    (result,) = talk({"graph": graph})["jobs"]
+    assert result["status"] == 400 and result["events"] == []
+    errors = result["answer"]["node_errors"][node]["errors"]
+    assert any(said in error["details"] for error in errors)
+
+
+def test_what_only_the_model_knows_is_said_in_its_node(talk: Any, tiny_folder: Path) -> None:
+    graph = tiny_graph("mmaccel_generate", tiny_folder, prompt="a red xylophone")
+    missing = tiny_graph("mmaccel_generate", Path("owner/name"))
+    unknown, absent = talk({"graph": graph}, {"graph": missing})["jobs"]
+    name, data, _ = unknown["events"][-1]
+    assert name == "execution_error" and data["node_id"] == "3"
+    assert "received 'xylophone'" in data["exception_message"]
+    name, data, _ = absent["events"][-1]
+    assert name == "execution_error" and data["node_id"] == "1"
+    assert "received 'owner/name'" in data["exception_message"]
+
+
+def test_an_interrupt_ends_the_run_and_the_next_one_runs(
+    talk: Any, base: Path, tiny_folder: Path
+) -> None:
+    slow = tiny_graph("mmaccel_generate", Path("scenes"), prompt="a red circle on grass")
+    slow["2"] = {"class_type": "MMAccelAutoregressivePolicy", "inputs": {}}
+    slow["3"]["inputs"] |= {"count": 64, "batch_size": 1, "seed": time.time_ns() % 2**32}
+    after = copy.deepcopy(tiny_graph("mmaccel_generate", tiny_folder, seed=5))
+    before = set((base / "output").iterdir())
+    stopped, next_one = talk({"graph": slow, "interrupt": True}, {"graph": after})["jobs"]
+    names = [name for name, _, _ in stopped["events"]]
+    assert names[-1] == "execution_interrupted" and stopped["history"]["outputs"] == {}
+    print(f"interrupt honoured after {stopped['interrupted_after']:.3f} s")
+    said = [data["nodes"]["3"]["value"] for name, data, _ in stopped["events"]
+            if name == "progress_state" and "3" in data["nodes"]]  # fmt: skip
+    assert 0 < max(said) < 64 * 256
+    assert next_one["events"][-1][0] == "execution_success"
+    assert set((base / "output").iterdir()) - before == set(made_files(base, next_one))
+
+
+def test_previews_reach_the_page(talk: Any) -> None:
+    graph = tiny_graph("mmaccel_generate", Path("scenes"), prompt="a red circle on grass")
+    graph["2"] = {"class_type": "MMAccelAutoregressivePolicy", "inputs": {}}
+    graph["3"]["inputs"]["seed"] = time.time_ns() % 2**32
+    (result,) = talk({"graph": graph})["jobs"]
+    assert result["events"][-1][0] == "execution_success" and result["previews"] > 0
+
+
+def test_the_executor_alone(base: Path, tiny_folder: Path) -> None:
+    graph = tiny_graph("mmaccel_generate", tiny_folder, count=2)
+    graph["2"] = {"class_type": "MMAccelAutoregressivePolicy", "inputs": {}}
+    bad, stop_at = bad_graphs(tiny_folder)["window"][0], 5
+    done = subprocess.run(
+        [PYTHON, str(HERE / "executor_driver.py"), HOME, str(base)], text=True, check=False,
+        input=json.dumps({"graph": graph, "bad": bad, "stop_at": stop_at}),
+        capture_output=True, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert set(found["nodes"]) == set(NODES)
+    ended = {name: [m[0] for m in found[name]["messages"]][-1] for name in ("first", "stopped")}
+    assert ended == {"first": "execution_success", "stopped": "execution_interrupted"}
+    assert len(found["first"]["outputs"]["4"]["images"]) == 2
+    cached = dict(found["second"]["messages"])["execution_cached"]["nodes"]
+    assert set(cached) >= {"1", "2", "3"}
+    assert found["bad"]["valid"] is False and found["bad"]["node_errors"]["2"]
+    assert found["inference"] is False
+    assert found["passes"] == stop_at  # none is begun after the one in which it was asked for
+    assert dict(found["stopped"]["messages"])["execution_interrupted"]["node_id"] == "3"
+    assert [m[0] for m in found["after"]["messages"]][-1] == "execution_success"
+    assert found["kept"] == 0  # the model goes with ComfyUI's cache
