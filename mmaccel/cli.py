@@ -1,8 +1,8 @@
-"""The command line: `mmaccel generate | bench | doctor | models`.
+"""The command line: `mmaccel generate | bench | evaluate | doctor | models`.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped with Ctrl-C. What went wrong is said in one
-line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help` answers at
-once.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 a promise was broken, 130 stopped with Ctrl-C.
+What went wrong is said in one line on stderr. Nothing heavy is imported before a sub-command runs,
+so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 from mmaccel import __version__
 from mmaccel.commands.bench import bench
 from mmaccel.commands.doctor import doctor
+from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
 from mmaccel.commands.terminal import Stopped
@@ -42,6 +43,7 @@ def root(
 
 for command in (generate, bench, doctor, models):
     app.command()(command)
+app.add_typer(evaluate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
