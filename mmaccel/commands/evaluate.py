@@ -7,6 +7,7 @@ import typer
 from mmaccel.commands.evaluate_exactness import exactness
 from mmaccel.commands.evaluate_export import export
 from mmaccel.commands.evaluate_pictures import pictures
+from mmaccel.commands.evaluate_speed import speed
 from mmaccel.commands.evaluate_words import words
 
 evaluate = typer.Typer(
@@ -15,5 +16,5 @@ evaluate = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (pictures, exactness, words, export):
+for command in (pictures, exactness, speed, words, export):
     evaluate.command()(command)
