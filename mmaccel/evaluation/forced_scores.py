@@ -27,13 +27,14 @@ class Parting:
 
     Attributes:
         slot: index of the first other token.
-        gap: between the two best tokens there, in the units of the scores (noise included).
+        gap: between the two best tokens there, in the units of the scores (noise included); None
+            where the filters leave one token.
         rounding: largest difference of a score between passes of one token and of a window.
         is_rounding: whether that explains it.
     """
 
     slot: int
-    gap: float
+    gap: float | None
     rounding: float
     is_rounding: bool
 
@@ -59,6 +60,8 @@ def explain_parting(
     best = single[slot].topk(2).values
     both = single.isfinite() & wide.isfinite()
     rounding = float((single - wide)[both].abs().max())
+    if not bool(best.isfinite().all()):
+        return Parting(slot, None, rounding, False)
     gap = float(best[0] - best[1])
     return Parting(slot, gap, rounding, gap <= _REACH * rounding)
 
@@ -75,8 +78,12 @@ def forced_scores(
         width: tokens fed in one pass.
 
     Returns:
-        `[L, V]` float32; the argmax is the token that a run draws there.
+        `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
+        filters leave one token, before truncation.
     """
+    temperature = filters.temperature  # 0 draws no noise
+    if temperature == 0:
+        filters = Filters(filters.guidance_scale)
     model = pipe.model
     found = []
     with alone(model):
@@ -96,6 +103,6 @@ def forced_scores(
             scores = filters.apply(
                 logits, prompt.branches, empty, slots, slots, prompt.layout
             )  # [1, W, V]; no processor looks at the line
-            drawn = noise.frozen(slots, scores.shape[-1], filters.temperature)
+            drawn = noise.frozen(slots, scores.shape[-1], temperature)
             found.append((scores + drawn)[0].cpu())
     return torch.cat(found)

@@ -89,8 +89,10 @@ def compare_rows(
     said = f"{total - len(rows)} of {total} rows the same"
     if rows:
         said += f", the others up to token {int(parts[rows].min())}"
-        said += "" if not found else f" (gap {found[0]['gap']:.2g} there, "
-        said += "" if not found else f"rounding {found[0]['rounding']:.2g})"
+        if found:
+            gap = found[0]["gap"]
+            told = "one token alone is possible there" if gap is None else f"gap {gap:.2g} there"
+            said += f" ({told}, rounding {found[0]['rounding']:.2g})"
         said += ": rounding explains it" if is_rounding else ""
     figures = {
         "rows": total,

@@ -112,12 +112,27 @@ def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage) -> None:
     assert parting.rounding < 1e-3 and not parting.is_rounding
 
 
+def test_greedy_scores_keep_the_second_best(pipe: TextToImage) -> None:
+    filters = replace(pipe.pictures.filters, temperature=0.0)
+    made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], temperature=0.0).tokens[0]
+    noise = Noise.from_seed([3], 1)
+    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)
+    assert torch.equal(scores.argmax(-1), made) and bool(scores.isfinite().all())
+    gap = explain_parting(pipe, CAPTIONS[1], made, 2, filters, noise, 4).gap
+    assert gap is not None and 0 < gap < 20
+    alone = replace(pipe.pictures.filters, top_k=1)
+    only = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], top_k=1).tokens[0]
+    parting = explain_parting(pipe, CAPTIONS[1], only, 2, alone, noise, 4)
+    assert parting.gap is None and not parting.is_rounding
+
+
 def test_a_gap_below_the_differences_is_rounding(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
     gap = explain_parting(pipe, CAPTIONS[1], made, 6, filters, noise, 4).gap
+    assert gap is not None
     forward = type(pipe.model).forward
 
     def noisy(step: float) -> Any:
