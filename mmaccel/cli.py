@@ -1,8 +1,9 @@
-"""The command line: `mmaccel generate | gallery | bench | comfy | doctor | models`.
+"""The command line: `mmaccel generate | gallery | bench | comfy | evaluate | doctor | models`.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped with Ctrl-C. What went wrong is said in one
-line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help` answers at
-once.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done but not all well (items failed, a promise was
+broken), 130 stopped with Ctrl-C.
+What went wrong is said in one line on stderr. Nothing heavy is imported before a sub-command runs,
+so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mmaccel import __version__
 from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
+from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
@@ -44,6 +46,7 @@ def root(
 
 for command in (generate, gallery, bench, comfy, doctor, models):
     app.command()(command)
+app.add_typer(evaluate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,10 @@
     python scripts/train_demo.py masked  --work runs/masked --start mmaccel/demo/weights/scenes
     python scripts/train_demo.py grammar --work runs/grammar
 
-Each has its `-export` and `-card`.
+Each has its `-export` and `-card`. The features of pictures are trained and measured by
+
+    python scripts/train_demo.py features
+    python scripts/train_demo.py features-card
 
 Each command goes on where it was stopped. `generator` may be given more steps later.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+from mmaccel.demo.features_measure import export_features_card
 from mmaccel.demo.grammar_export import export_grammar, export_grammar_card
 from mmaccel.demo.grammar_task import Grammar
 from mmaccel.demo.masked_export import export_masked, export_masked_card
@@ -34,6 +38,7 @@ from mmaccel.demo.scenes_data import TRAIN_SEED
 from mmaccel.demo.scenes_export import export_card, export_weights
 from mmaccel.demo.scenes_task import Task
 from mmaccel.demo.token_pool import encode_pool
+from mmaccel.demo.train_features import train_features
 from mmaccel.demo.train_generator import GeneratorTraining, train_generator
 from mmaccel.demo.train_tokenizer import train_tokenizer
 
@@ -41,8 +46,8 @@ SHELF = Path(__file__).parent.parent / "mmaccel" / "demo" / "weights"
 TRAINED = ("generator", "masked", "grammar")
 EXPORTS = ("export", "masked-export", "grammar-export")
 CARDS = ("card", "masked-card", "grammar-card")
-PARTS = ("tokenizer", "data", *TRAINED, *EXPORTS, *CARDS)
-NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked"}
+PARTS = ("tokenizer", "data", *TRAINED, *EXPORTS, *CARDS, "features", "features-card")
+NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "scenes-features"}
 
 
 def main() -> None:
@@ -102,6 +107,10 @@ def main() -> None:
             args.work.mkdir(parents=True, exist_ok=True)
             task = Grammar(args.power)
         train_generator(args.work, plan, device, task)
+    elif args.part == "features":
+        train_features(target, args.work)
+    elif args.part == "features-card":
+        print(json.dumps(export_features_card(args.work, target), indent=2))
     elif args.part == "export":
         export_weights(args.work, target)
     elif args.part == "masked-export":

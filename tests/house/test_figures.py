@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mmaccel.demo.features_card import write_features_card
 from mmaccel.demo.grammar_card import write_grammar_card
 from mmaccel.demo.masked_card import write_masked_card
 from mmaccel.demo.scenes_card import write_card
@@ -17,6 +18,7 @@ from tests.house.source import ROOT
 SHELF = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
 CARDS = {
     "scenes": write_card,
+    "scenes-features": write_features_card,
     "scenes-masked": write_masked_card,
     "grammar-masked": write_grammar_card,
 }

@@ -68,6 +68,7 @@ def test_shipped_weights_are_small() -> None:
     shelf = ROOT / "mmaccel" / "demo" / "weights"
     size = {d: sum(file.stat().st_size for file in d.iterdir()) for d in shelf.iterdir()}
     assert 0 < size.pop(shelf / "scenes") <= 16 * 2**20
+    assert 0 < size.pop(shelf / "scenes-features") <= 0.5e6
     assert 0 < sum(size.values()) <= 12e6  # the masked models
 
 

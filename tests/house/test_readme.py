@@ -57,6 +57,7 @@ def test_commands_exist() -> None:
     from mmaccel.cli import app
 
     known = {command.callback.__name__ for command in app.registered_commands}
+    known |= {group.typer_instance.info.name for group in app.registered_groups}
     used = set(re.findall(r"^\s*(?:\$ )?mmaccel ([a-z]+)", text(), re.MULTILINE))
     assert used <= known
     scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", text()))

@@ -1,0 +1,52 @@
+"""`mmaccel evaluate export`: folders in the layouts that prompt suites read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="pictures or clips, with their captions")],
+    suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")],
+    prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)],
+    out: Annotated[Path, typer.Option(help="folder to be made")],
+    per_prompt: Annotated[
+        int | None, typer.Option(help="pictures of a prompt; by default what the suite asks for")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="leave out prompts without enough pictures")
+    ] = False,
+) -> None:
+    """Link or copy pictures into a suite's layout. Nothing is moved; missing ones are listed."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.picture_files import write_whole
+    from mmaccel.commands.run_setup import check_count, open_folder
+    from mmaccel.errors import OptionError
+
+    suites, files = "mmaccel.evaluation.suites:", "mmaccel.evaluation.suite_files:"
+    wanted = load(suites + "read_prompts")(suite, prompts)
+    each = load(suites + "SUITES")[suite] if per_prompt is None else per_prompt
+    check_count("per-prompt", each)
+    if suite in ("hpsv2", "partiprompts") and each != 1:
+        raise OptionError(f"--per-prompt: expected 1 for {suite}, received {each}; leave it out")
+    kinds = load(suites + "KINDS")[suite]
+    items = load("mmaccel.evaluation.picture_folder:list_items")(folder, kinds)
+    total = len(wanted)
+    if partial:
+        wanted = load(suites + "keep_complete")(wanted, items, each)
+    matched = load(suites + "match_items")(wanted, items, each)
+    plan = load(files + "plan_files")(suite, wanted, matched)
+    open_folder(out)
+    if any(out.iterdir()):
+        raise OptionError(
+            f"--out: expected an empty folder, received {str(out)!r}, where files of another "
+            "export would be counted too; choose another"
+        )
+    load(files + "write_files")(out, plan, write_whole)
+    left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
+    print(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")

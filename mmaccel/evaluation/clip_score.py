@@ -1,0 +1,81 @@
+"""How well pictures fit their captions, by an embedding of both: CLIP score.
+
+J. Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021,
+arXiv 2104.08718: the cosine of the two embeddings, not below 0, times a constant.
+
+Departures: the constant is 100, which text-to-image papers and torchmetrics use, and not 2.5; the
+embeddings come from a callable, so that any model of pictures and texts will do. Values of two
+callables cannot be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from mmaccel.errors import NumericsError, ShapeError
+
+Embed = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
+"""Pictures `[B, 3, H, W]` uint8 and B texts to two embeddings `[B, D]`."""
+
+
+@dataclass(frozen=True)
+class ClipScore:
+    """A mean score.
+
+    Attributes:
+        mean: in 0..100.
+        half_width: of the 95 % interval of the mean (normal approximation); NaN for one picture.
+        scores: `[N]` float64, of each picture.
+    """
+
+    mean: float
+    half_width: float
+    scores: Tensor
+
+
+@torch.no_grad()
+def score_captions(
+    pictures: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
+) -> ClipScore:
+    """Score pictures against their captions.
+
+    Args:
+        pictures: N of `[3, H, W]` uint8; those of one batch of one size.
+        captions: N texts.
+        embed: see `Embed`.
+        batch_size: B, at most.
+
+    Raises:
+        ShapeError: not N captions, or embeddings that are not two of `[B, D]`.
+        NumericsError: an embedding that is not finite or is 0.
+    """
+    if not pictures or len(pictures) != len(captions):
+        raise ShapeError(
+            f"captions: expected one for each of at least one picture, received {len(captions)} "
+            f"for {len(pictures)}; give them in the same order"
+        )
+    parts = []
+    for k in range(0, len(pictures), batch_size):
+        texts = list(captions[k : k + batch_size])
+        seen, read = embed(torch.stack(list(pictures[k : k + batch_size])), texts)
+        if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
+            raise ShapeError(
+                f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
+                f"{list(read.shape)}; return one row for each picture and text"
+            )
+        both = torch.stack([seen.double().cpu(), read.double().cpu()])
+        if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
+            raise NumericsError(
+                "embeddings: expected finite vectors other than 0, received one that is not; "
+                "look at what the callable returns"
+            )
+        parts.append(100 * cosine_similarity(both[0], both[1]).clamp(min=0))
+    scores = torch.cat(parts)
+    spread = float(scores.std()) if len(scores) > 1 else math.nan
+    return ClipScore(float(scores.mean()), 1.96 * spread / math.sqrt(len(scores)), scores)

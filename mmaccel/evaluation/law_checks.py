@@ -1,0 +1,82 @@
+"""Two checks of a law: sequences of an enumerable model, and pictures of the user's own.
+
+The first is a G-test, or for canvas policies an enumeration without sampling; the second a
+permutation test of features (`mmaccel.evaluation.mmd`). Both say what they would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from mmaccel.evaluation.canvas_law import induced_law
+from mmaccel.evaluation.canvas_toys import can_enumerate
+from mmaccel.evaluation.exactness import total_variation
+from mmaccel.evaluation.frechet import Array
+from mmaccel.evaluation.identity import Check
+from mmaccel.evaluation.mmd import permutation_test
+from mmaccel.evaluation.mmd_power import measure_power
+from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.power import power
+from mmaccel.evaluation.toy_language import sample_law
+
+LEVEL = 1e-4  # of the G-test; wrong once in 10 000 reports of right samplers
+MMD_LEVEL = 0.01
+_VISIBLE = 0.03  # total variation whose power is stated
+_NAME = "law of an enumerable model"
+
+
+def check_law(policy: Any, kind: str, samples: int) -> list[Check]:
+    """The law of whole sequences; no check for canvas policies that cannot be enumerated.
+
+    Args:
+        policy: an instance.
+        kind: "window" or "canvas".
+        samples: sequences to draw; canvas policies draw none.
+    """
+    promised = policy.exactness != "relaxed"
+    if kind == "canvas":
+        if not can_enumerate(policy):
+            return []
+        apart = {
+            name: total_variation(induced_law(policy, OracleDenoiser(joint), 4, 3).joint, joint)
+            for name, joint in families().items()
+        }
+        worst = max(apart.values())
+        said = f"total variation {worst:.2g} at worst, over six joints of 4 slots, no sampling"
+        return [Check(_NAME, promised, worst < 1e-6, said, {"total_variation": apart})]
+    test = sample_law(policy, samples)
+    sees = power(_VISIBLE, samples, test.degrees, LEVEL)
+    said = (
+        f"G-test p = {test.p_value:.3g} ({test.degrees} degrees, {samples} sequences); a total "
+        f"variation of {_VISIBLE:g} is seen with probability {sees:.4f}"
+    )
+    figures = {**asdict(test), "level": LEVEL, "visible": _VISIBLE, "power": sees}
+    figures["statistic"] = test.statistic if np.isfinite(test.statistic) else None
+    return [Check(_NAME, promised, test.p_value >= LEVEL, said, figures)]
+
+
+def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
+    """Features of pictures of the same captions, and of seeds that have nothing in common.
+
+    Args:
+        policy: made the second.
+        first: `[N, D]`, of the plain loop's pictures.
+        second: `[N, D]`.
+        captions: N of them; labels are permuted within a caption alone.
+    """
+    numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
+    own = [numbers[caption] for caption in captions]
+    test = permutation_test(first, second, groups=(own, own))
+    sees = measure_power(first, len(first), len(second), level=MMD_LEVEL)
+    visible = "none tried" if sees.visible is None else f"{sees.visible:g} standard deviations"
+    said = (
+        f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} pictures of "
+        f"{len(numbers)} captions); smallest shift seen four times out of five: {visible}"
+    )
+    figures = {**asdict(test), "power": {**asdict(sees), "chances": list(sees.chances.items())}}
+    promised = policy.exactness != "relaxed"
+    return Check("features of pictures", promised, test.p_value >= MMD_LEVEL, said, figures)

@@ -1,0 +1,119 @@
+"""Word error rate: how far a transcript is from what was to be said.
+
+V. I. Levenshtein, 1966: the least number of substituted, deleted and inserted words that make the
+transcript of the reference. The rate is that number over the words of the reference, summed over
+all utterances before dividing, and can exceed 1.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmaccel.errors import OptionError, ShapeError
+
+
+@dataclass(frozen=True)
+class WordErrors:
+    """Edits of one utterance, or summed over several.
+
+    Attributes:
+        substitutions, deletions, insertions: edits of a least set of them.
+        words: of the reference.
+    """
+
+    substitutions: int
+    deletions: int
+    insertions: int
+    words: int
+
+    @property
+    def edits(self) -> int:
+        """All edits."""
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def rate(self) -> float:
+        """Edits over words of the reference.
+
+        Raises:
+            OptionError: the reference has no words.
+        """
+        if not self.words:
+            raise OptionError(
+                "reference: expected at least one word, received none; a rate needs a number to "
+                "divide by"
+            )
+        return self.edits / self.words
+
+
+def count_word_errors(reference: str, heard: str) -> WordErrors:
+    """Edits between two utterances, words being what stands between blanks.
+
+    Args:
+        reference: what was to be said.
+        heard: the transcript.
+
+    Returns:
+        Of all least sets of edits one with the most substitutions.
+
+    Cost: O(words x words heard).
+    """
+    wanted, words = reference.split(), heard.split()
+    # (edits, -substitutions, deletions, insertions); ties go to the larger number of substitutions
+    row = [(k, 0, 0, k) for k in range(len(words) + 1)]
+    for i, right in enumerate(wanted, 1):
+        above, row = row, [(i, 0, i, 0)]
+        for j, word in enumerate(words, 1):
+            diagonal = above[j - 1]
+            if right == word:
+                row.append(diagonal)
+                continue
+            cost, swapped, lost, added = diagonal
+            ways = [(cost + 1, swapped - 1, lost, added)]
+            cost, swapped, lost, added = above[j]
+            ways.append((cost + 1, swapped, lost + 1, added))
+            cost, swapped, lost, added = row[j - 1]
+            ways.append((cost + 1, swapped, lost, added + 1))
+            row.append(min(ways))
+    _, swapped, lost, added = row[-1]
+    return WordErrors(-swapped, lost, added, len(wanted))
+
+
+def sum_word_errors(parts: Sequence[WordErrors]) -> WordErrors:
+    """Edits and words of several utterances together."""
+    return WordErrors(
+        sum(p.substitutions for p in parts),
+        sum(p.deletions for p in parts),
+        sum(p.insertions for p in parts),
+        sum(p.words for p in parts),
+    )
+
+
+def compare_transcripts(references: Sequence[str], heard: Sequence[str]) -> list[WordErrors]:
+    """Edits of each of N utterances.
+
+    Raises:
+        ShapeError: not as many transcripts as references.
+    """
+    if len(references) != len(heard):
+        raise ShapeError(
+            f"transcripts: expected {len(references)}, one for each reference, received "
+            f"{len(heard)}; leave an empty line where nothing was heard"
+        )
+    return [count_word_errors(a, b) for a, b in zip(references, heard, strict=True)]
+
+
+def simplify(text: str) -> str:
+    """Lower case, no punctuation, single blanks; an apostrophe or hyphen within a word stays.
+
+    For transcripts that differ in such things alone; a rate of simplified texts is another rate and
+    is to be called so.
+    """
+    kept, text = [], text.casefold().replace("’", "'")
+    for k, char in enumerate(text):
+        inside = 0 < k < len(text) - 1 and text[k - 1].isalnum() and text[k + 1].isalnum()
+        is_mark = unicodedata.category(char)[0] in "PS"
+        kept.append(char if not is_mark or (char in "'-" and inside) else " ")
+    return " ".join("".join(kept).split())

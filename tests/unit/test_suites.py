@@ -1,0 +1,185 @@
+"""Folders for prompt suites: what each reads, missing pictures, names that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from mmaccel.cli import main
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.picture_folder import Item, list_items
+from mmaccel.evaluation.suites import Prompt, keep_complete, match_items
+
+
+def draw(folder: Path, prompt: str, seed: int, red: int, size: int = 8) -> Path:
+    """A picture as `mmaccel generate` writes them, all of one shade of red."""
+    folder.mkdir(exist_ok=True)
+    info, file = PngInfo(), folder / f"{seed:04d}-{red}.png"
+    info.add_text("mmaccel", json.dumps({"prompt": prompt, "seed": seed}))
+    Image.new("RGB", (size, size), (red, 0, 0)).save(file, pnginfo=info)
+    return file
+
+
+def red_of(file: Path, place: tuple[int, int] = (0, 0)) -> int:
+    with Image.open(file) as picture:
+        return picture.convert("RGB").getpixel(place)[0]
+
+
+def export(tmp_path: Path, suite: str, prompts: Path, *options: str) -> tuple[int, Path]:
+    out = tmp_path / f"for-{suite}"
+    fixed = ["--suite", suite, "--prompts", str(prompts), "--out", str(out)]
+    return main(["evaluate", "export", str(tmp_path / "made"), *fixed, *options]), out
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Four pictures of each of two prompts, seeds not in the order of the names."""
+    for k in range(4):
+        draw(tmp_path / "made", "a cat", 3 - k, 10 + k)
+        draw(tmp_path / "made", "a  dog", 4 + k, 100 + k)
+    Image.new("RGB", (30, 30)).save(tmp_path / "made" / "contact-jacobi.png")
+    return tmp_path / "made"
+
+
+def test_geneval(made: Path, tmp_path: Path) -> None:
+    rows = [{"tag": "single_object", "prompt": "a dog"}, {"tag": "counting", "prompt": "a cat"}]
+    source = tmp_path / "evaluation_metadata.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out = export(tmp_path, "geneval", source)
+    files = sorted(str(f.relative_to(out)) for f in out.rglob("*") if f.is_file())
+    samples = [f"{p:05d}/samples/{k:04d}.png" for p in range(2) for k in range(4)]
+    assert code == 0 and files == sorted(["00000/metadata.jsonl", "00001/metadata.jsonl", *samples])
+    assert [json.loads((out / f"{k:05d}/metadata.jsonl").read_text()) for k in (0, 1)] == rows
+    assert [red_of(out / f"00001/samples/{k:04d}.png") for k in range(4)] == [13, 12, 11, 10]
+    link, source_file = out / "00000/samples/0000.png", made / "0004-100.png"
+    assert source_file.exists() and link.read_bytes() == source_file.read_bytes()
+
+
+def test_dpg(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    source = tmp_path / "prompts"
+    source.mkdir()
+    (source / "COCOval_1.txt").write_text("a cat\n")
+    code, out = export(tmp_path, "dpg", source)
+    assert code == 0 and [f.name for f in out.iterdir()] == ["COCOval_1.png"]
+    grid = out / "COCOval_1.png"
+    corners = [red_of(grid, place) for place in ((0, 0), (8, 0), (0, 8), (15, 15))]
+    assert corners == [13, 12, 11, 10]
+    (grid).unlink()
+    code, _ = export(tmp_path, "dpg", source, "--per-prompt", "3")
+    assert code == 2 and "expected 1 or 4" in capsys.readouterr().err
+
+
+def test_hpsv2(made: Path, tmp_path: Path) -> None:
+    source = tmp_path / "lists"
+    source.mkdir()
+    (source / "anime.json").write_text(json.dumps(["a dog", "a cat"]))
+    (source / "photo.json").write_text(json.dumps(["a cat"]))
+    code, out = export(tmp_path, "hpsv2", source)
+    files = sorted(str(f.relative_to(out)) for f in out.rglob("*.jpg"))
+    assert code == 0 and files == ["anime/00000.jpg", "anime/00001.jpg", "photo/00000.jpg"]
+    with Image.open(out / "photo/00000.jpg") as picture:
+        assert picture.format == "JPEG"
+    assert abs(red_of(out / "anime/00001.jpg") - 13) <= 2  # the next picture of the prompt ...
+    assert abs(red_of(out / "photo/00000.jpg") - 12) <= 2  # ... for the next time it is asked for
+
+
+def test_vbench(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder, source = tmp_path / "made", tmp_path / "all_dimension.txt"
+    folder.mkdir()
+    lines = []
+    for k in range(5):
+        (folder / f"clip{k}.mp4").write_bytes(bytes([k]))
+        lines.append({"file": f"clip{k}.mp4", "prompt": "A cat, running.", "seed": 4 - k})
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    source.write_text("A cat, running.\n")
+    code, out = export(tmp_path, "vbench", source)
+    assert code == 0
+    found = {f.name: f.read_bytes() for f in out.iterdir()}
+    assert found == {f"A cat, running.-{k}.mp4": bytes([4 - k]) for k in range(5)}
+    lines = [{**x, "prompt": "a/b"} for x in lines]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    source.write_text("a/b\n")
+    out.rename(tmp_path / "before")
+    assert export(tmp_path, "vbench", source)[0] == 2
+    assert "can be a file's name" in capsys.readouterr().err
+
+
+def test_partiprompts(made: Path, tmp_path: Path) -> None:
+    source = tmp_path / "PartiPrompts.tsv"
+    source.write_text('Prompt\tCategory\tChallenge\tNote\na cat\tAnimals\tBasic\t"x\n')
+    code, out = export(tmp_path, "partiprompts", source)
+    assert code == 0 and red_of(out / "00000.png") == 13
+    (line,) = (out / "prompts.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert (told["file"], told["prompt"], told["Category"]) == ("00000.png", "a cat", "Animals")
+
+
+def test_missing_pictures_are_listed_and_nothing_is_written(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    source = tmp_path / "evaluation_metadata.jsonl"
+    texts = ("a cat", "a bird", "a fish")
+    source.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
+    code, out = export(tmp_path, "geneval", source)
+    said = capsys.readouterr().err
+    assert code == 2 and not out.exists()
+    assert "fewer of 2 of 3 prompts: 00001 (0 of 4): a bird; 00002 (0 of 4): a fish" in said
+    code, out = export(tmp_path, "geneval", source, "--partial")
+    assert code == 0 and [f.name for f in out.iterdir()] == ["00000"]
+    assert "2 prompts left out" in capsys.readouterr().out
+    assert export(tmp_path, "geneval", source, "--partial")[0] == 2
+    assert "expected an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("suite", "content", "words"),
+    [
+        ("genevall", "{}", "expected one of geneval, dpg"),
+        ("geneval", "{", "expected what geneval has"),
+        ("geneval", '{"text": "a cat"}', "KeyError"),
+        ("dpg", "a cat", "a folder of \\*.txt for dpg"),
+        ("partiprompts", "Text\na cat\n", "KeyError"),
+    ],
+)
+def test_bad_prompts(
+    made: Path, tmp_path: Path, suite: str, content: str, words: str, capsys: pytest.CaptureFixture
+) -> None:
+    source = tmp_path / "prompts.txt"
+    source.write_text(content)
+    assert export(tmp_path, suite, source)[0] == 2
+    said = capsys.readouterr().err
+    assert words.replace("\\", "") in said
+
+
+def test_a_prompt_twice_takes_the_next_pictures() -> None:
+    items = [Item(Path(f"{k}.png"), "a cat", k) for k in (2, 0, 1)]
+    twice = [Prompt("a cat", "0"), Prompt("a cat", "1")]
+    assert [[i.seed for i in own] for own in match_items(twice, items, 1)] == [[0], [1]]
+    assert keep_complete(twice, items, 2) == twice[:1]
+    with pytest.raises(OptionError, match="1 \\(1 of 2\\): a cat"):
+        match_items(twice, items, 2)
+
+
+def test_what_counts_in_a_folder(made: Path, tmp_path: Path) -> None:
+    items = list_items(made)
+    assert len(items) == 8 and {i.prompt for i in items} == {"a cat", "a  dog"}  # no sheet
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for name in ("b.png", "a.jpg"):
+        Image.new("RGB", (4, 4)).save(plain / name)
+    (plain / "notes.txt").write_text("x")
+    assert [(i.file.name, i.prompt) for i in list_items(plain)] == [
+        ("a.jpg", None),
+        ("b.png", None),
+    ]
+    (plain / "prompts.jsonl").write_text('{"file": "a.jpg", "prompt": "a cat"}\n\n')
+    assert [(i.file.name, i.prompt, i.seed) for i in list_items(plain)] == [
+        ("a.jpg", "a cat", None)
+    ]
+    (plain / "prompts.jsonl").write_text('{"file": "a.jpg", "prompt": "x"}\n{"file": "b.png"}\n')
+    with pytest.raises(OptionError, match="on line 2"):
+        list_items(plain)
