@@ -29,6 +29,7 @@ app = typer.Typer(
     name="mmaccel",
     help="The same images from several times fewer forward passes.",
     no_args_is_help=True,
+    rich_markup_mode=None,  # rich would double the time of --help
     add_completion=False,
     pretty_exceptions_enable=False,
 )

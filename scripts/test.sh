@@ -10,6 +10,7 @@ install ".[test]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 bash scripts/types.sh .venv/bin/mypy
+NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict --site-dir "$(mktemp -d)"
 .venv/bin/python -m pytest "$@"
 if [ $# -eq 0 ] && .venv/bin/python -c 'import triton' 2>/dev/null; then
     TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/kernels/interpreted

@@ -48,8 +48,8 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
     row = item.row
     if row.negative:
         raise OptionError(
-            f"negative: expected none for {show(setup.model)}, received {show(row.negative)}; its "
-            "unconditional branch is the one its authors trained"
+            f"negative: expected none, received {show(row.negative)}; no model is given negative "
+            "prompts yet, take it out"
         )
     own = {name: value for name, value in row.params.items() if name in FILTERS}
     fields = {name: value for name, value in row.params.items() if name not in FILTERS}

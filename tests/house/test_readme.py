@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +37,22 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", text(), re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize("page", ["README.md", "docs/extending.md"])
+def test_python_blocks_run_in_order(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", content, re.DOTALL | re.MULTILINE)
     assert blocks
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "readme"}
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look for it there
+    names = vars(module)
     for number, block in enumerate(blocks, 1):
         required = re.match(r"# requires: (.*)\n", block)
         for name in required[1].split(", ") if required else []:
             names[name] = provide(name, tmp_path / f"{number}-{name}")
-        exec(compile(block, f"README.md, Python block {number}", "exec"), names)
+        exec(compile(block, f"{page}, Python block {number}", "exec"), names)
 
 
 def test_local_links_lead_somewhere() -> None:
