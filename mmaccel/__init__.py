@@ -42,6 +42,8 @@ _PUBLIC = {
     "RepetitionAwareSampling": "mmaccel.pipelines.repetition_aware",
     "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
     "TextToImage": "mmaccel.pipelines.text_to_image",
+    "Request": "mmaccel.pipelines.picture_requests",
+    "Served": "mmaccel.pipelines.picture_requests",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
     "CachedBlocks": "mmaccel.pipelines.cached_blocks",
     "attach": "mmaccel.handle",
@@ -52,6 +54,7 @@ _PUBLIC = {
     "VisualTokenizer": "mmaccel.contracts",
     "Policy": "mmaccel.contracts",
     "Prompt": "mmaccel.contracts",
+    "Places": "mmaccel.places",
     "Generation": "mmaccel.results",
     "Progress": "mmaccel.results",
     "Stats": "mmaccel.results",
@@ -82,10 +85,12 @@ if TYPE_CHECKING:
     )
     from mmaccel.handle import Handle, attach, supports
     from mmaccel.pipelines.cached_blocks import CachedBlocks
+    from mmaccel.pipelines.picture_requests import Request, Served
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.pipelines.window_model import CausalLMWindow
+    from mmaccel.places import Places
     from mmaccel.results import Generation, Progress, Stats
     from mmaccel.samplers.adaptive_block import AdaptiveBlock
     from mmaccel.samplers.autoregressive import Autoregressive

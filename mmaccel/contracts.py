@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.places import Places
 from mmaccel.results import Exactness, Generation, OnStep
 
 
@@ -60,8 +61,7 @@ class TokenModel(Protocol):
 
         Args:
             tokens: `[R, W]` int64, fed at positions `start[r] … start[r]+W-1`.
-            start: `[R]` int64, as in `forward`; one number expanded where all rows begin alike, so
-                that a model can tell without looking.
+            start: `[R]` int64, as in `forward`; one number expanded where all rows begin alike.
         """
 
 
@@ -92,9 +92,7 @@ class Layout(Protocol):
         """Slots a picture takes; 0 where there are none."""
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """Slots `[B, W]` to the token that must stand there, -1 where free, `[B, W]`; None if all
-        are free.
-        """
+        """Slots `[B, W]` to the tokens that must stand there, -1 where free; None if all are."""
 
     def allowed(self, slots: Tensor) -> Tensor | None:
         """Slots `[B, W]` to a boolean mask broadcastable to `[B, W, V]`, True where a token may
@@ -114,6 +112,7 @@ class Prompt:
         branches: G, guidance branches; 1 without guidance.
         stop_tokens: `[S]` int64 or None; a row ends after the first of these.
         layout: what is known about the slots, or None.
+        places: how many rows are decoded at a time; None decodes all B together.
     """
 
     tokens: Tensor
@@ -121,6 +120,7 @@ class Prompt:
     branches: int = 1
     stop_tokens: Tensor | None = None
     layout: Layout | None = None
+    places: Places | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.dtype != torch.int64 or self.tokens.shape[0] < 1:

@@ -36,4 +36,13 @@ class BusyError(MMAccelError, RuntimeError):
 
 
 class NumericsError(MMAccelError, ArithmeticError):
-    """The model returned NaN, or a filter left no token to choose from."""
+    """The model returned NaN, or a filter left no token to choose from.
+
+    Args:
+        message: as of any error.
+        rows: which rows of the prompt it befell, where that is known; others may be tried again.
+    """
+
+    def __init__(self, message: str = "", rows: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows

@@ -44,6 +44,8 @@ class Stats:
             `mmaccel.samplers.ledger`. 0.0 for exact ones.
         positions: canvas policies: entries that went through the model, over all rows of all
             passes.
+        fed: window policies: entries that went through the model, over all rows of all passes, the
+            prompt's included; those of rows that had ended, and of padding, count like others.
         seconds: wall time of the run.
         forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
             time to launch passes, not to finish them.
@@ -71,6 +73,7 @@ class Stats:
     total_variation: float = 0.0
     nats: float = 0.0
     positions: int = 0
+    fed: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
     pixel_seconds: float = 0.0
@@ -162,12 +165,15 @@ class Progress:
         lengths: `[B]` int64, tokens made so far.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
+        rows: which row of the prompt stands in each of the B places, where there are `Places`;
+            empty where every row has its own.
     """
 
     tokens: Tensor
     lengths: Tensor
     previous: Tensor
     passes: int
+    rows: tuple[int, ...] = ()
 
 
 OnStep = Callable[[Progress], "Tensor | None"]

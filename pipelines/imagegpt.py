@@ -37,6 +37,12 @@ class _Tables(CausalLMWindow):
         room = positions + 1
         self._table = torch.zeros(rows, 1, room, room, dtype=torch.bool, device=self.device)
 
+    @property
+    def _shown(self) -> torch.Tensor:
+        """Tables of the pass's rows."""
+        assert self._placement is not None
+        return self._table[: self._placement.rows]
+
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """As in `CausalLMWindow`; what a window has beyond the table scores nothing: zeros."""
         inside = super().forward(tokens[:, : self._table.shape[-1]], start)
@@ -45,10 +51,10 @@ class _Tables(CausalLMWindow):
     def _swapped(self) -> dict[str, Tensor]:
         """Every layer's causal table, replaced by the pass's."""
         names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
-        return super()._swapped() | dict.fromkeys(names, self._table)
+        return super()._swapped() | dict.fromkeys(names, self._shown)
 
     def _run(self, **inputs: Any) -> Any:
         seen = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
         width, span = seen.shape[2:]
-        self._table[:, :, span - width : span, :span] = seen  # where the model looks for it
+        self._shown[:, :, span - width : span, :span] = seen  # where the model looks for it
         return super()._run(**inputs)

@@ -11,8 +11,8 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.kept_buffers import KeptBuffers
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
+from mmaccel.pipelines.seated_rows import SeatedRows
 from mmaccel.pipelines.window_attention_trial import refuse_own_attention
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
 from mmaccel.pipelines.window_checks import check_attention
@@ -20,7 +20,7 @@ from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.samplers.steps import Steps
 
 
-class LlamaGenWindow(KeptBuffers):
+class LlamaGenWindow(SeatedRows):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:

@@ -95,6 +95,16 @@ def choose_filters(recommended: Filters, **given: Any) -> Filters:
     return replace(recommended, **chosen)
 
 
+def check_filters(filters: Any) -> None:
+    """Refuse what is no `Filters`.
+
+    Raises:
+        OptionError: something else.
+    """
+    if not isinstance(filters, Filters):
+        raise OptionError(f"filters: expected mmaccel.Filters(...), received {filters!r}")
+
+
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     """A policy of the model's kind: the one that is given, or an exact one.
 

@@ -8,6 +8,7 @@ several canvases can stand beside each other in one row.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +25,7 @@ from mmaccel.pipelines.window_cache import Placement, make_cache
 from mmaccel.pipelines.window_checks import check_mode, check_room
 
 
-class StoredDenoiser:
+class StoredDenoiser(ABC):
     """Base of these; see `mmaccel.canvas_contracts.Denoiser`. A child says how its model takes a
     mask, and tries it (`mmaccel.pipelines.denoiser_trial`) when it is made.
 
@@ -76,6 +77,7 @@ class StoredDenoiser:
         self._placement: Placement | None = None
         self._before: Predecessors | None = None
 
+    @abstractmethod
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """The mask of a pass as the model takes it.
 
@@ -86,7 +88,6 @@ class StoredDenoiser:
         Returns:
             `[R, 1, C, S]`.
         """
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

@@ -5,38 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.contracts import Policy, TokenModel
-from mmaccel.errors import OptionError
+from mmaccel.canvas_contracts import CanvasPolicy, OnCanvasStep
+from mmaccel.contracts import Policy
 from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.picture_model import PictureModel, check_room, choose_filters, pick_policy
+from mmaccel.pipelines.picture_model import (
+    check_filters,
+    check_room,
+    choose_filters,
+    pick_policy,
+)
 from mmaccel.pipelines.picture_models import open_pictures
+from mmaccel.pipelines.picture_requests import RequestService
 from mmaccel.pipelines.pictures import Pictures, check_at_least_one, join
-from mmaccel.results import Generation, OnStep
+from mmaccel.results import OnStep
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
 
-class TextToImage:
+class TextToImage(RequestService):
     """Pictures from captions, by any policy. One run at a time: the model keeps one cache.
+
+    For many captions, `serve` makes each picture as soon as there is a place for it.
 
     Args:
         pictures: the model.
         source: where it lies, if that is known.
         engine: how passes are carried out; None is `Engine()`.
     """
-
-    def __init__(
-        self, pictures: PictureModel, source: Path | None = None, engine: Engine | None = None
-    ) -> None:
-        self.pictures, self.source, self.engine = pictures, source, engine or Engine()
 
     @classmethod
     def from_pretrained(
@@ -70,16 +71,6 @@ class TextToImage:
         file = Path(file) if isinstance(file, str) else file
         how.check(device)
         return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)
-
-    @property
-    def model(self) -> TokenModel | Denoiser:
-        """What predicts picture tokens."""
-        return self.pictures.window
-
-    @property
-    def length(self) -> int:
-        """Tokens of a picture."""
-        return self.pictures.layout.frame
 
     def __call__(
         self,
@@ -166,8 +157,7 @@ class TextToImage:
         check_room(self.pictures, ids)
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = pick_policy(policy, self.model)
-        if not isinstance(filters, Filters):
-            raise OptionError(f"filters: expected mmaccel.Filters(...), received {filters!r}")
+        check_filters(filters)
         step = len(captions) if batch_size is None else batch_size
 
         def batches() -> Iterator[Pictures]:
@@ -184,14 +174,3 @@ class TextToImage:
                 yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)
 
         return batches()
-
-    @torch.no_grad()
-    def _decode(
-        self, ids: Sequence[Any], policy: Any, filters: Filters, noise: Noise, on_step: Any
-    ) -> Generation:
-        """Encoded captions of a batch to tokens `[B, N]`."""
-        prompt = self.pictures.prompt(ids, filters.guidance_scale != 1)
-        self.engine.prepare(self.model, prompt, policy, filters)
-        options = dict(filters=filters, noise=noise, on_step=on_step)
-        made: Generation = policy.sample(self.model, prompt, self.length, **options)
-        return made

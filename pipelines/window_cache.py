@@ -10,6 +10,8 @@ raggedness.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -28,17 +30,21 @@ class Placement:
             entries, as models expect that compare its length with a mask's.
 
     Attributes:
-        rows: rows there is room for.
-        shown: R, rows of the current pass, the first ones.
+        rows: rows of a pass; fewer than `stored` while `only` lasts.
+        stored: rows there is room for.
+        shown: R, rows of the current pass: the first ones, or those of `only`.
         room: S, positions per row, the last one being scratch.
         span: positions that are shown to the model, at most `room`.
         told: positions the cache says that it holds.
         taken: positions there is room for yet: the first pass's span, then all.
+        chosen: `[R]` int64, rows of the current pass where `only` names them.
         index: `[R * W]` int64, flat places of the pass's keys.
     """
 
     def __init__(self, rows: int, room: int, is_apart: bool = False) -> None:
-        self.rows, self.room, self._is_apart = rows, room, is_apart
+        self.rows = self.stored = rows
+        self.room, self._is_apart = room, is_apart
+        self.chosen: Tensor | None = None
         self.shown, self.span, self.told = rows, room, room
         self.taken = 0
         self.index: Tensor | None = None
@@ -51,8 +57,18 @@ class Placement:
         self.told = self.span - positions.shape[1] * self._is_apart
         if self.span > self.taken:
             self.taken = self.room if self.taken else self.span
-        first = torch.arange(self.shown, device=positions.device)[:, None] * self.taken
-        self.index = (positions.clamp(max=self.taken - 1) + first).flatten()
+        rows = torch.arange(self.shown, device=positions.device)
+        rows = rows if self.chosen is None else self.chosen.to(positions.device)
+        self.index = (positions.clamp(max=self.taken - 1) + rows[:, None] * self.taken).flatten()
+
+    @contextmanager
+    def only(self, rows: Tensor) -> Iterator[None]:
+        """Passes of some rows alone, `[n]` int64, in their order."""
+        self.rows, self.chosen = len(rows), rows
+        try:
+            yield
+        finally:
+            self.rows, self.chosen = self.stored, None
 
 
 class WindowLayer:
@@ -94,9 +110,17 @@ class WindowLayer:
             )
         self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        if self.keys.shape[0] < place.rows * place.taken:
+        if self.keys.shape[0] < place.stored * place.taken:
             self.keys, self.values = _grow(place, self.keys), _grow(place, self.values)
         return _write(place, self.keys, key_states), _write(place, self.values, value_states)
+
+    def keep(self, rows: Tensor) -> None:
+        """Hold these rows alone, `[n]` int64, in their order."""
+        for name in ("keys", "values"):
+            store = getattr(self, name)
+            if store is not None:
+                of_rows = store.view(self.placement.stored, -1, *store.shape[1:])
+                setattr(self, name, of_rows[rows.to(store.device)].flatten(0, 1))
 
     def clear(self) -> None:
         """Forget all keys and values, in the same room."""
@@ -147,14 +171,14 @@ def _make_room(place: Placement, states: Tensor) -> Tensor:
     heads, width = states.shape[1], states.shape[3]
     # zeros: a place that was never written is masked, but NaN would come through a mask
     return torch.zeros(
-        place.rows * place.taken, heads, width, dtype=states.dtype, device=states.device
+        place.stored * place.taken, heads, width, dtype=states.dtype, device=states.device
     )
 
 
 def _grow(place: Placement, store: Tensor) -> Tensor:
     """A store of `place.taken` positions that begins with another's."""
-    old = store.view(place.rows, -1, *store.shape[1:])
-    new = store.new_zeros(place.rows, place.taken, *store.shape[1:])
+    old = store.view(place.stored, -1, *store.shape[1:])
+    new = store.new_zeros(place.stored, place.taken, *store.shape[1:])
     new[:, : old.shape[1]] = old
     return new.flatten(0, 1)
 
@@ -163,5 +187,7 @@ def _write(place: Placement, store: Tensor, states: Tensor) -> Tensor:
     assert place.index is not None
     index = place.index if place.index.device == store.device else place.index.to(store.device)
     store.index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))  # [R * W, H, D]
-    rows = store.view(place.rows, place.taken, *store.shape[1:])
+    rows = store.view(place.stored, place.taken, *store.shape[1:])
+    if place.chosen is not None:
+        return rows[place.chosen.to(store.device), : place.span].transpose(1, 2)
     return rows[: place.shown, : place.span].transpose(1, 2)

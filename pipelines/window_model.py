@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, text_config
-from mmaccel.pipelines.kept_buffers import KeptBuffers
+from mmaccel.pipelines.seated_rows import SeatedRows
 from mmaccel.pipelines.window_attention_trial import find_reason
 from mmaccel.pipelines.window_attention_twin import (
     Choices,
@@ -32,7 +32,7 @@ from mmaccel.samplers.steps import Steps
 _CPU_STRIDE = 64
 
 
-class CausalLMWindow(KeptBuffers):
+class CausalLMWindow(SeatedRows):
     """Wraps a causal LM.
 
     Args:
@@ -57,7 +57,7 @@ class CausalLMWindow(KeptBuffers):
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    made = (*KeptBuffers.made, "_configs", "_positions")
+    made = (*SeatedRows.made, "_configs", "_positions")
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
@@ -58,6 +59,6 @@ class RunPolicy(CanvasPolicy):
             self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
         )
 
+    @abstractmethod
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        raise NotImplementedError

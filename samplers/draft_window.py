@@ -34,12 +34,14 @@ class DraftWindow:
         made: `[B]` int64, tokens made so far.
         places: by name, where `hold` keeps what it is given.
         impossible: `[S]` int64, ids that are not worth a draft, or None.
+        is_refilled: whether a row may begin while others go on.
 
     Raises:
         OptionError: for a draft source that needs a layout the prompt lacks.
     """
 
     made: Tensor
+    is_refilled = False
 
     def __init__(
         self,
@@ -64,6 +66,27 @@ class DraftWindow:
         self._is_static = is_static
         self.impossible: Tensor | None = None
         self.place(0)
+
+    def restart(self, places: Tensor, prompt: Prompt) -> None:
+        """Begin anew in some places.
+
+        Args:
+            places: `[n]` int64.
+            prompt: of all B places.
+        """
+        self.prompt = prompt
+        self._last_of_prompt.copy_(last_tokens(prompt))
+        opened = open_line(prompt, self.line.shape[1] - self.origin, self.origin)
+        self.line[places] = opened[places]
+        self.made[places] = 0
+        self._filled[places] = self.origin
+
+    def keep(self, places: Tensor, prompt: Prompt) -> None:
+        """Go on with some places alone, `[n]` int64; the prompt is theirs."""
+        self.prompt, self._last_of_prompt = prompt, last_tokens(prompt)
+        self.line, self.made = self.line[places], self.made[places]
+        self._filled = self._filled[places]
+        self.places = {name: value[places] for name, value in self.places.items()}
 
     def place(self, width: int) -> None:
         """Cover the next `width` slots of every row."""
@@ -108,6 +131,7 @@ class DraftWindow:
             self.prompt.layout,
             self.vocab_size,
             self.impossible,
+            self.made == 0 if self.is_refilled else None,
         )
         return propose(self.source, frontier)
 

@@ -50,6 +50,8 @@ class Frontier:
         layout: what is known about the slots.
         vocab_size: V.
         impossible: `[S]` int64, ids that no slot can have; None where nothing is known.
+        is_first: `[B]` bool, rows before their first pass, whose last scores are another's; None
+            where all rows began together.
     """
 
     line: Tensor
@@ -60,6 +62,7 @@ class Frontier:
     layout: Layout | None
     vocab_size: int
     impossible: Tensor | None = None
+    is_first: Tensor | None = None
 
 
 def propose(source: str, frontier: Frontier) -> Proposal:
@@ -71,7 +74,10 @@ def propose(source: str, frontier: Frontier) -> Proposal:
     if source == "ngram":
         return Proposal(_continue_ngram(frontier), None)
     if source == "neighbour" and frontier.last_scores is not None:
-        return Proposal(None, frontier.last_scores[:, None])
+        scores = frontier.last_scores[:, None]
+        if frontier.is_first is not None:
+            scores = torch.where(frontier.is_first[:, None, None], _uniform(frontier), scores)
+        return Proposal(None, scores)
     return Proposal(None, _uniform(frontier))
 
 

@@ -83,6 +83,11 @@ class LosslessUnmask(RunPolicy):
         """Bitwise as `Stepwise`; with a stale cache that law itself is another."""
         return "bitwise" if as_plan(self.cache).is_exact else "relaxed"
 
+    @property
+    def run_type(self) -> type[CanvasRun]:
+        """What runs it."""
+        return DraftRun
+
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         assert isinstance(run, DraftRun)
@@ -101,21 +106,10 @@ class LosslessUnmask(RunPolicy):
                 seen, carried = chain.verify()
         return run.generation()
 
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> DraftRun:
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
-        cache = as_plan(self.cache)
-        layout = self.layout or ("entries" if cache.keeps else "rows")
-        return DraftRun(
-            self,
-            model,
-            prompt,
-            length,
-            block=self.block,
-            cache=cache,
-            copies=self.drafts,
-            layout=layout,
-            **options,
-        )
+        layout = self.layout or ("entries" if as_plan(self.cache).keeps else "rows")
+        return super().open(model, prompt, length, copies=self.drafts, layout=layout, **options)
 
 
 class Chain:

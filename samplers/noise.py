@@ -114,6 +114,10 @@ class Noise:
         items = torch.arange(batch) if single else torch.zeros(batch, dtype=torch.int64)
         return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
 
+    def rows(self, index: Tensor) -> Noise:
+        """The noise of some rows, `[n]` int64, in tensors of its own."""
+        return Noise(self.seeds[index], self.items[index])
+
     def refill(self, other: Noise) -> None:
         """Take another's seeds and items, in the same tensors."""
         self.seeds.copy_(other.seeds)
@@ -156,7 +160,7 @@ class Noise:
 
         Args:
             slots: `[B, W]` int64.
-            step: pass number, also as `[]` int64.
+            step: pass number, also as `[]` int64, or `[B]`: every row's own.
         """
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
@@ -176,7 +180,8 @@ class Noise:
 
 
 def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:
-    """What numbers are for, as one word of the counter: `[]` int64."""
+    """What numbers are for, as one word of the counter: `[]` int64, or `[B, 1, 1]`."""
     if isinstance(step, int):
         return torch.full((), (int(stream) | step << 8) & _LOW, device=device)
-    return ((step << 8) + int(stream)).bitwise_and_(_LOW)
+    purpose = ((step << 8) + int(stream)).bitwise_and_(_LOW)
+    return purpose[:, None, None] if purpose.ndim else purpose

@@ -36,7 +36,7 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     Raises:
         OptionError: with the choices.
     """
-    if value not in choices:
+    if not any(value == choice and type(value) is type(choice) for choice in choices):
         known = ", ".join(map(str, choices))
         raise OptionError(
             f"{name}: expected one of {known}, received {value!r}; choose one of these"

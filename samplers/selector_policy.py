@@ -6,6 +6,7 @@ algorithm 5, with the choice of slots left to a selector.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,6 +92,6 @@ class SelectorPolicy(RunPolicy):
             chosen = Or(chosen, end)
         return chosen
 
+    @abstractmethod
     def selector(self, run: CanvasRun, memory: Memory) -> Selector:
         """What chooses the slots."""
-        raise NotImplementedError

@@ -85,7 +85,6 @@ class Speculative:
         if drafter is not None:
             _prefill(drafter, run)
         while run.width:
-            step = run.stats.passes
             run.forget_drafts()
             if drafter is None:
                 found = run.propose().tokens
@@ -93,9 +92,9 @@ class Speculative:
                 drafts = run.settle(found)
                 p_draft = one_hot(drafts, run.vocab_size)
             else:
-                drafts, p_draft = _draft(drafter, run, noise)
+                drafts, p_draft = _draft(drafter, run)
             p_target = run.forward().softmax(-1)  # [B, W, V]
-            fresh = noise.fresh(run.slots, step)
+            fresh = run.noise.fresh(run.slots, run.tally.passes)
             kept = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
             rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
             redrawn = draw(rest, fresh.redraws)  # [B, W]
@@ -105,6 +104,8 @@ class Speculative:
 
 
 def _prefill(drafter: TokenModel, run: WindowRun) -> None:
+    if run.seats is not None:
+        run.seats.join(drafter)
     tokens, lengths = run.prompt.tokens, run.prompt.lengths
     drafter.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
     if tokens.shape[1] > 1:
@@ -112,26 +113,36 @@ def _prefill(drafter: TokenModel, run: WindowRun) -> None:
         run.stats.draft_passes += 1
 
 
-def _draft(drafter: TokenModel, run: WindowRun, noise: Noise) -> tuple[Tensor, Tensor]:
+def _draft(drafter: TokenModel, run: WindowRun) -> tuple[Tensor, Tensor]:
     """Drafts `[B, W-1]` one by one, and the laws `[B, W-1, V]` they were drawn from."""
-    branches, lengths = run.prompt.branches, run.prompt.lengths
+    branches, passes = run.prompt.branches, run.tally.passes  # [B]
     laws = []
     for k in range(run.width - 1):
-        # The drafter may not have read the token before the last. What is below 0 belongs to rows
-        # that `on_step` ended before their first token.
-        behind = 1 if k == 0 and run.stats.passes > 0 else 0
-        back = torch.arange(behind + 1, 0, -1, device=lengths.device)
-        columns = (run.columns[:, k : k + 1] - back).clamp(min=0)
-        start = (lengths - 1 + (run.made + k - behind).repeat(branches)).clamp(min=0)
-        logits = drafter.forward(run.feed(columns), start)[:, -1:]  # [R, 1, V]
-        slots = run.slots[:, k : k + 1]
-        scores = run.filters.apply(
-            logits, branches, run.line, run.columns[:, k : k + 1], slots, run.prompt.layout
-        )
+        column, slots = run.columns[:, k : k + 1], run.slots[:, k : k + 1]
+        logits = _read(drafter, run, k)
+        scores = run.filters.apply(logits, branches, run.line, column, slots, run.prompt.layout)
         laws.append(scores.softmax(-1))
-        drafted = draw(laws[-1], noise.fresh(slots, run.stats.passes).drafts)
-        run.line.scatter_(1, run.columns[:, k : k + 1], drafted)
+        drafted = draw(laws[-1], run.noise.fresh(slots, passes).drafts)
+        run.line.scatter_(1, column, drafted)
         run.stats.draft_passes += 1
     drafts = run.line.gather(1, run.columns[:, :-1])
     empty = drafts.new_zeros(drafts.shape[0], 0, run.vocab_size, dtype=torch.float32)
     return drafts, torch.cat([empty, *laws], 1)
+
+
+def _read(drafter: TokenModel, run: WindowRun, k: int) -> Tensor:
+    """Logits `[R, 1, V]` of the draft model for draft k of the window.
+
+    It may not have read the token before the last, so both are fed. A row before its first pass has
+    none: it is fed its last one and a token that counts nothing. What is below 0 belongs to rows
+    that `on_step` ended before their first token.
+    """
+    branches, lengths = run.prompt.branches, run.prompt.lengths
+    behind = (run.tally.passes > 0).long() if k == 0 else torch.zeros_like(run.made)  # [B]
+    width = 2 if k == 0 and run.stats.passes > 0 else 1
+    back = 1 + behind[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
+    columns = (run.columns[:, k : k + 1] - back).clamp(min=0)
+    start = (lengths - 1 + (run.made + k - behind).repeat(branches)).clamp(min=0)
+    logits = drafter.forward(run.feed(columns), start)  # [R, width, V]
+    at = behind.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
+    return logits.gather(1, at)

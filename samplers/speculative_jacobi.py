@@ -113,10 +113,10 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
         The finished generation.
     """
     is_fused = (rule, coupling) == (exact_rule, "maximal")
-    noise = run.noise  # of coins, redraws and first drafts
     is_fused = is_fused and dispatch.takes("couple", run.made.device.type)
 
     def judge() -> None:
+        noise = run.noise  # of coins, redraws and first drafts
         fresh = noise.fresh(run.slots, run.tally.passes)
         p_last, first = run.held("target law"), run.held("first")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)

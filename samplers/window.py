@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Policy, Prompt, TokenModel
-from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.results import Generation, OnStep, Progress
 from mmaccel.samplers.adaptive_width import recall
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import check_limit
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.seats import Seats
 from mmaccel.samplers.width import make_chooser
+from mmaccel.samplers.window_checks import check_run, no_law
 from mmaccel.samplers.window_pass import WindowPass
 
 
@@ -34,12 +35,13 @@ class WindowRun(WindowPass):
 
     Attributes:
         width: W of the next pass; 0 once every row has ended.
+        seats: who stands in the places of the run, where the prompt has `Places`; B is then theirs.
 
     For the rest see `WindowPass`, for the window's contents `DraftWindow`.
 
     Raises:
-        OptionError: length < 1, or a draft source that needs a layout the prompt lacks.
-        ShapeError: the noise is for another batch.
+        OptionError, ShapeError: see `check_run`; a draft source that needs a layout the prompt
+            lacks.
     """
 
     def __init__(
@@ -55,20 +57,12 @@ class WindowRun(WindowPass):
         window: int | str = 1,
         drafts: str = "left",
     ) -> None:
-        if not hasattr(model, "feed"):
-            raise OptionError(
-                f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
-                f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
-            )
-        if length < 1:
-            raise OptionError(
-                f"length: expected at least 1 token, received {length}; ask for 1 or more"
-            )
-        if noise.seeds.shape[0] != prompt.batch:
-            raise ShapeError(
-                f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
-                "make it for this batch"
-            )
+        check_run(policy, model, prompt, length, noise)
+        self.seats = None if prompt.places is None else Seats(prompt, prompt.places, noise)
+        if self.seats is not None:
+            self.is_refilled = True
+            self.seats.join(model)
+            prompt, noise = self.seats.prompt(), self.seats.noise()
         records = None
         if window == "adaptive":
             f = filters
@@ -132,10 +126,13 @@ class WindowRun(WindowPass):
 
     def generation(self) -> Generation:
         """The result, once `width` is 0."""
-        tokens = self.line[:, self.origin : self.origin + self.length]
-        index = torch.arange(self.length, device=tokens.device)[None]
-        tokens = torch.where(index < self.made[:, None], tokens, 0)
-        made, passes = self.made.clone(), self.tally.report(self.stats)
+        if self.seats is None:
+            tokens = self.line[:, self.origin : self.origin + self.length]
+            index = torch.arange(self.length, device=tokens.device)[None]
+            tokens = torch.where(index < self.made[:, None], tokens, 0)
+            made, passes = self.made.clone(), self.tally.report(self.stats)
+        else:
+            tokens, made, passes = self.seats.report(self.stats, self.length)
         self.stats.captures = self.steps.captures - self._n_captures
         self.stats.engine, self.stats.engine_reason = self.steps.name, self.steps.reason
         reason = getattr(self.model, "attention_reason", None)
@@ -144,6 +141,8 @@ class WindowRun(WindowPass):
         self.stats.seconds = time.perf_counter() - self._began
         if self._loan is not None:
             self._loan.give_back(self)
+        if self.seats is not None:
+            self.seats.leave()
         return Generation(tokens, made, passes, self.stats)
 
     def _has_room(self, work: Callable[[], None]) -> bool:
@@ -168,19 +167,22 @@ class WindowRun(WindowPass):
     def _look(self, n_passes: int, is_usual: bool) -> None:
         """See what passes made, and place the next window."""
         self.stats.passes += n_passes
+        self.stats.fed += n_passes * self.width * self._last_of_prompt.shape[0]
         if self.on_step is not None:
             self._tell()
             self.count(self._n_new)
         remaining, n_open, n_tokens, is_bad = self._facts.tolist()  # the one synchronisation
         if is_bad:
-            raise NumericsError(
-                "scores: expected finite logits with at least one possible token, received NaN, "
-                "infinity or none; check the model's dtype and weights, or loosen the filters"
-            )
+            places = [place for place, bad in enumerate(self.tally.is_bad.tolist()) if bad]
+            raise no_law(tuple(p if self.seats is None else self.seats.rows[p] for p in places))
         if is_usual:
             seconds = (time.perf_counter() - self._pass_began) / n_passes
             gained = (n_tokens - self._n_tokens) / n_passes
             self.chooser.observe(gained, self._n_open, seconds)
+        if self.seats is not None and n_open < self.seats.n_open:
+            if self.seats.turn_over(self):
+                remaining = self.length
+            n_open, n_tokens = self.seats.n_open, int(self.made.sum())
         self._n_open, self._n_tokens = n_open, n_tokens
         self._aim(remaining)
 
@@ -189,7 +191,8 @@ class WindowRun(WindowPass):
         assert self.on_step is not None
         tokens = self.line[:, self.origin : self.origin + self.length]
         made, previous = self.made.clone(), self.made - self._n_new
-        limit = self.on_step(Progress(tokens, made, previous, self.stats.passes))
+        rows = () if self.seats is None else tuple(self.seats.rows)
+        limit = self.on_step(Progress(tokens, made, previous, self.stats.passes, rows))
         if limit is not None:
             limit = check_limit(limit, made)
             self._ended |= limit <= made

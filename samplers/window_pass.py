@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Policy, Prompt, TokenModel
+from mmaccel.places import EndedRow
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
@@ -19,7 +20,7 @@ from mmaccel.samplers.line import cut_at_stop
 from mmaccel.samplers.loan import borrow
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.steps import steps_of
-from mmaccel.samplers.tally import Tally
+from mmaccel.samplers.tally import Tally, count_gains
 
 
 class WindowPass(DraftWindow):
@@ -31,7 +32,7 @@ class WindowPass(DraftWindow):
         drafts: a draft source.
 
     Attributes:
-        noise: what passes draw with: the same numbers as the one given, in the run's own tensors.
+        noise: what passes draw with: the numbers given for the rows, in the run's own tensors.
         stats: counted so far; `stats.passes` numbers the next pass.
         tally: counted so far on the device; `tally.passes` numbers the next pass.
     """
@@ -50,9 +51,8 @@ class WindowPass(DraftWindow):
         drafts: str,
     ) -> None:
         self.steps = steps_of(model)
-        self._loan = borrow(
-            self.steps, policy, model, prompt, length, filters, widest, drafts, on_step is None
-        )
+        kind = (widest, drafts, on_step is None, self.is_refilled)
+        self._loan = borrow(self.steps, policy, model, prompt, length, filters, *kind)
         extent = None if self._loan is None else self._loan.extent
         is_static, size = self.steps.is_static, model.vocab_size
         super().__init__(prompt, size, length, widest, drafts, is_static, extent)
@@ -131,7 +131,7 @@ class WindowPass(DraftWindow):
             self._ended |= stopped
         is_kept = self._index[: self.width] < n_new[:, None]  # [B, W]
         bad = (self._peak - self._peak != 0) & is_kept  # NaN and infinity leave NaN
-        self.tally.is_bad |= bad.any()
+        self.tally.is_bad |= bad.any(1)
         self._filled.copy_(self.columns[:, -1] + 1)
         self.made += n_new
         self._ended |= self.made >= self._limit
@@ -153,6 +153,33 @@ class WindowPass(DraftWindow):
             self.model.feed(tokens[:, :-1].clamp(min=0), start)
             self.stats.forward_seconds += time.perf_counter() - began
             self.stats.prefill_passes += 1
+            self.stats.fed += tokens[:, :-1].numel()
+
+    def restart(self, places: Tensor, prompt: Prompt) -> None:
+        """Begin anew in some places; see `DraftWindow.restart`. Their prompts are fed elsewhere."""
+        super().restart(places, prompt)
+        self._lengths.copy_(prompt.lengths)
+        self._ended[places] = False
+        self.tally.restart(places)
+
+    def keep(self, places: Tensor, prompt: Prompt) -> None:
+        """Go on with some places alone; see `DraftWindow.keep`."""
+        super().keep(places, prompt)
+        self._lengths, self._ended = prompt.lengths, self._ended[places]
+        self._n_new, self.noise = self._n_new[places], self.noise.rows(places)
+        self.tally.keep(places)
+
+    def ended(self) -> list[bool]:
+        """Which rows have ended. Cost: one host synchronisation."""
+        found: list[bool] = self._ended.tolist()
+        return found
+
+    def row(self, place: int, row: int) -> EndedRow:
+        """What was made in a place, where that row stood. Cost: some host synchronisations."""
+        made = int(self.made[place])
+        tokens = self.line[place, self.origin : self.origin + made].clone()
+        gains, variation = self.tally.row(place)
+        return EndedRow(row, tokens, len(gains), count_gains(gains), variation)
 
     def _pass(self, tokens: Tensor, start: Tensor) -> Tensor:
         began = time.perf_counter()
@@ -164,5 +191,5 @@ class WindowPass(DraftWindow):
         """Count a pass in which rows gained `n_new` `[B]`, and note what the host has to know."""
         self.tally.count(n_new, self.held("variation"))
         wanted = (self._limit - self.made).masked_fill(self._ended, 0)  # [B]
-        facts = (wanted.amax(), (wanted > 0).sum(), self.made.sum(), self.tally.is_bad.long())
+        facts = (wanted.amax(), (wanted > 0).sum(), self.made.sum(), self.tally.is_bad.any().long())
         self._facts.copy_(torch.stack(facts))

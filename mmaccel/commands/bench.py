@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,7 +123,7 @@ def bench(
         card = _read_card(next(iter(pipes.values())).source)
         if json_file is not None:
             report = {
-                "command": " ".join(["mmaccel", *sys.argv[1:]]),
+                "command": shlex.join(["mmaccel", *sys.argv[1:]]),
                 "machine": describe_machine(device),
                 "model": model,
                 "card": card,

@@ -11,6 +11,8 @@ from mmaccel.catalog import MODELS, POLICIES
 from mmaccel.pipelines.picture_families import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
+_HELP_ENGINE = "auto, eager or graph (a captured step); of a file also ray (actors)"
+_HELP_FILE = "rows {id, prompt, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
@@ -44,17 +46,43 @@ def generate(
         Path | None, typer.Option(help="picture decoder, for checkpoints without one")
     ] = None,
     family: Annotated[str | None, typer.Option(help=f"one of {', '.join(PICTURES)}")] = None,
-    batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option(help="pictures made together; by default 1, of a file 8")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
+    engine: Annotated[str, typer.Option(help=_HELP_ENGINE)] = "auto",
+    prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="of a file: make what is missing")
+    ] = False,
+    shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its pictures")] = None,
+    actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="of a file: tries after a failure; by default 1")
+    ] = None,
+    max_failures: Annotated[
+        int | None, typer.Option(help="of a file: end when more pictures failed")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="of a file: check it, no more")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="of a file: JSON on stdout")] = False,
+    json_stream: Annotated[
+        bool, typer.Option("--json-stream", help="of a file: a line of JSON per event")
+    ] = False,
 ) -> None:
     """Make pictures. Each carries its caption, seed, policy, versions and stats.
 
+    With --prompts FILE (.jsonl, .csv, .txt or -), make those of a file: see docs/batch.md.
+
     Guidance, temperature, top-k and top-p are by default what the model's authors recommend.
     """
+    from mmaccel.batch.setup import Setup
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy
+    from mmaccel.commands.batch_options import RAY, ROWS, check_counts, check_together, parse_shard
+    from mmaccel.commands.generate_batch import Wish, run_batch
     from mmaccel.commands.picture_job import Job, run_job
     from mmaccel.commands.run_setup import (
         check_count,
@@ -70,9 +98,16 @@ def generate(
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.noise import Noise
 
+    single = {"a caption": prompts, "--count": count, "--compare": compare}
+    batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
+    batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
+    batch |= {"--engine ray": engine == RAY, "--actors": actors is not None}
+    batch |= {"--json": as_json, "--json-stream": json_stream}
+    check_together(prompt_file, single, batch)
     if count is not None:
         check_count("count", count)
-    check_count("batch-size", batch_size)
+    rows = batch_size if batch_size is not None else 1 if prompt_file is None else ROWS
+    check_counts(rows, retries, max_failures)
     options = given(
         window=parse_window(window),
         drafts=drafts,
@@ -86,6 +121,16 @@ def generate(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     choose_filters(Filters(), **wanted)
+    if prompt_file is not None:
+        setup = Setup(
+            model, out, policy, options, given(**wanted), device, dtype, decoder, family, engine,
+            size, rows,
+        )  # fmt: skip
+        limits = (1 if retries is None else retries, max_failures)
+        flags = (resume, dry_run, as_json, json_stream)
+        return run_batch(
+            Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits, actors)
+        )
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
     )
@@ -103,7 +148,7 @@ def generate(
     open_folder(out)
     extras = given(size=size, family=family)
     job = Job(
-        pipe, captions, seed, name, chosen, filters, batch_size, out, model, dtype, extras,
+        pipe, captions, seed, name, chosen, filters, rows, out, model, dtype, extras,
         decoder,
     )  # fmt: skip
     kept, finished = run_job(job, compare=compare)

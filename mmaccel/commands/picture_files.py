@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,22 +20,41 @@ if TYPE_CHECKING:
 
     from mmaccel.pipelines.pictures import Pictures
 
+_ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _LONGEST = 20  # characters of a word in a file name
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name in the same folder, then rename.
+    """Write under a temporary name in the same folder, wait for the disk, then rename.
 
     Args:
         file: the final name.
-        write: writes the path it is given. If it fails or is stopped, nothing is left behind.
+        write: writes the path it is given. If it fails or is stopped, nothing is left behind; only
+            a killed process leaves its `.tmp`.
     """
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         write(partial)
+        _sync(partial)
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, where the system can say so."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # folders cannot be opened everywhere
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+    finally:
+        os.close(handle)
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
@@ -86,19 +106,36 @@ def plainly(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def human_line(facts: Mapping[str, Any]) -> str:
-    """`facts` from `describe` as text: the caption, then one line of settings."""
-    names = ("dtype", "device", "guidance_scale", "temperature", "top_k", "top_p", "min_p")
+def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
+    """`facts` as text: the caption, then one line of settings as Stable Diffusion tools read it.
+
+    Args:
+        facts: from `describe`, or another description with its names.
+        size: width and height of the picture, in pixels.
+    """
     options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
-    parts = [f"Seed: {facts['seed']}", f"Model: {facts['model']}"]
-    parts += [f"Policy: {facts['policy']}({options})"]
-    parts += [f"{name}: {facts[name]}" for name in names if facts.get(name) is not None]
-    parts += [
-        f"Exactness: {facts['exactness']}",
-        f"{facts['tokens']} tokens in {facts['passes']} forward passes",
-        f"mmaccel {facts['versions']['mmaccel']}",
-    ]
+    settings = {
+        "Steps": facts["tokens"],
+        "Sampler": facts["policy"],
+        "CFG scale": facts["guidance_scale"],
+        "Seed": facts["seed"],
+        "Size": f"{size[0]}x{size[1]}",
+        "Model hash": facts["weights"][:10],
+        "Model": facts["model"],
+        "Policy": f"{facts['policy']}({options})",
+        "Exactness": facts["exactness"],
+        "Forward passes": facts.get("passes"),
+        **{name.replace("_", " "): facts.get(name) for name in _ALSO},
+        "Version": f"mmaccel {facts['versions']['mmaccel']}",
+    }
+    parts = [f"{name}: {_quoted(value)}" for name, value in settings.items() if value is not None]
     return f"{' '.join(facts['prompt'].split())}\n{', '.join(parts)}"
+
+
+def _quoted(value: Any) -> str:
+    """A setting's value; in quotes where a reader would take part of it for the next setting."""
+    text = str(value)
+    return json.dumps(text) if any(c in text for c in ',:"\n') else text
 
 
 def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
@@ -106,6 +143,6 @@ def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
-    info.add_text("parameters", human_line(facts))
+    info.add_text("parameters", human_line(facts, image.size))
     info.add_text("mmaccel", json.dumps(dict(facts)))
     write_whole(file, lambda path: image.save(path, format="PNG", pnginfo=info))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.demo.masking import draw_counts, hidden_losses, hide, masked_loss, slots_of
+from mmaccel.demo.mixed_precision import mixed_precision
 from mmaccel.demo.scenes_generator import N_PICTURE_TOKENS, build_generator
 from mmaccel.demo.scenes_task import Scenes, read_weights
 from mmaccel.demo.scenes_words import CaptionWords
@@ -80,7 +81,7 @@ class MaskedScenes(Scenes):
             else:
                 counts = np.full(len(ids), max(1, round(share * N_PICTURE_TOKENS)))
             hidden = hide(slots_of(labels), counts, rng).to(device)
-            with torch.autocast(torch.device(device).type, torch.bfloat16):
+            with mixed_precision(device):
                 total += float(masked_loss(self._losses(model, ids.to(device), hidden), hidden))
         model.train()
         return total / len(self.checks)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from mmaccel.demo.mixed_precision import mixed_precision
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import IGNORE
 
@@ -68,7 +69,7 @@ def picture_loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
 def validation_loss(model: Any, batches: list[tuple[Tensor, Tensor]], device: str) -> float:
     """Mean `picture_loss` over batches of equal size, nats per token."""
     model.eval()
-    with torch.autocast(torch.device(device).type, torch.bfloat16):
+    with mixed_precision(device):
         total = sum(float(picture_loss(model, i.to(device), y.to(device))) for i, y in batches)
     model.train()
     return total / len(batches)

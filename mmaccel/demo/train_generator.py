@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.demo.mixed_precision import mixed_precision
 from mmaccel.demo.scenes_task import Scenes, Task
 
 
@@ -95,7 +96,7 @@ def train_generator(
         for optimiser, peak in zip(optimisers, (plan.rate, plan.rate_rest), strict=True):
             optimiser.param_groups[0]["lr"] = peak * share
         ids, labels = task.batch(step, plan.batch)
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
+        with mixed_precision(device):
             loss = task.loss(model, ids.to(device), labels.to(device), step)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
+from mmaccel.demo.mixed_precision import mixed_precision
 from mmaccel.demo.picture_pool import make_pool, open_pool
 from mmaccel.demo.scenes_data import TOKENIZER_SEED, VALIDATION_SEED
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
@@ -111,7 +112,7 @@ def train_tokenizer(
             real = as_float(
                 pictures[np.sort(order.choice(len(pictures), batch, replace=False))], device
             )
-            with torch.autocast(torch.device(device).type, torch.bfloat16):
+            with mixed_precision(device):
                 again = tokenizer(real)
             loss = (object_weight(real) * (again.float() - real).square()).mean()
             optimiser.zero_grad(set_to_none=True)

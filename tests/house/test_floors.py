@@ -12,6 +12,7 @@ from tests.house.source import imports, modules
 PLACES = {
     "mmaccel.errors": (0, False),
     "mmaccel.results": (0, False),
+    "mmaccel.places": (0, False),
     "mmaccel.contracts": (0, False),
     "mmaccel.canvas_contracts": (0, False),
     "mmaccel.kernels": (1, False),
@@ -23,6 +24,7 @@ PLACES = {
     "mmaccel.custom_generate": (5, False),
     "mmaccel.catalog": (5, False),
     "mmaccel.cli": (5, False),
+    "mmaccel.batch": (5, False),
     "mmaccel.commands": (5, True),
     "mmaccel.comfy": (5, True),
     "mmaccel.evaluation": (5, True),

@@ -62,9 +62,10 @@ def test_generate_writes_pictures_that_say_what_they_are(generate, tiny_folder: 
         assert facts["weights"] == content_hash(tiny_folder)
         assert facts["tokens"] == N_TOKENS and facts["exactness"] == "bitwise"
         assert facts["guidance_scale"] == 2.0 and facts["top_k"] is None
-        assert line.startswith(f"{CAPTIONS[0]}\nSeed: {seed}, ")
-        assert "Policy: jacobi(window=5, drafts=neighbour)" in line
-        assert f"{N_TOKENS} tokens in {facts['passes']} forward passes" in line
+        steps = f"Steps: {N_TOKENS}, Sampler: jacobi, CFG scale: 2.0, Seed: {seed}, Size: "
+        assert line.startswith(f"{CAPTIONS[0]}\n{steps}")
+        assert ', Policy: "jacobi(window=5, drafts=neighbour)", ' in line
+        assert f", Forward passes: {facts['passes']}, " in line
 
 
 def test_a_picture_of_a_batch_carries_its_own_figures(generate) -> None:

@@ -114,5 +114,5 @@ def test_settings_stand_on_the_second_line(tiny_folder: Path, tmp_path: Path) ->
     with Image.open(file) as image:
         caption, settings = image.text["parameters"].splitlines()
         facts = json.loads(image.text["mmaccel"])
-    assert caption == "a red circle" and settings.startswith("Seed: 0, ")
-    assert human_line(facts).count("\n") == 1
+    assert caption == "a red circle" and settings.startswith("Steps: 16, Sampler: jacobi, ")
+    assert human_line(facts, (16, 16)).count("\n") == 1

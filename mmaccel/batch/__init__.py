@@ -1,0 +1,1 @@
+"""Batch generation: many prompts, one worker, a manifest that can be trusted."""

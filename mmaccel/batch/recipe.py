@@ -1,0 +1,94 @@
+"""Everything a picture depends on: what two runs must share for one to go on with the other's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.batch.item import Item
+from mmaccel.batch.prompt_row import show
+from mmaccel.batch.setup import Setup
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.catalog import make_policy
+from mmaccel.commands.machine import versions
+from mmaccel.commands.picture_files import plainly, short_hash
+from mmaccel.commands.run_setup import parse_size, pick_name
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_model import check_room, choose_filters
+from mmaccel.results import promise_in
+from mmaccel.samplers.filters import Filters
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.text_to_image import TextToImage
+
+FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the pictures of a row are made.
+
+    Attributes:
+        name: short name of the policy.
+        policy: it.
+        filters: guidance, temperature and truncation.
+    """
+
+    name: str
+    policy: Any
+    filters: Filters
+
+
+def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
+    """What a row asks for, over what the command line asks for.
+
+    Raises:
+        OptionError: something the model or the policy does not take.
+    """
+    row = item.row
+    if row.negative:
+        raise OptionError(
+            f"negative: expected none for {show(setup.model)}, received {show(row.negative)}; its "
+            "unconditional branch is the one its authors trained"
+        )
+    own = {name: value for name, value in row.params.items() if name in FILTERS}
+    fields = {name: value for name, value in row.params.items() if name not in FILTERS}
+    filters = choose_filters(pipe.pictures.filters, **{**setup.filters, **own})
+    is_same = row.policy is None or row.policy == setup.policy
+    options = {**setup.options, **fields} if is_same else fields
+    name, options = pick_name(
+        setup.policy if row.policy is None else row.policy, options, kind_of(pipe.model)
+    )
+    check_room(pipe.pictures, [pipe.pictures.encode(row.prompt)])
+    return Recipe(name, make_policy(name, **options), filters)
+
+
+def describe(setup: Setup, item: Item, recipe: Recipe, weights: str) -> dict[str, Any]:
+    """What a picture is made from, ready for JSON; nothing in it changes from run to run.
+
+    Args:
+        weights: content hash of the model.
+    """
+    size = parse_size(setup.size) if item.row.size is None else item.row.size
+    return {
+        "id": item.row.id,
+        "k": item.k,
+        "prompt": item.row.prompt,
+        "seed": item.seed,
+        "model": setup.model,
+        "weights": weights,
+        "size": None if size is None else list(size),
+        "dtype": setup.dtype,
+        "device": setup.device.split(":")[0],
+        "policy": recipe.name,
+        "policy_options": {name: plainly(v) for name, v in vars(recipe.policy).items()},
+        **{name: getattr(recipe.filters, name) for name in FILTERS},
+        "exactness": promise_in(recipe.policy.exactness, setup.dtype),
+        "versions": versions(),
+    }
+
+
+def fingerprint(facts: dict[str, Any]) -> str:
+    """Eight digits that differ where two descriptions would give different pictures."""
+    apart = ("model", "versions", "exactness", "device")  # as long as the weights are the same
+    return short_hash({name: value for name, value in facts.items() if name not in apart})

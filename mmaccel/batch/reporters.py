@@ -1,0 +1,104 @@
+"""What a job says: a bar for people on stderr, JSON for programs on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, Self
+
+from mmaccel.batch.manifest import Record
+from mmaccel.batch.prompt_row import show
+
+
+class Reports:
+    """Progress on stderr, and one JSON event a line on stdout where that is wanted.
+
+    Args:
+        total: items of this run.
+        is_streaming: whether events go to stdout.
+
+    Use as a context: the bar stands while it lasts.
+    """
+
+    def __init__(self, total: int, *, is_streaming: bool) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        from mmaccel.commands.terminal import stderr_console
+
+        self._is_streaming, self._began = is_streaming, time.perf_counter()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=stderr_console(),
+            refresh_per_second=10,
+        )
+        self._task = self._bar.add_task("pictures", total=total, rate="")
+        self._made = self._failed = 0
+        self._first: float | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._bar.stop()
+
+    def made(self, record: Record) -> None:
+        """See `mmaccel.batch.job.Reporter`."""
+        self._made += 1
+        self._step()
+        self.tell("item", item=record)
+
+    def failed(self, record: Record) -> None:
+        """See `mmaccel.batch.job.Reporter`."""
+        self._failed += 1
+        self._step()
+        name = f"{record['id']}, picture {record['k']} ({show(record['prompt'])})"
+        self._bar.console.print(
+            f"failed: {name}: {show_line(record['error'])}", markup=False, highlight=False
+        )
+        self.tell("failed", item=record)
+
+    def note(self, text: str) -> None:
+        """See `mmaccel.batch.job.Reporter`."""
+        self._bar.console.print(f"note: {text}", markup=False, highlight=False)
+        self.tell("note", text=text)
+
+    def tell(self, event: str, **what: Any) -> None:
+        """One event as a line of JSON, if events are wanted."""
+        if self._is_streaming:
+            print(json.dumps({"event": event, **what}), flush=True)
+
+    def _step(self) -> None:
+        now = time.perf_counter()
+        rate = self._made / max(now - self._began, 1e-9)
+        self._bar.update(self._task, advance=1, rate=f"{rate:.2f}/s")
+
+
+def show_line(text: str) -> str:
+    """Text from elsewhere on one line, without what steers a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:500]
+
+
+def envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> str:
+    """The one object that ends a program's output: what came of it, or what went wrong."""
+    return json.dumps({"ok": error is None, "data": data, "error": error})
+
+
+def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None = None) -> None:
+    """Print it on stdout."""
+    print(envelope(data, error), flush=True)
+    sys.stdout.flush()

@@ -1,0 +1,61 @@
+"""What a worker is made from: plain values, so that it can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.results import EXACT_DTYPE
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.text_to_image import TextToImage
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, a policy and a folder.
+
+    Attributes:
+        model: name, folder, file or id of the hub.
+        out: folder for pictures.
+        policy: short name; None is an exact one for the model.
+        options: fields of the policy.
+        filters: fields of `Filters` that were given; the others are the model's recommendation.
+        device, dtype, decoder, family, engine: as `mmaccel generate` has them.
+        size: pixels as the command line has them, for rows that say nothing.
+        rows: pictures made together.
+    """
+
+    model: str
+    out: Path
+    policy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    filters: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: str = EXACT_DTYPE
+    decoder: Path | None = None
+    family: str | None = None
+    engine: str = "auto"
+    size: str | None = None
+    rows: int = 8
+
+    def open(self, size: tuple[int, int] | None) -> TextToImage:
+        """Load the model for pictures of a size; None is that of the command line, or the model's.
+
+        Raises:
+            OptionError, UnsupportedModelError: as `mmaccel generate` does.
+        """
+        from mmaccel.commands.run_setup import open_pipeline
+
+        text = self.size if size is None else f"{size[0]}x{size[1]}"
+        return open_pipeline(
+            self.model,
+            self.device,
+            self.dtype,
+            size=text,
+            decoder=self.decoder,
+            family=self.family,
+            engine=self.engine,
+        )

@@ -1,0 +1,191 @@
+"""The worker: loads a model once and makes items, in this process, a shard's or an actor's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.batch.failures import ItemsFailed, Outside, WriteError
+from mmaccel.batch.item import Item
+from mmaccel.batch.manifest import Record, sha256_of
+from mmaccel.batch.recipe import Recipe, describe, fingerprint, make_recipe
+from mmaccel.batch.setup import Setup
+from mmaccel.commands.picture_files import write_png
+from mmaccel.errors import OptionError
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.picture_requests import Served
+    from mmaccel.pipelines.text_to_image import TextToImage
+
+_NAMED = 20  # bad rows a message names
+
+
+class Worker:
+    """One loaded model, and a folder to write into.
+
+    Args:
+        setup: which.
+
+    Raises:
+        OptionError, UnsupportedModelError: the model cannot be opened.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        from mmaccel.pipelines.model_folder import content_hash
+
+        self.setup = setup
+        self._size: tuple[int, int] | None = None
+        self._pipe = setup.open(None)
+        assert self._pipe.source is not None  # it was opened by name
+        self._weights = content_hash(self._pipe.source, setup.decoder)
+        self._recipes: dict[tuple[str, int], tuple[Recipe, dict[str, Any]]] = {}
+
+    def check(self, items: Sequence[Item]) -> dict[tuple[str, int], str]:
+        """Find out before any work whether all items can be made, and what each is made from.
+
+        Returns:
+            The fingerprint of every item, see `mmaccel.batch.recipe.fingerprint`.
+
+        Raises:
+            OptionError: rows that cannot be made, each with its line.
+        """
+        wrong: dict[int, str] = {}
+        for group in _groups(items):
+            try:
+                pipe = self._open(group[0])
+            except OptionError as error:
+                wrong.setdefault(group[0].row.line, str(error))
+                continue
+            for item in group:
+                try:
+                    self._plan(item, pipe)
+                except OptionError as error:
+                    wrong.setdefault(item.row.line, str(error))
+        if wrong:
+            named = [f"line {line}: {text}" for line, text in sorted(wrong.items())]
+            more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
+            raise OptionError(
+                f"--prompts: expected rows that {self.setup.model} can make, received {len(named)} "
+                f"that it cannot. {'. '.join(named[:_NAMED])}{more}"
+            )
+        return {item.key: fingerprint(self._recipes[item.key][1]) for item in items}
+
+    def close(self) -> None:
+        """Nothing: the model goes with this object."""
+
+    def run(self, item: Item) -> Record:
+        """Make one item and write it; its record."""
+        records: list[Record] = []
+        self.run_all([item], records.append)
+        return records[0]
+
+    def run_all(
+        self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
+    ) -> None:
+        """Make items, `rows` at a time; the place of a finished one is taken by the next.
+
+        Args:
+            items: any number, in any order.
+            deliver: called with an item's record as soon as its picture is on the disk.
+            rows: pictures made together; None takes the setup's.
+
+        Raises:
+            WriteError: a picture cannot be written.
+            ItemsFailed: from whatever the model raises; what was delivered stays.
+        """
+        rows = self.setup.rows if rows is None else rows
+        for group in _groups(items):
+            pipe = self._open(group[0])
+            recipes = [self._plan(item, pipe)[0] for item in group]
+            for alike in _alike(recipes):
+                part = [group[k] for k in alike]
+                self._serve(part, recipes[alike[0]], deliver, rows)
+
+    def _serve(
+        self, items: list[Item], recipe: Recipe, deliver: Callable[[Record], None], rows: int
+    ) -> None:
+        """Make items that may be decoded together."""
+        from mmaccel.pipelines.picture_requests import Request
+
+        left = {item.key: item for item in items}
+
+        def write(served: Served) -> None:
+            try:
+                deliver(self._write(served, recipe))
+            except Exception as error:
+                raise Outside from error
+            del left[served.request.tag.key]
+
+        requests = [Request(item.row.prompt, item.seed, item) for item in items]
+        try:
+            self._pipe.serve(
+                requests, recipe.filters, policy=recipe.policy, rows=rows, deliver=write
+            )
+        except Outside as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+        except Exception as error:
+            known = [items[row] for row in getattr(error, "rows", None) or ()]
+            # places are filled in order: what is being made are the first that are not finished
+            raise ItemsFailed(known or list(left.values())[:rows], error) from error
+
+    def _write(self, served: Served, recipe: Recipe) -> Record:
+        item: Item = served.request.tag
+        _, facts = self._recipes[item.key]
+        width, height = served.image.size
+        own = {"tokens": len(served.tokens), "width": width, "height": height}
+        file = self.setup.out / item.file
+        try:
+            write_png(file, served.image, {**facts, **own})
+            record: Record = {
+                "id": item.row.id,
+                "k": item.k,
+                "status": "ok",
+                "file": item.file,
+                "bytes": file.stat().st_size,
+                "sha256": sha256_of(file),
+            }
+        except OSError as error:
+            raise WriteError(
+                f"{file}: expected room and leave to write a picture, received: {error.strerror}; "
+                "what is in the manifest is kept, go on with --resume"
+            ) from error
+        told = ("prompt", "seed", "model", "policy", "exactness")
+        record |= {name: facts[name] for name in told} | own
+        record |= {"passes": served.passes, "recipe": fingerprint(facts)}
+        if recipe.policy.exactness == "relaxed":
+            record |= {"total_variation": served.total_variation, "nats": served.nats}
+        return record
+
+    def _plan(self, item: Item, pipe: TextToImage) -> tuple[Recipe, dict[str, Any]]:
+        found = self._recipes.get(item.key)
+        if found is None:
+            recipe = make_recipe(self.setup, item, pipe)
+            found = recipe, describe(self.setup, item, recipe, self._weights)
+            self._recipes[item.key] = found
+        return found
+
+    def _open(self, item: Item) -> TextToImage:
+        """The model for an item's size; one is in memory at a time."""
+        if item.row.size != self._size:
+            with suppress(AttributeError):
+                del self._pipe  # room for the next
+            self._pipe, self._size = self.setup.open(item.row.size), item.row.size
+        return self._pipe
+
+
+def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Items of one size after another, each in its order."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.row.size, []).append(item)
+    yield from groups.values()
+
+
+def _alike(recipes: Sequence[Recipe]) -> Iterator[list[int]]:
+    """Indices of items that may be decoded together."""
+    groups: dict[Recipe, list[int]] = {}
+    for k, recipe in enumerate(recipes):
+        groups.setdefault(recipe, []).append(k)
+    yield from groups.values()

@@ -1,0 +1,159 @@
+"""`mmaccel generate --prompts`: many pictures, each once, however often the job is stopped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import typer
+
+from mmaccel.batch.item import Item, make_items, take_shard
+from mmaccel.batch.job import Job, Maker, Outcome, still_to_make
+from mmaccel.batch.manifest import Manifest, Past, check_fresh, manifest_name, read_manifests
+from mmaccel.batch.prompt_file import read_prompts
+from mmaccel.batch.reporters import Reports, print_envelope
+from mmaccel.batch.setup import Setup
+from mmaccel.batch.temporaries import sweep
+from mmaccel.batch.worker import Worker
+from mmaccel.commands.batch_options import RAY, stopped_by_terminate
+from mmaccel.commands.run_setup import open_folder
+from mmaccel.commands.terminal import Stopped, stderr_console
+from mmaccel.errors import MMAccelError, OptionError
+
+DONE, FATAL, USAGE, WITH_FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line says of a batch.
+
+    Attributes:
+        prompts: file, or `-`.
+        setup: model, policy and folder.
+        seed: of the job.
+        shard: part and number of parts, or None.
+        is_resumed, is_dry, is_json, is_streaming: the flags.
+        retries, max_failures: see `Job`.
+        actors: of Ray; None chooses.
+    """
+
+    prompts: str
+    setup: Setup
+    seed: int
+    shard: tuple[int, int] | None
+    is_resumed: bool
+    is_dry: bool
+    is_json: bool
+    is_streaming: bool
+    retries: int
+    max_failures: int | None
+    actors: int | None = None
+
+
+def run_batch(wish: Wish) -> None:
+    """Make the pictures of a prompt file.
+
+    Raises:
+        typer.Exit: with the code of `WITH_FAILURES` or `FATAL` where items failed.
+        Stopped: Ctrl-C, or a request to terminate; what was finished is kept.
+        OptionError: something is wrong with what was asked, before any work.
+    """
+    tells = wish.is_json or wish.is_streaming
+    try:
+        with stopped_by_terminate():
+            data, code = _run(wish)
+    except (MMAccelError, OSError, Stopped, KeyboardInterrupt) as error:
+        if tells:
+            print_envelope(None, {"code": _name(error), "message": " ".join(str(error).split())})
+        raise
+    if tells:
+        message = f"{data.get('failed', 0)} items failed"
+        print_envelope(data, {"code": "failures", "message": message} if code else None)
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(wish: Wish) -> tuple[dict[str, Any], int]:
+    items = make_items(read_prompts(wish.prompts), wish.seed)
+    if wish.shard is not None:
+        items = take_shard(items, *wish.shard)
+    folder = wish.setup.out
+    past = read_manifests(folder) if folder.is_dir() else Past()
+    if not wish.is_resumed:
+        check_fresh(folder / manifest_name(wish.shard))
+    if not wish.is_dry:
+        open_folder(folder)  # before a model is loaded for long
+    worker = _open(wish)
+    try:
+        return _make(items, past, worker, wish)
+    finally:
+        worker.close()
+
+
+def _open(wish: Wish) -> Maker:
+    """What makes the pictures: this process, or Ray's actors."""
+    if wish.setup.engine != RAY:
+        return Worker(wish.setup)
+    from mmaccel.batch.ray_maker import RayMaker
+
+    return RayMaker(replace(wish.setup, engine="auto"), wish.actors)
+
+
+def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dict[str, Any], int]:
+    """Check all items, and make what is left of them."""
+    folder = wish.setup.out
+    recipes = worker.check(items)
+    left = still_to_make(items, recipes, past, folder) if wish.is_resumed else items
+    facts = {"out": str(folder), "items": len(items), "made_before": len(items) - len(left)}
+    if wish.is_dry:
+        return _show_plan(left, facts), DONE
+    manifest = Manifest(folder / manifest_name(wish.shard))
+    began = time.perf_counter()
+    try:
+        sweep(folder, items)
+        with Reports(len(left), is_streaming=wish.is_streaming) as reports:
+            reports.tell("start", **facts)
+            for torn in past.torn:
+                reports.note(f"{torn}: could not be read; what it stood for is made again")
+            job = Job(left, recipes, manifest, reports, wish.retries, wish.max_failures)
+            try:
+                made = job.run(worker)
+            except KeyboardInterrupt:
+                raise Stopped(_say(job.outcome, facts) + "; go on with --resume") from None
+    finally:
+        manifest.close()
+    facts |= {"made": made.made, "failed": made.failed, "is_cut": made.is_cut}
+    facts |= {"manifest": str(manifest.file), "seconds": round(time.perf_counter() - began, 3)}
+    _say_to_people(_say(made, facts) + _why(made, wish))
+    return facts, FATAL if made.is_cut else WITH_FAILURES if made.failed else DONE
+
+
+def _show_plan(left: list[Item], facts: dict[str, Any]) -> dict[str, Any]:
+    _say_to_people(
+        f"{len(left)} pictures to make, {facts['made_before']} made before, in {facts['out']}"
+    )
+    rows = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in left]
+    return {**facts, "to_make": len(left), "plan": rows}
+
+
+def _say(made: Outcome, facts: dict[str, Any]) -> str:
+    text = f"{made.made} pictures made in {facts['out']}"
+    text += f", {facts['made_before']} before" if facts["made_before"] else ""
+    return text + (f", {made.failed} failed" if made.failed else "")
+
+
+def _why(made: Outcome, wish: Wish) -> str:
+    if made.is_cut:
+        return f": more than --max-failures {wish.max_failures}, so the job ended"
+    return "; try them again with --resume" if made.failed else ""
+
+
+def _say_to_people(text: str) -> None:
+    stderr_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _name(error: BaseException) -> str:
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        return "interrupted"
+    return "usage" if isinstance(error, OptionError) else "fatal"

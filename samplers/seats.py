@@ -1,0 +1,152 @@
+"""Seats: which rows of a long prompt stand in the places of a run, and who comes next.
+
+The host's side of `mmaccel.places.Places`. When rows have ended they are handed out, the next ones
+of the prompt take their places, and the prompts of the newcomers alone are fed. Where nobody is
+left to come, the places of ended rows are taken out of the run, unless its passes are recorded.
+A row's tokens do not depend on whose place it takes: everything of its own begins anew with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.places import EndedRow, Places
+from mmaccel.results import Stats
+from mmaccel.samplers.newcomers import Reseatable, choose_rows, feed_newcomers, spread_rows
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.tally import count_gains
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window_pass import WindowPass
+
+
+class Seats:
+    """Rows of a prompt in a run's places, in their order.
+
+    Args:
+        prompt: of all rows.
+        places: how many stand there at a time.
+        noise: of all rows.
+
+    Attributes:
+        rows: which row stands in each place; the last one to stand there, where it has ended.
+        n_open: places whose row has not ended.
+    """
+
+    def __init__(self, prompt: Prompt, places: Places, noise: Noise) -> None:
+        self._whole, self._noise, self._deliver = prompt, noise, places.deliver
+        self.rows = list(range(min(places.rows, prompt.batch)))
+        self._is_open = [True] * len(self.rows)
+        self._next = len(self.rows)
+        self._ended: dict[int, EndedRow] = {}
+        self._models: list[tuple[TokenModel, Any]] = []
+
+    @property
+    def n_open(self) -> int:
+        """See above."""
+        return sum(self._is_open)
+
+    def prompt(self) -> Prompt:
+        """Of the rows that stand in the places."""
+        return choose_rows(self._whole, self.rows)
+
+    def noise(self) -> Noise:
+        """Of the rows that stand in the places."""
+        return self._noise.rows(torch.tensor(self.rows, device=self._noise.seeds.device))
+
+    def join(self, model: TokenModel) -> None:
+        """From now on a model's rows are those of the places."""
+        offered = model.offered() if isinstance(model, Reseatable) else None
+        self._models.append((model, offered))
+        self._seat()
+
+    def leave(self) -> None:
+        """Give models back what they were given."""
+        for model, offered in self._models:
+            if isinstance(model, Reseatable):
+                model.seat(offered, None)
+
+    def turn_over(self, run: WindowPass) -> int:
+        """Hand out rows that have ended, and let others take their places.
+
+        Returns:
+            Rows that were admitted.
+        """
+        ended = run.ended()
+        free = [place for place, is_open in enumerate(self._is_open) if is_open and ended[place]]
+        for place in free:
+            self._is_open[place] = False
+            row = self.rows[place]
+            self._ended[row] = run.row(place, row)
+            if self._deliver is not None:
+                self._deliver(self._ended[row])
+        taken = free[: self._whole.batch - self._next]
+        for place in taken:
+            self.rows[place], self._is_open[place] = self._next, True
+            self._next += 1
+        if taken:
+            self._admit(run, taken)
+        if 0 < self.n_open < len(self.rows) and self._can_shrink(run):
+            self._shrink(run)
+        return len(taken)
+
+    def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Fill in statistics of all rows.
+
+        Returns:
+            Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
+        """
+        ended = [self._ended[row] for row in range(self._whole.batch)]
+        tokens = self._whole.tokens.new_zeros(len(ended), length)
+        for own, row in zip(tokens, ended):
+            own[: row.tokens.shape[0]] = row.tokens
+        made = [row.tokens.shape[0] for row in ended]
+        passes = [row.passes for row in ended]
+        gains = [k + 1 for row in ended for k, n in enumerate(row.accepted) for _ in range(n)]
+        stats.accepted, stats.tokens, stats.row_passes = count_gains(gains), sum(made), sum(passes)
+        stats.total_variation = sum(row.total_variation for row in ended)
+        return tokens, tokens.new_tensor(made), tokens.new_tensor(passes)
+
+    def _admit(self, run: WindowPass, taken: list[int]) -> None:
+        prompt, device = self.prompt(), run.made.device
+        run.restart(torch.tensor(taken, device=device), prompt)
+        run.noise.refill(self.noise())
+        self._seat()
+        rows = spread_rows(taken, len(self.rows), prompt.branches, device)
+        width = int(prompt.lengths[rows].max()) - 1
+        if not width:
+            return
+        for model, _ in self._models:
+            n_fed = feed_newcomers(model, run, rows, width)
+            if model is run.model:
+                run.stats.prefill_passes += 1
+                run.stats.fed += n_fed
+            else:
+                run.stats.draft_passes += 1
+
+    def _can_shrink(self, run: WindowPass) -> bool:
+        is_recorded = run.steps.is_static  # whose tensors have to stay where they are
+        return not is_recorded and all(isinstance(model, Reseatable) for model, _ in self._models)
+
+    def _shrink(self, run: WindowPass) -> None:
+        kept = [place for place, is_open in enumerate(self._is_open) if is_open]
+        batch, device = len(self.rows), run.made.device
+        self.rows, self._is_open = [self.rows[place] for place in kept], [True] * len(kept)
+        prompt = self.prompt()
+        run.keep(torch.tensor(kept, device=device), prompt)
+        rows = spread_rows(kept, batch, prompt.branches, device)
+        for model, _ in self._models:
+            assert isinstance(model, Reseatable)
+            model.keep_rows(rows)
+        self._seat()
+
+    def _seat(self) -> None:
+        whole = self._whole
+        rows = spread_rows(self.rows, whole.batch, whole.branches, whole.tokens.device)
+        for model, offered in self._models:
+            if isinstance(model, Reseatable):
+                model.seat(offered, rows)

@@ -1,0 +1,229 @@
+"""Requests: every picture is the one its caption and seed make, whoever else was in the making."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmaccel
+from mmaccel import (
+    Filters,
+    Jacobi,
+    Noise,
+    Places,
+    Request,
+    Served,
+    SpeculativeJacobi,
+    TextToImage,
+)  # fmt: skip
+from mmaccel.errors import BusyError, NumericsError, OptionError
+from mmaccel.pipelines.engine import Engine
+from tests.checkpoints import FAMILIES, SIZES, captions
+from tests.replay import Replay
+from tests.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny, masked_beside_plain
+
+Opener = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> TextToImage:
+    return TextToImage.from_pretrained(tiny_folder)
+
+
+def requests_of(texts: list[str], n: int) -> list[Request]:
+    return [Request(texts[k % len(texts)], 40 + k, tag=("job", k)) for k in range(n)]
+
+
+def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[Any, Served]:
+    """What was delivered, by tag."""
+    made: dict[Any, Served] = {}
+
+    def deliver(served: Served) -> None:
+        assert served.request in requests and served.request.tag not in made
+        made[served.request.tag] = served
+
+    options = {"filters": pipe.pictures.filters, "rows": 2, **options}
+    stats = pipe.serve(requests, deliver=deliver, **options)
+    assert len(made) == len(requests)
+    assert stats.tokens == len(requests) * pipe.length
+    assert stats.row_passes == sum(served.passes for served in made.values())
+    return made
+
+
+def assert_alone(pipe: TextToImage, made: dict[Any, Served], **options: Any) -> None:
+    for served in made.values():
+        own = pipe(served.request.caption, seed=[served.request.seed], **options)
+        assert served.tokens.equal(own.tokens[0]) and served.tokens.device.type == "cpu"
+        assert served.image.tobytes() == own.images[0].tobytes()
+        assert served.passes == int(own.passes[0])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
+def test_neither_places_nor_order_enter_a_picture(pipe: TextToImage, rows: int) -> None:
+    requests = requests_of(CAPTIONS, 7)
+    made = serve(pipe, requests, rows=rows, policy=Jacobi(5))
+    assert_alone(pipe, made, policy=Jacobi(5))
+    turned = serve(pipe, requests[::-1], rows=rows, policy=Jacobi(5))
+    for tag, served in made.items():
+        assert turned[tag].image.tobytes() == served.image.tobytes()
+    assert len({served.image.tobytes() for served in made.values()}) == 7
+
+
+def test_policies_that_promise_a_law_keep_it_by_row(pipe: TextToImage) -> None:
+    """On a tiny model no acceptance hangs on a last bit."""
+    policy = mmaccel.GroupedSpeculative(window=5, group=3)
+    made = serve(pipe, requests_of(CAPTIONS, 5), policy=policy)
+    assert_alone(pipe, made, policy=policy)
+    for served in made.values():
+        own = pipe(served.request.caption, seed=[served.request.seed], policy=policy)
+        assert served.total_variation == pytest.approx(own.stats.total_variation, abs=1e-4)
+        assert served.total_variation > 0 == served.nats
+    exact = serve(pipe, requests_of(CAPTIONS, 5), policy=SpeculativeJacobi(5))
+    assert {served.total_variation for served in exact.values()} == {0.0}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_takes_newcomers(built: Opener, family: str) -> None:
+    """What a window is given for each row goes with the row; tokens alone are compared."""
+    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
+    pipe.pictures.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+    requests = requests_of(captions(family), 5)
+    made = serve(pipe, requests, policy=Jacobi(window=40))
+    for served in made.values():
+        own = pipe(served.request.caption, seed=[served.request.seed], policy=Jacobi(window=40))
+        assert served.tokens.equal(own.tokens[0])
+    assert len({tuple(served.tokens.tolist()) for served in made.values()}) == 5
+
+
+@pytest.mark.parametrize("family", ["janus", "glm-image", "llamagen-t2i", "lumina-mgpt"])
+def test_recorded_passes_take_newcomers_of_families(
+    built: Opener, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
+    pipe.pictures.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+    requests = requests_of(captions(family), 5)
+    plain = serve(pipe, requests, policy=Jacobi(window=8))
+    monkeypatch.setattr(Engine, "steps", lambda self, *_: Replay(self.sync_every, self.shelf))
+    for _ in range(2):  # the second takes what the first has left
+        made = serve(pipe, requests, policy=Jacobi(window=8))
+        assert all(made[tag].tokens.equal(served.tokens) for tag, served in plain.items())
+    assert len(pipe.engine.shelf) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_what_a_window_was_given_is_given_back(built: Opener, rows: int) -> None:
+    """One prompt for two runs, neither of which writes into it."""
+    pipe: Any = TextToImage.from_pretrained(built("janus"))
+    prompt = pipe.pictures.prompt([pipe.pictures.encode(text) for text in captions("janus")], True)
+    before = prompt.tokens.clone(), prompt.lengths.clone()
+    assert len(set(before[1].tolist())) > 1
+    made = []
+    for places in (Places(rows), Places(rows), None):
+        assert pipe.model._lengths is prompt.lengths
+        own = replace(prompt, places=places)
+        noise = Noise.from_seed([4, 5, 6], 3)
+        run = Jacobi(7).sample(pipe.model, own, 16, filters=Filters(2.0), noise=noise)
+        made.append(run.tokens)
+        assert noise.seeds.tolist() == [4, 5, 6]
+    assert made[0].equal(made[2]) and made[1].equal(made[2])
+    assert prompt.tokens.equal(before[0]) and prompt.lengths.equal(before[1])
+
+
+def test_scenes_are_the_same_to_the_pixel() -> None:
+    """The embedded model, its own guidance, in float32."""
+    pipe = TextToImage.from_pretrained("scenes")
+    captions = ["a red circle", "a blue star on snow", "a green ring above a yellow square"]
+    requests = [Request(text, 3 + k, k) for k, text in enumerate(captions)]
+    assert_alone(pipe, serve(pipe, requests))
+
+
+def test_places_save_passes_and_positions(pipe: TextToImage) -> None:
+    """Every place is taken until nobody is left: passes by hand from those of the rows."""
+    requests, passes = requests_of(CAPTIONS, 7), []
+    stats = pipe.serve(
+        requests, pipe.pictures.filters, policy=Jacobi(5), rows=3,
+        deliver=lambda served: passes.append((served.request.tag[1], served.passes)),
+    )  # fmt: skip
+    own = dict(passes)
+    ends = [own[0], own[1], own[2]]
+    for k in range(3, 7):  # the first place that becomes free
+        place = ends.index(min(ends))
+        ends[place] += own[k]
+    assert stats.passes == max(ends)
+    texts = [request.caption for request in requests]
+    batches = pipe(texts, policy=Jacobi(5), seed=[r.seed for r in requests], batch_size=3)
+    assert stats.passes < batches.stats.passes and stats.fed < batches.stats.fed
+
+
+def test_everything_is_checked_before_the_first_pass(pipe: TextToImage) -> None:
+    filters, good = pipe.pictures.filters, Request(CAPTIONS[0], 1)
+    told: list[Any] = []
+
+    def refused(requests: Any, match: str, **options: Any) -> None:
+        with pytest.raises(OptionError, match=match):
+            pipe.serve(requests, **{"filters": filters, "deliver": told.append, **options})
+
+    refused([good, Request("a purple dragon", 1)], "dragon")
+    refused([], "requests: expected a list")
+    refused([good, CAPTIONS[0]], "requests: expected a list")
+    refused(good, "requests: expected a list")
+    refused([Request(CAPTIONS[0], [1, 2])], "seed: expected one integer")  # type: ignore[arg-type]
+    refused([Request(CAPTIONS[0], 2**64)], "seed: expected a 64-bit")
+    refused([good], "rows: expected an integer of at least 1", rows=0)
+    refused([good], "deliver: expected a function", deliver=None)
+    refused([good], "filters: expected", filters=None)
+    refused([good], "policy: expected", policy=mmaccel.Stepwise())
+    assert told == []
+
+
+def test_what_a_receiver_raises_ends_the_run(pipe: TextToImage) -> None:
+    made: list[Served] = []
+
+    def deliver(served: Served) -> None:
+        made.append(served)
+        if len(made) == 3:
+            raise KeyError("full")
+
+    with pytest.raises(KeyError, match="full"):
+        pipe.serve(requests_of(CAPTIONS, 7), Filters(2.0), rows=2, deliver=deliver)
+    assert len(made) == 3
+    assert_alone(pipe, serve(pipe, requests_of(CAPTIONS, 3)))  # nothing is held
+
+
+def test_a_receiver_cannot_ask_the_same_model(pipe: TextToImage) -> None:
+    def deliver(_: Served) -> None:
+        pipe(CAPTIONS[0])
+
+    with pytest.raises(BusyError):
+        pipe.serve(requests_of(CAPTIONS, 2), Filters(2.0), deliver=deliver)
+
+
+def test_a_broken_model_says_for_whom(tmp_path: Path) -> None:
+    broken = TextToImage.from_pretrained(break_weights(build_tiny(tmp_path / "broken")))
+    with pytest.raises(NumericsError) as caught:
+        broken.serve(requests_of(CAPTIONS, 5), Filters(2.0), rows=2, deliver=print)
+    assert caught.value.rows == (0, 1)
+
+
+def test_a_canvas_is_served_by_batches(tmp_path: Path) -> None:
+    masked, _ = masked_beside_plain(tmp_path)
+    pipe = TextToImage.from_pretrained(masked)
+    requests, told = requests_of(CAPTIONS, 5), []
+    made = serve(pipe, requests, on_step=lambda progress: told.append(len(progress.nats)))
+    assert_alone(pipe, made)
+    assert set(told) == {1, 2} and {served.nats for served in made.values()} == {0.0}
+    relaxed = mmaccel.ConfidentParallel(0.3)
+    for served in serve(pipe, requests, policy=relaxed).values():
+        own = pipe(served.request.caption, seed=[served.request.seed], policy=relaxed)
+        assert served.nats == pytest.approx(own.stats.nats, abs=1e-4) and served.nats > 0
+        assert served.total_variation == 0.0
+    prompt = pipe.pictures.prompt([pipe.pictures.encode(CAPTIONS[0])], False)
+    with pytest.raises(OptionError, match="places: expected none for a canvas"):
+        mmaccel.Stepwise().sample(
+            pipe.model, replace(prompt, places=Places(1)), N_TOKENS,  # type: ignore[arg-type]
+            filters=Filters(), noise=Noise.from_seed(0, 1),
+        )  # fmt: skip

@@ -1,0 +1,149 @@
+"""A job over a maker that fails on purpose: who is tried again, who is given up, what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.batch.failures import ItemsFailed, WriteError
+from mmaccel.batch.item import Item, Row, make_items
+from mmaccel.batch.job import Job, Outcome
+from mmaccel.batch.manifest import Manifest, Record
+
+N = 10
+
+
+class Maker:
+    """Makes items in order, `rows` at a time; the unlucky ones fail the first so many times."""
+
+    def __init__(self, rows: int, unlucky: dict[int, int], error: type[Exception]) -> None:
+        self.rows, self.unlucky, self.error = rows, dict(unlucky), error
+        self.calls: list[list[int]] = []
+
+    def run_all(
+        self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
+    ) -> None:
+        rows = self.rows if rows is None else rows
+        self.calls.append([item.k for item in items])
+        for first in range(0, len(items), rows):
+            batch = items[first : first + rows]
+            for item in batch:
+                if self.unlucky.get(item.k, 0):
+                    self.unlucky[item.k] -= 1
+                    raise ItemsFailed(batch, self.error("boom")) from self.error("boom")
+            for item in batch:
+                deliver({"id": item.row.id, "k": item.k, "status": "ok"})
+
+
+class Told:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def made(self, record: Record) -> None:
+        self.events.append(("made", record["k"]))
+
+    def failed(self, record: Record) -> None:
+        self.events.append(("failed", record["k"]))
+
+    def note(self, text: str) -> None:
+        self.events.append(("note", text))
+
+
+def run(
+    folder: Path, maker: Any, retries: int = 1, most: int | None = None
+) -> tuple[Outcome, list[Record], Told]:
+    items = make_items([Row("a", "x", n=N)], 0)
+    told, manifest = Told(), Manifest(folder / "manifest.jsonl")
+    job = Job(items, {item.key: "r" for item in items}, manifest, told, retries, most)
+    try:
+        outcome = job.run(maker)
+    finally:
+        manifest.close()
+        lines = (folder / "manifest.jsonl").read_text().splitlines()
+    return outcome, list(map(json.loads, lines)), told
+
+
+def test_every_item_is_written_down_once(tmp_path: Path) -> None:
+    outcome, lines, told = run(tmp_path, Maker(4, {}, RuntimeError))
+    assert (outcome.made, outcome.failed) == (N, 0)
+    assert [line["k"] for line in lines] == [k for _, k in told.events] == list(range(N))
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_one_failed_item_ends_no_job(tmp_path: Path, retries: int) -> None:
+    maker = Maker(4, {5: 99}, RuntimeError)
+    outcome, lines, told = run(tmp_path, maker, retries)
+    assert (outcome.made, outcome.failed, outcome.is_cut) == (N - 1, 1, False)
+    assert sorted(line["k"] for line in lines) == list(range(N))
+    (bad,) = [line for line in lines if line["status"] == "failed"]
+    assert (bad["k"], bad["error"], bad["prompt"]) == (5, "RuntimeError: boom", "x")
+    assert ("failed", 5) in told.events
+    # 4..7 were made together: each is tried alone, 5 once more for every retry, and 8, 9 follow
+    alone = [[4], *[[5]] * (1 + retries), [6], [7]]
+    assert maker.calls == [list(range(N)), *alone, [8, 9]]
+
+
+def test_an_item_that_was_alone_has_had_its_first_try(tmp_path: Path) -> None:
+    maker = Maker(1, {5: 99}, RuntimeError)
+    outcome, _, _ = run(tmp_path, maker, 2)
+    assert outcome.failed == 1 and maker.calls[1:3] == [[5], [5]] and maker.calls[3] == [6, 7, 8, 9]
+
+
+def test_bad_luck_is_tried_again(tmp_path: Path) -> None:
+    outcome, _, _ = run(tmp_path, Maker(4, {2: 2}, RuntimeError), 1)
+    assert (outcome.made, outcome.failed) == (N, 0)
+
+
+def test_a_job_ends_when_too_many_fail(tmp_path: Path) -> None:
+    everything = dict.fromkeys(range(N), 99)
+    outcome, lines, _ = run(tmp_path, Maker(3, everything, RuntimeError), 0, 1)
+    assert outcome.is_cut and outcome.failed == 2 and len(lines) == 2
+    other = tmp_path / "other"
+    other.mkdir()
+    outcome, lines, _ = run(other, Maker(3, everything, RuntimeError), 0, None)
+    assert not outcome.is_cut and outcome.failed == N == len(lines)
+
+
+def test_too_little_memory_makes_smaller_batches(tmp_path: Path) -> None:
+    class Small(Maker):
+        def run_all(
+            self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
+        ) -> None:
+            rows = self.rows if rows is None else rows
+            if min(rows, len(items)) > 2:
+                self.calls.append([rows])
+                raise ItemsFailed(items[:rows], RuntimeError()) from torch.OutOfMemoryError("no")
+            super().run_all(items, deliver, rows)
+
+    maker = Small(8, {}, RuntimeError)
+    outcome, _, told = run(tmp_path, maker)
+    assert (outcome.made, outcome.failed) == (N, 0)
+    assert maker.calls == [[8], [4], list(range(N))]
+    assert [text for event, text in told.events if event == "note"] == [
+        "out of memory with 8 pictures at once, going on with 4",
+        "out of memory with 4 pictures at once, going on with 2",
+    ]
+
+
+def test_what_cannot_be_written_ends_the_job_and_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Manifest.append
+
+    def full(self: Manifest, record: Record) -> None:
+        if record["k"] == 3:
+            raise OSError(28, "No space left on device")
+        append(self, record)
+
+    monkeypatch.setattr(Manifest, "append", full)
+    with pytest.raises(WriteError, match="No space left on device; what it has is kept"):
+        run(tmp_path, Maker(1, {}, RuntimeError))
+    lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
+    assert [json.loads(line)["k"] for line in lines] == [0, 1, 2]

@@ -1,0 +1,177 @@
+"""The manifest: torn lines, lost files, full disks, two writers."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmaccel.batch.item import Row, make_items
+from mmaccel.batch.job import still_to_make
+from mmaccel.batch.manifest import (
+    Manifest,
+    check_fresh,
+    is_made,
+    manifest_name,
+    merge,
+    read_manifests,
+)
+from mmaccel.batch.temporaries import sweep
+from mmaccel.errors import BusyError, OptionError
+
+
+def record(folder: Path, id: str = "a", k: int = 0, data: bytes = b"pixels") -> dict[str, Any]:
+    """A record of a file that is written too."""
+    name = f"{id}_{k}.png"
+    (folder / name).write_bytes(data)
+    return {"id": id, "k": k, "status": "ok", "file": name,
+            "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.jsonl"
+    one, two = record(tmp_path), record(tmp_path, k=1) | {"prompt": "x\ny\x1b\u2028"}
+    for part in (one, two):
+        manifest = Manifest(file)
+        manifest.append(part)
+        manifest.close()
+    past = read_manifests(tmp_path)
+    assert past.records == {("a", 0): one, ("a", 1): two} and past.torn == []
+    assert len(file.read_bytes().splitlines()) == 2 and b"\x1b" not in file.read_bytes()
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.jsonl"
+    whole = json.dumps(record(tmp_path)).encode() + b"\n"
+    file.write_bytes(whole + b'{"id": "b", "k": 0, "sta')
+    past = read_manifests(tmp_path)
+    assert list(past.records) == [("a", 0)] and past.torn == ["manifest.jsonl, line 2"]
+    manifest = Manifest(file)
+    assert file.read_bytes() == whole
+    manifest.append(record(tmp_path, "c"))
+    manifest.close()
+    assert list(read_manifests(tmp_path).records) == [("a", 0), ("c", 0)]
+
+
+@pytest.mark.parametrize("line", ["garbage", "[]", '{"id": 1, "k": 0, "status": "ok"}',
+                                  '{"id": "b", "k": true, "status": "ok"}', '{"id": "b", "k": 0}',
+                                  "\x00" * 40])  # fmt: skip
+def test_a_line_that_is_no_record_counts_nothing(tmp_path: Path, line: str) -> None:
+    ok = json.dumps(record(tmp_path))
+    (tmp_path / "manifest.jsonl").write_text(f"{line}\n{ok}\n")
+    past = read_manifests(tmp_path)
+    assert list(past.records) == [("a", 0)] and past.torn == ["manifest.jsonl, line 1"]
+
+
+def test_a_picture_counts_when_its_file_is_whole(tmp_path: Path) -> None:
+    own = record(tmp_path)
+    assert is_made(tmp_path, own)
+    (tmp_path / own["file"]).write_bytes(b"pixel")
+    assert not is_made(tmp_path, own)
+    (tmp_path / own["file"]).unlink()
+    assert not is_made(tmp_path, own)
+    outside = tmp_path / "in"
+    outside.mkdir()
+    record(tmp_path)
+    assert not is_made(outside, own | {"file": "../a_0.png"})
+    assert not is_made(tmp_path, record(tmp_path) | {"status": "failed"})
+
+
+def test_success_stands_above_a_failure(tmp_path: Path) -> None:
+    ok = record(tmp_path)
+    failed = {"id": "a", "k": 0, "status": "failed"}
+    for lines in ([failed, ok], [ok, failed]):
+        (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        assert read_manifests(tmp_path).records[("a", 0)]["status"] == "ok"
+
+
+def test_shards_have_manifests_of_their_own_that_merge(tmp_path: Path) -> None:
+    names = [manifest_name((i, 2)) for i in (1, 2)]
+    assert names == ["manifest.1-of-2.jsonl", "manifest.2-of-2.jsonl"]
+    lines = [json.dumps(record(tmp_path, id)).encode() + b"\n" for id in "abc"]
+    (tmp_path / names[0]).write_bytes(lines[2] + lines[0])
+    (tmp_path / names[1]).write_bytes(lines[1])
+    assert sorted(read_manifests(tmp_path).records) == [("a", 0), ("b", 0), ("c", 0)]
+    parts = [(tmp_path / name).read_bytes() for name in names]
+    assert merge(parts) == merge([b"".join(lines)]) == [line.strip() for line in lines]
+
+
+def test_nobody_else_writes_an_open_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.jsonl"
+    manifest = Manifest(file)
+    code = (
+        "import sys; from pathlib import Path; from mmaccel.batch.manifest import Manifest\n"
+        "from mmaccel.errors import BusyError\n"
+        "try: Manifest(Path(sys.argv[1]))\nexcept BusyError: sys.exit(7)"
+    )
+    other = [sys.executable, "-c", code, str(file)]
+    assert subprocess.run(other).returncode == 7
+    with pytest.raises(BusyError):
+        Manifest(file)
+    manifest.close()
+    assert subprocess.run(other).returncode == 0
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "manifest.jsonl"
+    manifest = Manifest(file)
+    manifest.append(record(tmp_path))
+    before = file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        manifest.append(record(tmp_path, "b"))
+    monkeypatch.undo()
+    assert file.read_bytes() == before
+    manifest.append(record(tmp_path, "c"))
+    assert list(read_manifests(tmp_path).records) == [("a", 0), ("c", 0)]
+
+
+def test_a_folder_with_a_manifest_is_refused_unless_resumed(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.jsonl"
+    check_fresh(file)
+    file.write_bytes(b"")
+    check_fresh(file)
+    file.write_bytes(b"x")
+    with pytest.raises(OptionError, match="--resume"):
+        check_fresh(file)
+
+
+def test_what_is_left_to_make(tmp_path: Path) -> None:
+    items = make_items([Row("a", "x", n=4, line=3)], 0)
+    recipes = {item.key: "r" for item in items}
+    lines = []
+    for item in items[:3]:
+        (tmp_path / item.file).write_bytes(b"p")
+        sha = hashlib.sha256(b"p").hexdigest()
+        lines.append({"id": "a", "k": item.k, "status": "ok", "file": item.file, "sha256": sha,
+                      "recipe": "r"})  # fmt: skip
+    lines[1]["sha256"] = "0" * 64
+    lines[2]["status"] = "failed"
+    (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    past = read_manifests(tmp_path)
+    assert still_to_make(items, recipes, past, tmp_path) == items[1:]
+    with pytest.raises(OptionError, match="others for 2 items .the first is a, line 3"):
+        still_to_make(items, dict.fromkeys(recipes, "s"), past, tmp_path)
+
+
+def test_only_own_leftovers_are_swept(tmp_path: Path) -> None:
+    items = make_items([Row("a", "x")], 0)
+    own = tmp_path / f".{items[0].file}.123.tmp"
+    others = [tmp_path / ".b_0_1.png.123.tmp", tmp_path / ".notes.tmp", tmp_path / items[0].file]
+    for file in (own, *others):
+        file.write_bytes(b"")
+    sweep(tmp_path, items)
+    assert not own.exists() and all(file.exists() for file in others)

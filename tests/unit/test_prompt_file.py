@@ -1,0 +1,159 @@
+"""Prompt files: three formats, ids and seeds, and every row that is wrong, by its line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmaccel.batch.item import Row, make_items, seed_of, take_shard
+from mmaccel.batch.prompt_file import read_prompts
+from mmaccel.errors import OptionError
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    """Write a file of a name and read it back as rows."""
+
+    def run(name: str, data: str | bytes) -> list[Row]:
+        file = tmp_path / name
+        file.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8"))
+        return read_prompts(str(file))
+
+    return run
+
+
+def test_the_three_formats_say_the_same(read) -> None:
+    line = {"id": "a", "prompt": "a red circle, small", "seed": 7, "n": 2, "size": "64x32",
+            "policy": "jacobi", "params": {"window": 8}}  # fmt: skip
+    cells = 'a,"a red circle, small",7,2,64x32,jacobi,"{""window"": 8}"'
+    expected = Row("a", "a red circle, small", None, 7, 2, (64, 32), "jacobi", {"window": 8}, 1)
+    assert read("p.jsonl", json.dumps(line)) == [expected]
+    (row,) = read("p.csv", f"id,prompt,seed,n,size,policy,params\r\n{cells}\r\n")
+    assert (row.line, row.params) == (2, {"window": 8})
+    assert (row.id, row.prompt, row.seed, row.n, row.size) == ("a", expected.prompt, 7, 2, (64, 32))
+    (plain,) = read("p.txt", "\ufeffa red circle, small\n\n")
+    assert plain.prompt == expected.prompt and plain.id.startswith("a-red-circle-")
+
+
+def test_only_a_line_feed_ends_a_line(read) -> None:
+    (row,) = read("p.jsonl", '{"prompt": "one\u2028two\u0085three"}')
+    assert row.prompt == "one\u2028two\u0085three"
+    assert len(read("p.txt", "one\u2028two\r\nthree\n")) == 2
+
+
+def test_standard_input_is_json_lines_or_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, prompts in ((b'{"prompt": "x y"}\n', ["x y"]), (b"x y\nz\n", ["x y", "z"])):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert [row.prompt for row in read_prompts("-")] == prompts
+
+
+def test_a_made_id_depends_on_the_row_alone(read) -> None:
+    one = read("a.txt", "red\nblue\nred\n")
+    two = read("b.txt", "blue\nred\n")
+    assert one[0].id == two[1].id and one[1].id == two[0].id
+    assert one[2].id == one[0].id + "-2"
+    with_seed = read("c.jsonl", '{"prompt": "red", "seed": 1}')
+    assert with_seed[0].id != one[0].id
+
+
+def test_a_made_id_gives_way_to_a_given_one(read) -> None:
+    made = read("a.txt", "red\n")[0].id
+    rows = read("b.jsonl", f'{{"prompt": "red"}}\n{{"prompt": "blue", "id": "{made}"}}')
+    assert [row.id for row in rows] == [made + "-2", made]
+
+
+def test_the_seed_of_an_item_is_a_hash_of_base_id_and_k() -> None:
+    text = '[5, "fox", 2]'
+    by_hand = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+    assert seed_of(5, "fox", 2) == by_hand
+    fox, own = Row("fox", "x", n=3), Row("own", "x", n=2, seed=2**64 - 1)
+    items = make_items([fox, own], 5)
+    assert items[2].seed == by_hand and items[2].file == f"fox_2_{by_hand}.png"
+    assert [item.seed for item in items[3:]] == [2**64 - 1, 0]
+    assert [item.seed for item in make_items([own, fox], 5)[2:]] == [i.seed for i in items[:3]]
+
+
+def test_shards_are_all_items_each_once() -> None:
+    items = make_items([Row("a", "x", n=7), Row("b", "x", n=4)], 0)
+    for n in (1, 2, 3, 11, 12):
+        parts = [take_shard(items, i, n) for i in range(1, n + 1)]
+        assert sorted(i.key for p in parts for i in p) == sorted(i.key for i in items)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+BAD = [
+    ('{"prompt": ""}', "line 1: prompt: expected a caption"),
+    ('{"prompt": "x", "seeds": 1}', "line 1: 'seeds': expected fields out of id, prompt"),
+    ('\n{"prompt": "x", "n": 0}', "line 2: n: expected an integer in 1..100000, received 0"),
+    ('{"prompt": "x", "n": true}', "n: expected an integer"),
+    ('{"prompt": "x", "seed": 18446744073709551616}', "seed: expected an integer in"),
+    ('{"prompt": "x", "size": "0x4"}', "size: expected pixels"),
+    ('{"prompt": "x", "policy": "jacoby"}', "policy: expected one of autoregressive"),
+    ('{"prompt": "x", "params": 3}', "params: expected names and values"),
+    ('{"prompt": "x", "id": "../../etc/x"}', "id: expected 1 to 100 letters"),
+    ('{"prompt": "x", "id": ".hidden"}', "id: expected 1 to 100 letters"),
+    ('{"prompt": "x", "id": "a/b"}', "id: expected 1 to 100 letters"),
+    ('{"prompt": "x", "id": ""}', "id: expected 1 to 100 letters"),
+    ('{"prompt": 5}', "prompt: expected text, received 5"),
+    ('{"prompt": "a\\u0000b"}', "prompt: expected text"),
+    ('{"prompt": "\\ud800"}', "prompt: expected text"),
+    ('["x"]', "line 1: expected an object in braces"),
+    ('{"prompt": "x"', "line 1: expected JSON"),
+    ('{"prompt": "x", "prompt": "y"}', "a name stands there twice"),
+    ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "line 2: expected an id of its own"),
+    ("[" * 100_000, "line 1: expected JSON"),
+    (json.dumps({"prompt": "x" * 10_000_000}), "at most 20000 characters, received 10000000"),
+    ("", "expected at least one prompt, received none"),
+    ("\n \n", "expected at least one prompt, received none"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=range(len(BAD)))
+def test_what_is_wrong_is_named_with_its_line(read, text: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        read("p.jsonl", text)
+    assert message in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_all_wrong_rows_are_named_at_once(read) -> None:
+    with pytest.raises(OptionError) as caught:
+        read("p.jsonl", "\n".join(['{"prompt": "x"}', '{"n": 1}', '{"prompt": "x"}', "no"]))
+    assert "received 2 that cannot" in str(caught.value)
+    assert "line 2:" in str(caught.value) and "line 4:" in str(caught.value)
+    with pytest.raises(OptionError, match=r"\(and 5 more\)"):
+        read("p.jsonl", "no\n" * 25)
+
+
+def test_a_table_that_is_none(read) -> None:
+    for text, message in (
+        ("prompt,seeds\nx,1\n", "line 2: 'seeds': expected fields"),
+        ("text\nx\n", "line 1: expected a heading"),
+        ("prompt,prompt\nx,y\n", "line 1: expected a heading"),
+        ("prompt,n\nx,1,2\n", "line 2: expected 2 cells, received 3"),
+        ('prompt\n"x\n', "expected CSV"),
+        ("", "expected at least one prompt"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            read("p.csv", text)
+    (row,) = read("q.csv", 'id,prompt\nb,"two\nlines"\n\n')
+    assert row.prompt == "two\nlines" and row.n == 1
+
+
+def test_files_that_cannot_be_read(read, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="expected UTF-8, received the byte 0xff in line 2"):
+        read("p.txt", b"fine\n\xff\xfe\n")
+    with pytest.raises(OptionError, match="No such file"):
+        read_prompts(str(tmp_path / "none.txt"))
+    with pytest.raises(OptionError, match="a file named .jsonl, .csv or .txt"):
+        read("p.doc", "x")
+
+
+def test_what_steers_a_terminal_is_not_repeated(read) -> None:
+    with pytest.raises(OptionError) as caught:
+        read("p.jsonl", '{"prompt": "x", "id": "\\u001b[2J\\u202e"}')
+    assert "\x1b" not in str(caught.value) and "\u202e" not in str(caught.value)
