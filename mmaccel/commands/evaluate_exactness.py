@@ -61,7 +61,7 @@ def exactness(
     filters = choose_filters(
         pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
     )
-    captions = pick_captions(pipe, prompts, count)
+    captions = pick_captions(pipe, model, prompts, count)
     chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
     extract = None
     if chosen_features is not None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmaccel.catalog import MODELS
 from mmaccel.errors import OptionError
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image import TextToImage
 
 
-def pick_captions(pipe: TextToImage, file: Path | None, count: int | None) -> list[str]:
+def pick_captions(pipe: TextToImage, model: str, file: Path | None, count: int | None) -> list[str]:
     """Captions of a run: those of a file, a caption a line, or the model's examples, repeated up to
-    a number; None takes each once.
+    a number; None takes each once. `model` is its name on the command line.
 
     Raises:
         OptionError: no text file, no captions in it, or one that the model cannot draw.
     """
-    captions = list(pipe.pictures.examples) if file is None else read_captions(file)
+    examples = MODELS[model].examples if model in MODELS else pipe.pictures.examples
+    captions = list(examples) if file is None else read_captions(file)
     captions = [captions[k % len(captions)] for k in range(count or len(captions))]
     for caption in dict.fromkeys(captions):
         pipe.pictures.encode(caption)

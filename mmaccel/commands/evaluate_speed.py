@@ -67,7 +67,7 @@ def speed(
     filters = choose_filters(
         pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
     )
-    captions = pick_captions(pipe, prompts, None)
+    captions = pick_captions(pipe, model, prompts, None)
     made: list[Any] = []
     is_whole = False
     measured = load("mmaccel.evaluation.speed:measure_speed")(

@@ -61,6 +61,17 @@ def test_subsets() -> None:
         measure_kid(a, b[:, :1])
 
 
+def test_mean_and_spread_of_subsets_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([1.0, 3.0, 5.0])
+    monkeypatch.setattr(kid, "squared_mmd", lambda a, b: next(values))
+    found = measure_kid([[0.0]] * 3, [[1.0]] * 3, subsets=2)
+    assert (found.mean, found.std, found.value) == (2.0, 1.0, 5.0)
+
+
+def test_labellings_that_tie_count() -> None:
+    assert permutation_test(np.ones((4, 2)), np.ones((5, 2)), permutations=19).p_value == 1.0
+
+
 def test_all_labellings_of_six_items_by_brute_force() -> None:
     rng = np.random.default_rng(4)
     items = rng.normal(size=(6, 2))
