@@ -36,7 +36,8 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
     if not folder.is_dir():
         raise OptionError(f"folder: expected one, received {str(folder)!r}; name a run's --out")
     past = read_manifests(folder)
-    made, failed = {}, []
+    made: dict[Key, dict[str, Any]] = {}
+    failed = []
     for (id, k), record in past.records.items():
         if record["status"] == "failed":
             failed.append(record)
@@ -90,8 +91,9 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
             }
         )
     policies = {str(r["policy"]) for made, _ in sides for r in made.values() if "policy" in r}
+    names = [each.resolve().name for each in folders]
     data = {
-        "sides": [each.resolve().name for each in folders],
+        "sides": names,
         "items": items,
         "policies": sorted(policies),
         "settings": [json.loads(text) for text in settings],
@@ -101,7 +103,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
             for record in failed
         ],
     }
-    return _fill(" and ".join(data["sides"]), data)
+    return _fill(" and ".join(names), data)
 
 
 def _natural(key: Key) -> list[Any]:

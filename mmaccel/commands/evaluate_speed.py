@@ -36,13 +36,13 @@ def speed(
     writes speed.md, speed.json, speed.jsonl and plots."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
-    from mmaccel.commands.comparison import make_plain
     from mmaccel.commands.evaluate_files import new_report, write_json, write_lines, write_text
     from mmaccel.commands.evaluate_setup import parse_sizes, pick_captions
     from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import open_folder, open_pipeline, parse_fields, pick_name
     from mmaccel.commands.terminal import Stopped
     from mmaccel.errors import OptionError
+    from mmaccel.pipelines.comparison import make_plain
     from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.results import promise_in
 
