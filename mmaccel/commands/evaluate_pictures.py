@@ -88,7 +88,8 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row("KID", f"{kid['value']:.6f}", sizes, kid["bias"])
         spread = "" if kid["std"] is None else f" ± {kid['std']:.6f}"
         of = f"{kid['subsets']} subsets of {kid['subset_size']}"
-        table.add_row("KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of)
+        if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are alike
+            table.add_row("KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of)
     if report["captions"]:
         own = report["captions"]
         for name, share in own["shares"].items():
