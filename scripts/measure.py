@@ -21,7 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def recorded(folder: Path) -> dict[str, list[str]]:
-    """Commands that made results, by the results' names; those of GPUs are `scripts/gpu_check.py`'s.
+    """Commands that made results, by the results' names, but for GPUs' (`scripts/gpu_check.py`).
 
     Raises:
         SystemExit: a result that does not say how it was made.
