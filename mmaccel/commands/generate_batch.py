@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from mmaccel.batch.item import Item, make_items, take_shard
-from mmaccel.batch.job import Job, Maker, Outcome, still_to_make
+from mmaccel.batch.job import Job, Maker, Outcome, check_unknown, still_to_make
 from mmaccel.batch.manifest import Manifest, Past, check_fresh, manifest_name, read_manifests
 from mmaccel.batch.prompt_file import read_prompts
 from mmaccel.batch.reporters import Reports, print_envelope
@@ -65,7 +65,9 @@ def run_batch(wish: Wish) -> None:
             data, code = _run(wish)
     except (MMAccelError, OSError, Stopped, KeyboardInterrupt) as error:
         if tells:
-            print_envelope(None, {"code": _name(error), "message": " ".join(str(error).split())})
+            print_envelope(
+                None, {"code": _name(error), "message": " ".join(str(error).split()) or "stopped"}
+            )
         raise
     if tells:
         message = f"{data.get('failed', 0)} items failed"
@@ -104,7 +106,9 @@ def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dic
     """Check all items, and make what is left of them."""
     folder = wish.setup.out
     recipes = worker.check(items)
-    left = still_to_make(items, recipes, past, folder) if wish.is_resumed else items
+    if not wish.is_resumed:
+        check_unknown(items, past, folder)  # another number of shards has another manifest
+    left = still_to_make(items, recipes, past, folder)
     facts = {"out": str(folder), "items": len(items), "made_before": len(items) - len(left)}
     if wish.is_dry:
         return _show_plan(left, facts), DONE
