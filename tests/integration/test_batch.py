@@ -371,3 +371,20 @@ def test_being_stopped_before_any_work_is_said(
     assert main([*command(tmp_path, ROWS, tiny_folder), "--json"]) == 130
     said = json.loads(capsys.readouterr().out)
     assert said["error"] == {"code": "interrupted", "message": "stopped"}
+
+
+@pytest.mark.parametrize(("more", "code"), [(["--resume"], 0), ([], 2)])
+def test_what_another_process_made_meanwhile_is_not_made_again(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
+) -> None:
+    arguments, check, codes = command(tmp_path, ROWS, tiny_folder), Worker.check, []
+
+    def slowly(worker: Worker, items: Any) -> Any:
+        if not codes:
+            codes.append(None)
+            codes.append(main(arguments))  # begins and ends while the other one loads
+        return check(worker, items)
+
+    monkeypatch.setattr(Worker, "check", slowly)
+    assert main([*arguments, *more]) == code and codes == [None, 0]
+    assert len(lines(tmp_path / "out")) == N_ITEMS
