@@ -146,7 +146,7 @@ def load(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def make_policy(name: str, **options: Any) -> Any:
+def make_policy(name: str, /, **options: Any) -> Any:
     """Build a policy from its short name.
 
     Args:

@@ -22,6 +22,8 @@ _OWN = ("id", "k", "seed", "model", "policy", "exactness", "tokens", "passes", "
 _SHARED = ("policy_options", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "dtype",
            "device", "weights", "versions")  # fmt: skip
 
+_NEEDED = {"prompt", "seed", "policy"}  # what is known of every picture that is shown
+
 Key = tuple[Any, ...]
 
 
@@ -42,7 +44,9 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
         if record["status"] == "failed":
             failed.append(record)
         elif is_named_inside(record) and (folder / record["file"]).is_file():
-            made[id, k] = _told(folder / record["file"]) | record
+            facts = _told(folder / record["file"]) | record
+            if facts.keys() >= _NEEDED:
+                made[id, k] = facts
     known = {record["file"] for record in made.values()}
     for file in sorted(folder.glob("*.png")):
         facts = {} if file.name in known else _told(file)
@@ -108,7 +112,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
 
 def _natural(key: Key) -> list[Any]:
     """Ids in the order people count in: r2 before r10."""
-    parts = re.split(r"(\d+)", str(key[0]))
+    parts = re.split(r"(\d{1,18})", str(key[0]))  # longer numbers are no numbers to Python
     return [[int(p) if p.isdecimal() else p for p in parts], str(key[1]).zfill(20)]
 
 
@@ -120,9 +124,9 @@ def _told(file: Path) -> dict[str, Any]:
         with Image.open(file) as image:
             text = getattr(image, "text", {}).get("mmaccel", "{}")
             facts = json.loads(text)
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, RecursionError, Image.DecompressionBombError):
         return {}
-    is_ours = isinstance(facts, dict) and {"prompt", "seed", "policy"} <= facts.keys()
+    is_ours = isinstance(facts, dict) and facts.keys() >= _NEEDED
     return facts if is_ours else {}
 
 

@@ -163,7 +163,7 @@ def still_to_make(
         if record is not None and record["status"] == "ok":
             if record.get("recipe") != recipes[item.key]:
                 other.append(item)
-            elif is_made(folder, record):
+            elif record.get("file") == item.file and is_made(folder, record):
                 continue
         left.append(item)
     if other:
@@ -173,6 +173,21 @@ def still_to_make(
             f"{other[0].row.line}); use those again, or another folder"
         )
     return left
+
+
+def check_unknown(items: Sequence[Item], past: Past, folder: Path) -> None:
+    """Refuse items that a manifest has, where nobody asked to go on.
+
+    Raises:
+        OptionError: with the way to go on.
+    """
+    known = sum(item.key in past.records for item in items)
+    if known:
+        raise OptionError(
+            f"--out: expected a folder whose manifests have none of these items, received "
+            f"{str(folder)!r}, where they have {known}; add --resume to go on with them, or choose "
+            "another folder"
+        )
 
 
 def is_memory(error: BaseException | None) -> bool:

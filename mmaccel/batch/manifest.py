@@ -91,9 +91,15 @@ class Manifest:
     Raises:
         OSError: it cannot be written.
         BusyError: another process has it open.
+        OptionError: it is a link; its target is nobody's to cut or to write.
     """
 
     def __init__(self, file: Path) -> None:
+        if file.is_symlink():
+            raise OptionError(
+                f"{file}: expected a file of its folder, received a link to another place, which "
+                "is left alone; put the file itself there"
+            )
         self.file = file
         self._opened = file.open("ab+", buffering=0)
         try:

@@ -140,7 +140,7 @@ def _params(value: Any) -> dict[str, Any]:
     if isinstance(value, str):  # a cell of a table
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise OptionError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.failures import ItemsFailed, Outside, WriteError
@@ -36,9 +35,10 @@ class Worker:
 
         self.setup = setup
         self._size: tuple[int, int] | None = None
-        self._pipe = setup.open(None)
-        assert self._pipe.source is not None  # it was opened by name
-        self._weights = content_hash(self._pipe.source, setup.decoder)
+        pipe = setup.open(None)
+        assert pipe.source is not None  # it was opened by name
+        self._pipe: TextToImage | None = pipe
+        self._weights = content_hash(pipe.source, setup.decoder)
         self._recipes: dict[tuple[str, int], tuple[Recipe, dict[str, Any]]] = {}
 
     def check(self, items: Sequence[Item]) -> dict[tuple[str, int], str]:
@@ -62,6 +62,7 @@ class Worker:
                     self._plan(item, pipe)
                 except OptionError as error:
                     wrong.setdefault(item.row.line, str(error))
+            del pipe  # room for the next
         if wrong:
             named = [f"line {line}: {text}" for line, text in sorted(wrong.items())]
             more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
@@ -100,10 +101,16 @@ class Worker:
             recipes = [self._plan(item, pipe)[0] for item in group]
             for alike in _alike(recipes):
                 part = [group[k] for k in alike]
-                self._serve(part, recipes[alike[0]], deliver, rows)
+                self._serve(pipe, part, recipes[alike[0]], deliver, rows)
+            del pipe  # room for the next
 
     def _serve(
-        self, items: list[Item], recipe: Recipe, deliver: Callable[[Record], None], rows: int
+        self,
+        pipe: TextToImage,
+        items: list[Item],
+        recipe: Recipe,
+        deliver: Callable[[Record], None],
+        rows: int,
     ) -> None:
         """Make items that may be decoded together."""
         from mmaccel.pipelines.picture_requests import Request
@@ -119,9 +126,7 @@ class Worker:
 
         requests = [Request(item.row.prompt, item.seed, item) for item in items]
         try:
-            self._pipe.serve(
-                requests, recipe.filters, policy=recipe.policy, rows=rows, deliver=write
-            )
+            pipe.serve(requests, recipe.filters, policy=recipe.policy, rows=rows, deliver=write)
         except Outside as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
@@ -168,9 +173,8 @@ class Worker:
 
     def _open(self, item: Item) -> TextToImage:
         """The model for an item's size; one is in memory at a time."""
-        if item.row.size != self._size:
-            with suppress(AttributeError):
-                del self._pipe  # room for the next
+        if self._pipe is None or item.row.size != self._size:
+            self._pipe = None  # room for the next
             self._pipe, self._size = self.setup.open(item.row.size), item.row.size
         return self._pipe
 

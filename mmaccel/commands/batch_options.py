@@ -43,6 +43,19 @@ def check_counts(rows: int, retries: int | None, max_failures: int | None) -> No
             raise OptionError(f"--{name}: expected 0 or more, received {value}; 0 allows none")
 
 
+def check_actors(actors: int | None, engine: str) -> None:
+    """Refuse a number of actors that is none, or that no engine would look at.
+
+    Raises:
+        OptionError: with the option's name.
+    """
+    if actors is None:
+        return
+    check_count("actors", actors)
+    if engine != RAY:
+        raise OptionError(f"--actors: expected --engine ray beside it, received {engine}; add it")
+
+
 def check_together(prompts: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:
     """Refuse options of one picture after another beside a prompt file, and of a file without one.
 

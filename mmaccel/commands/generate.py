@@ -81,7 +81,14 @@ def generate(
     from mmaccel.batch.setup import Setup
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy
-    from mmaccel.commands.batch_options import RAY, ROWS, check_counts, check_together, parse_shard
+    from mmaccel.commands.batch_options import (
+        RAY,
+        ROWS,
+        check_actors,
+        check_counts,
+        check_together,
+        parse_shard,
+    )
     from mmaccel.commands.generate_batch import Wish, run_batch
     from mmaccel.commands.picture_job import Job, run_job
     from mmaccel.commands.run_setup import (
@@ -108,6 +115,7 @@ def generate(
         check_count("count", count)
     rows = batch_size if batch_size is not None else 1 if prompt_file is None else ROWS
     check_counts(rows, retries, max_failures)
+    check_actors(actors, engine)
     options = given(
         window=parse_window(window),
         drafts=drafts,

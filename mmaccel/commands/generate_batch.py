@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from mmaccel.batch.item import Item, make_items, take_shard
-from mmaccel.batch.job import Job, Maker, Outcome, still_to_make
-from mmaccel.batch.manifest import Manifest, Past, check_fresh, manifest_name, read_manifests
+from mmaccel.batch.job import Job, Maker, Outcome, check_unknown, still_to_make
+from mmaccel.batch.manifest import Key, Manifest, Past, check_fresh, manifest_name, read_manifests
 from mmaccel.batch.prompt_file import read_prompts
 from mmaccel.batch.reporters import Reports, print_envelope
 from mmaccel.batch.setup import Setup
@@ -65,7 +65,9 @@ def run_batch(wish: Wish) -> None:
             data, code = _run(wish)
     except (MMAccelError, OSError, Stopped, KeyboardInterrupt) as error:
         if tells:
-            print_envelope(None, {"code": _name(error), "message": " ".join(str(error).split())})
+            print_envelope(
+                None, {"code": _name(error), "message": " ".join(str(error).split()) or "stopped"}
+            )
         raise
     if tells:
         message = f"{data.get('failed', 0)} items failed"
@@ -104,13 +106,14 @@ def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dic
     """Check all items, and make what is left of them."""
     folder = wish.setup.out
     recipes = worker.check(items)
-    left = still_to_make(items, recipes, past, folder) if wish.is_resumed else items
-    facts = {"out": str(folder), "items": len(items), "made_before": len(items) - len(left)}
     if wish.is_dry:
+        left, facts = _left(items, recipes, past, wish)
         return _show_plan(left, facts), DONE
     manifest = Manifest(folder / manifest_name(wish.shard))
     began = time.perf_counter()
     try:
+        # another process may have ended while this one loaded its model; nobody writes it now
+        left, facts = _left(items, recipes, read_manifests(folder), wish)
         sweep(folder, items)
         with Reports(len(left), is_streaming=wish.is_streaming) as reports:
             reports.tell("start", **facts)
@@ -127,6 +130,21 @@ def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dic
     facts |= {"manifest": str(manifest.file), "seconds": round(time.perf_counter() - began, 3)}
     _say_to_people(_say(made, facts) + _why(made, wish))
     return facts, FATAL if made.is_cut else WITH_FAILURES if made.failed else DONE
+
+
+def _left(
+    items: list[Item], recipes: dict[Key, str], past: Past, wish: Wish
+) -> tuple[list[Item], dict[str, Any]]:
+    """What is to be made, and what is said of it."""
+    folder = wish.setup.out
+    if not wish.is_resumed:
+        check_unknown(items, past, folder)  # another number of shards has another manifest
+    left = still_to_make(items, recipes, past, folder)
+    return left, {
+        "out": str(folder),
+        "items": len(items),
+        "made_before": len(items) - len(left),
+    }
 
 
 def _show_plan(left: list[Item], facts: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import mmaccel
 
 
+@cache  # it is asked for every picture, and reads files
 def package_version(name: str) -> str | None:
     """The installed version of a package, or None; imports nothing."""
     try:

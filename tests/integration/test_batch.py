@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from PIL import Image
 import mmaccel
 from mmaccel.batch.item import seed_of
 from mmaccel.batch.manifest import merge
+from mmaccel.batch.setup import Setup
+from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
-from mmaccel.commands import picture_files
+from mmaccel.commands import machine, picture_files
 from tests.tiny_model import CAPTIONS, N_TOKENS
 
 ROOT = Path(__file__).parents[2]
@@ -263,6 +267,10 @@ BAD = [
     (ROWS, ["--compare"], 2, "--prompts: expected no --compare"),
     (ROWS, ["a caption"], 2, "--prompts: expected no a caption"),
     (ROWS, ["--batch-size", "0"], 2, "--batch-size"),
+    (ROWS, ["--actors", "2"], 2, "--actors: expected --engine ray"),
+    (ROWS, ["--engine", "ray", "--actors", "0"], 2, "--actors: expected at least 1"),
+    ([{"prompt": CAPTIONS[0], "params": {"name": "x"}}], [], 2, "line 1: policy jacobi"),
+    ([{"prompt": CAPTIONS[0], "size": 99}, {"prompt": CAPTIONS[0]}], [], 2, "line 1: size"),
 ]
 
 
@@ -304,3 +312,79 @@ def test_a_folder_that_cannot_be_written(
     (tmp_path / "out").write_bytes(b"a file")
     assert main(arguments) == 1
     assert "--out: expected a folder that can be written" in capsys.readouterr().err
+
+
+def test_items_of_another_number_of_shards_are_not_made_anew(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command(tmp_path, ROWS, tiny_folder)
+    assert main([*arguments, "--shard", "1/2"]) == 0
+    before = content(tmp_path / "out")
+    for more in (["--shard", "1/3", "--temperature", "0.7"], []):
+        assert main([*arguments, *more]) == 2
+        assert "whose manifests have none of these items" in capsys.readouterr().err
+    assert content(tmp_path / "out") == before
+    assert main([*arguments, "--shard", "2/2"]) == 0
+
+
+def test_one_model_is_in_memory_at_a_time(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[weakref.ref[Any]] = []
+    whole_open = Setup.open
+
+    def look(setup: Setup, size: tuple[int, int] | None) -> Any:
+        gc.collect()
+        assert all(pipe() is None for pipe in opened)
+        pipe = whole_open(setup, size)
+        opened.append(weakref.ref(pipe))
+        return pipe
+
+    monkeypatch.setattr(Setup, "open", look)
+    rows = [ROWS[0], {"prompt": CAPTIONS[0], "size": 16}]
+    assert main(command(tmp_path, rows, tiny_folder)) == 0
+    assert len(opened) == 4  # to check each size, and to make each
+    assert len(content(tmp_path / "out")) == 4
+
+
+def test_versions_are_looked_up_once(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(machine, "version", lambda name: asked.append(name) or "1")
+    machine.package_version.cache_clear()
+    try:
+        assert main([*command(tmp_path, ROWS, tiny_folder), "--dry-run"]) == 0
+    finally:
+        machine.package_version.cache_clear()
+    assert sorted(asked) == ["numpy", "torch", "transformers"]
+
+
+def test_being_stopped_before_any_work_is_said(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "check", stop)
+    assert main([*command(tmp_path, ROWS, tiny_folder), "--json"]) == 130
+    said = json.loads(capsys.readouterr().out)
+    assert said["error"] == {"code": "interrupted", "message": "stopped"}
+
+
+@pytest.mark.parametrize(("more", "code"), [(["--resume"], 0), ([], 2)])
+def test_what_another_process_made_meanwhile_is_not_made_again(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
+) -> None:
+    arguments, check, codes = command(tmp_path, ROWS, tiny_folder), Worker.check, []
+
+    def slowly(worker: Worker, items: Any) -> Any:
+        if not codes:
+            codes.append(None)
+            codes.append(main(arguments))  # begins and ends while the other one loads
+        return check(worker, items)
+
+    monkeypatch.setattr(Worker, "check", slowly)
+    assert main([*arguments, *more]) == code and codes == [None, 0]
+    assert len(lines(tmp_path / "out")) == N_ITEMS

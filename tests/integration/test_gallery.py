@@ -200,3 +200,20 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     assert "secret.png" not in (run / "gallery.html").read_text(encoding="utf-8").replace(
         "..-secret.png", ""
     )
+
+
+def test_what_is_no_picture_of_ours_is_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ["one"])
+    deep = PngInfo()
+    deep.add_text("mmaccel", "[" * 100_000)
+    Image.new("RGB", (4, 4)).save(run / "deep.png", pnginfo=deep)
+    Image.new("RGB", (4, 4)).save(run / "bare.png")
+    known = {"k": 0, "status": "ok", "seed": 1, "policy": "jacobi"}
+    with (run / "manifest.jsonl").open("ab") as manifest:
+        manifest.write(to_line({"id": "x", "k": 0, "status": "ok", "file": "bare.png"}))
+        long = {"id": "9" * 5000, "prompt": "long", "file": "r0_0_100.png"}
+        manifest.write(to_line(known | long))
+    assert main(["gallery", str(run)]) == 0
+    text = (run / "gallery.html").read_text(encoding="utf-8").split('id="data">')[1]
+    items = json.loads(text.split("</script>")[0])["items"]
+    assert sorted(item["prompt"] for item in items) == ["long", "one"]

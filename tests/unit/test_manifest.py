@@ -175,3 +175,22 @@ def test_only_own_leftovers_are_swept(tmp_path: Path) -> None:
         file.write_bytes(b"")
     sweep(tmp_path, items)
     assert not own.exists() and all(file.exists() for file in others)
+
+
+def test_a_record_that_names_another_file_does_not_count(tmp_path: Path) -> None:
+    items = make_items([Row("a", "x", n=2)], 0)
+    recipes = {item.key: "r" for item in items}
+    (tmp_path / items[1].file).write_bytes(b"p")
+    line = {"id": "a", "k": 0, "status": "ok", "file": items[1].file, "recipe": "r",
+            "sha256": hashlib.sha256(b"p").hexdigest()}  # fmt: skip
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(line) + "\n")
+    assert still_to_make(items, recipes, read_manifests(tmp_path), tmp_path) == items
+
+
+def test_a_link_in_the_place_of_a_manifest_is_left_alone(tmp_path: Path) -> None:
+    target, link = tmp_path / "precious.txt", tmp_path / "manifest.jsonl"
+    target.write_bytes(b"no end of a line")
+    link.symlink_to(target)
+    with pytest.raises(OptionError, match="a link"):
+        Manifest(link)
+    assert target.read_bytes() == b"no end of a line"

@@ -136,6 +136,7 @@ def test_a_table_that_is_none(read) -> None:
         ("prompt,prompt\nx,y\n", "line 1: expected a heading"),
         ("prompt,n\nx,1,2\n", "line 2: expected 2 cells, received 3"),
         ('prompt\n"x\n', "expected CSV"),
+        (f"prompt,params\nx,{'[' * 100_000}\n", "line 2: params: expected names and values"),
         ("", "expected at least one prompt"),
     ):
         with pytest.raises(OptionError, match=message):
