@@ -25,6 +25,8 @@ from mmaccel.commands.models import models
 from mmaccel.commands.terminal import Stopped
 from mmaccel.errors import MMAccelError, OptionError
 
+_CODES = {1: "fatal", 2: "usage", 130: "interrupted"}
+
 app = typer.Typer(
     name="mmaccel",
     help="The same images from several times fewer forward passes.",
@@ -59,34 +61,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    argv = None if arguments is None else list(arguments)
+    argv = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a name the terminal cannot show is no failure
             stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
-        return _say(error, 130)
+        return _say(argv, error, 130)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("stopped", 130)
+        return _say(argv, "stopped", 130)
     except OptionError as error:
-        return _say(error, 2)
+        return _say(argv, error, 2)
     except (MMAccelError, OSError) as error:
-        return _say(error, 1)
+        return _say(argv, error, 1)
     except Exception as error:
         # Typer's own complaints about the arguments; their class moved between its versions.
         if not hasattr(error, "format_message"):
             raise
         complaint = error.format_message().rstrip(".")
-        return _say(f"{complaint}; see mmaccel --help", 2) if complaint else 2
+        return _say(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
     if code == 130:  # what typer makes of Ctrl-C
-        return _say("stopped", 130)
+        return _say(argv, "stopped", 130)
     return code if isinstance(code, int) else 0
 
 
-def _say(what: object, code: int) -> int:
+def _say(argv: Sequence[str], what: object, code: int) -> int:
+    """Say what went wrong on stderr, and to a program that asked for JSON on stdout."""
     line = " ".join(str(what).split())
     print(f"mmaccel: {line}", file=sys.stderr)
+    if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
+        from mmaccel.batch.reporters import print_envelope
+
+        print_envelope(None, {"code": _CODES[code], "message": line})
     return code
 
 

@@ -54,11 +54,10 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
     own = {name: value for name, value in row.params.items() if name in FILTERS}
     fields = {name: value for name, value in row.params.items() if name not in FILTERS}
     filters = choose_filters(pipe.pictures.filters, **{**setup.filters, **own})
-    is_same = row.policy is None or row.policy == setup.policy
-    options = {**setup.options, **fields} if is_same else fields
-    name, options = pick_name(
-        setup.policy if row.policy is None else row.policy, options, kind_of(pipe.model)
-    )
+    kind = kind_of(pipe.model)
+    usual, options = pick_name(setup.policy, {**setup.options}, kind)
+    name = usual if row.policy is None else row.policy
+    name, options = pick_name(name, (options if name == usual else {}) | fields, kind)
     check_room(pipe.pictures, [pipe.pictures.encode(row.prompt)])
     return Recipe(name, make_policy(name, **options), filters)
 

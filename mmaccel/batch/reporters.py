@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any, Self
 
@@ -101,4 +100,3 @@ def envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> str:
 def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None = None) -> None:
     """Print it on stdout."""
     print(envelope(data, error), flush=True)
-    sys.stdout.flush()

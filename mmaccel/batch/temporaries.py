@@ -14,7 +14,8 @@ _NAME = re.compile(r"\.(?P<file>.+\.png)\.\d+\.tmp")
 def sweep(folder: Path, items: Iterable[Item]) -> None:
     """Delete temporary files of these items, and of no others: another shard may be writing its.
 
-    The manifest of these items is held by this process, so nobody else writes them.
+    The manifest of these items is held by this process, so nobody else writes them, unless other
+    numbers of shards run at the same time.
     """
     own = {item.file for item in items}
     for file in folder.glob(".*.tmp"):

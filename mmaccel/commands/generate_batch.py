@@ -19,7 +19,6 @@ from mmaccel.batch.worker import Worker
 from mmaccel.commands.batch_options import RAY, stopped_by_terminate
 from mmaccel.commands.run_setup import open_folder
 from mmaccel.commands.terminal import Stopped, stderr_console
-from mmaccel.errors import MMAccelError, OptionError
 
 DONE, FATAL, USAGE, WITH_FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -59,17 +58,9 @@ def run_batch(wish: Wish) -> None:
         Stopped: Ctrl-C, or a request to terminate; what was finished is kept.
         OptionError: something is wrong with what was asked, before any work.
     """
-    tells = wish.is_json or wish.is_streaming
-    try:
-        with stopped_by_terminate():
-            data, code = _run(wish)
-    except (MMAccelError, OSError, Stopped, KeyboardInterrupt) as error:
-        if tells:
-            print_envelope(
-                None, {"code": _name(error), "message": " ".join(str(error).split()) or "stopped"}
-            )
-        raise
-    if tells:
+    with stopped_by_terminate():
+        data, code = _run(wish)
+    if wish.is_json or wish.is_streaming:
         message = f"{data.get('failed', 0)} items failed"
         print_envelope(data, {"code": "failures", "message": message} if code else None)
     if code:
@@ -169,9 +160,3 @@ def _why(made: Outcome, wish: Wish) -> str:
 
 def _say_to_people(text: str) -> None:
     stderr_console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _name(error: BaseException) -> str:
-    if isinstance(error, Stopped | KeyboardInterrupt):
-        return "interrupted"
-    return "usage" if isinstance(error, OptionError) else "fatal"

@@ -388,3 +388,32 @@ def test_what_another_process_made_meanwhile_is_not_made_again(
     monkeypatch.setattr(Worker, "check", slowly)
     assert main([*arguments, *more]) == code and codes == [None, 0]
     assert len(lines(tmp_path / "out")) == N_ITEMS
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--shard", "3/2"], ["--policy", "nope"], ["--temperature", "-1"], ["--count", "2"],
+     ["--seed", "abc"], ["--nonsense"]],
+)  # fmt: skip
+def test_a_program_is_told_of_wrong_use_too(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    assert main([*command(tmp_path, ROWS, tiny_folder, *wrong), "--json"]) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    said = json.loads(line)
+    assert not said["ok"] and said["error"]["code"] == "usage" and said["error"]["message"]
+
+
+def test_a_row_that_names_the_usual_policy_keeps_its_options(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    rows = [{"id": "a", "prompt": CAPTIONS[0]},
+            {"id": "b", "prompt": CAPTIONS[0], "policy": "jacobi"},
+            {"id": "c", "prompt": CAPTIONS[0], "policy": "mc-sjd"}]  # fmt: skip
+    assert main(command(tmp_path, rows, tiny_folder)) == 0
+    windows = {}
+    for file in (tmp_path / "out").glob("*.png"):
+        with Image.open(file) as image:
+            facts = json.loads(image.text["mmaccel"])
+        windows[facts["id"]] = facts["policy_options"]["window"]
+    assert windows["a"] == windows["b"] == 5 and windows["c"] == mmaccel.SpeculativeJacobi().window
