@@ -90,14 +90,15 @@ class Job:
             del left[record["id"], record["k"]]
             self.reporter.made(record)
 
-        rows = None
+        rows: int | None = None
         while left and not self.outcome.is_cut:
             try:
                 maker.run_all(list(left.values()), deliver, rows)
             except ItemsFailed as error:
                 n = len(error.items)
-                if is_memory(error.__cause__) and n > 1:
-                    rows = max(1, n // 2)
+                if is_memory(error.__cause__) and n > 1 and rows != 1:
+                    # several actors may have failed at once: n then is more than a batch
+                    rows = max(1, (n if rows is None else min(n, rows)) // 2)
                     self.reporter.note(
                         f"out of memory with {n} pictures at once, going on with {rows}"
                     )

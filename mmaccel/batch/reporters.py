@@ -92,11 +92,6 @@ def show_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:500]
 
 
-def envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> str:
+def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> None:
     """The one object that ends a program's output: what came of it, or what went wrong."""
-    return json.dumps({"ok": error is None, "data": data, "error": error})
-
-
-def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None = None) -> None:
-    """Print it on stdout."""
-    print(envelope(data, error), flush=True)
+    print(json.dumps({"ok": error is None, "data": data, "error": error}), flush=True)

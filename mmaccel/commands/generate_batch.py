@@ -20,7 +20,7 @@ from mmaccel.commands.batch_options import RAY, stopped_by_terminate
 from mmaccel.commands.run_setup import open_folder
 from mmaccel.commands.terminal import Stopped, stderr_console
 
-DONE, FATAL, USAGE, WITH_FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FATAL, WITH_FAILURES = 0, 1, 3
 
 
 @dataclass(frozen=True)

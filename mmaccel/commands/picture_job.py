@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.batch.recipe import FILTERS
 from mmaccel.commands.comparison import print_comparison
 from mmaccel.commands.picture_files import (
     describe,
@@ -82,7 +83,6 @@ class Job:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What pictures of this run were made from beside caption and seed, ready for JSON."""
-        names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
         assert self.pipe.source is not None  # it was opened by name
         return {
             "model": self.model,
@@ -93,7 +93,7 @@ class Job:
             "device": str(self.pipe.model.device),
             "policy": self.name,
             "policy_options": {name: plainly(v) for name, v in vars(self.policy).items()},
-            **{name: getattr(self.filters, name) for name in names},
+            **{name: getattr(self.filters, name) for name in FILTERS},
         }
 
     def recipe(self, rows: int) -> dict[str, Any]:

@@ -299,6 +299,19 @@ def test_other_settings_do_not_go_on_with_a_manifest(
     assert content(tmp_path / "out") == content(whole)
 
 
+def test_a_worker_makes_one_item_at_a_time_too(
+    whole: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    from mmaccel.batch.item import Row, make_items
+    from mmaccel.batch.setup import Setup
+
+    setup = Setup(str(tiny_folder), tmp_path, options={"window": 5})
+    record = Worker(setup).run(make_items([Row("one", CAPTIONS[0], n=3)], 3)[1])
+    expected = {(r["id"], r["k"]): r for r in map(json.loads, lines(whole))}
+    assert record == expected["one", 1]
+    assert content(tmp_path)[record["file"]] == content(whole)[record["file"]]
+
+
 def test_options_of_a_file_need_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["--resume"], ["--shard", "1/2"], ["--retries", "0"], ["--dry-run"], ["--json"]):
         assert main(["generate", *option]) == 2

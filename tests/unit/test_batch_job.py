@@ -132,6 +132,29 @@ def test_too_little_memory_makes_smaller_batches(tmp_path: Path) -> None:
     ]
 
 
+def test_too_little_memory_everywhere_ends(tmp_path: Path) -> None:
+    class Actors:
+        """Two of them, each out of memory with any batch, and with picture 3 alone too."""
+
+        def __init__(self) -> None:
+            self.rows: list[int | None] = []
+
+        def run_all(
+            self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
+        ) -> None:
+            if len(items) > 1 or items[0].k == 3:
+                self.rows.append(rows)
+                assert len(self.rows) < 50, "expected smaller batches, and then each alone"
+                at_hand = items[: 2 * (4 if rows is None else rows)]
+                raise ItemsFailed(at_hand, MemoryError()) from MemoryError()
+            deliver({"id": "a", "k": items[0].k, "status": "ok"})
+
+    actors = Actors()
+    outcome, _, _ = run(tmp_path, actors)
+    assert (outcome.made, outcome.failed) == (N - 1, 1)
+    assert actors.rows[:4] == [None, 4, 2, 1]
+
+
 def test_what_cannot_be_written_ends_the_job_and_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
