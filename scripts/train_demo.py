@@ -71,6 +71,7 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
     parser.add_argument("--start", help="folder of a trained generator to begin from")
+    parser.add_argument("--begin", type=int, default=0, help="steps that --start was trained for")
     parser.add_argument(
         "--emphasis", type=int, default=1, help="draws of a left/right caption for one other"
     )
@@ -98,6 +99,7 @@ def main() -> None:
             batch=args.batch,
             compiled=args.compile,
             start=args.start,
+            begin=args.begin,
             emphasis=args.emphasis,
         )
         task: Task | None = None

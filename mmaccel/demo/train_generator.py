@@ -36,7 +36,8 @@ class GeneratorTraining:
         snapshots: steps at which the averaged weights are kept.
         compiled: `torch.compile` the model (needs a C compiler; a quarter faster on a CPU).
         start: folder of a trained generator to begin from, where the work folder has no state of
-            its own; steps and pictures are counted anew.
+            its own; steps and pictures are counted anew, or from `begin`.
+        begin: steps that `start` was trained for: counting and the data go on behind them.
         emphasis: how often a picture with `left` or `right` in its caption comes for one other.
     """
 
@@ -50,11 +51,13 @@ class GeneratorTraining:
     snapshots: tuple[int, ...] = (100, 250, 500, 1000, 2000, 3500, 5000, 8000, 11000)
     compiled: bool = False
     start: str | None = None
+    begin: int = 0
     emphasis: int = 1
 
     def share(self, step: int) -> float:
         """Step size at `step` as a share of its peak."""
-        return max(0.0, min(1.0, (step + 1) / self.warmup, (self.steps - step) / max(self.fall, 1)))
+        rise = (step - self.begin + 1) / self.warmup
+        return max(0.0, min(1.0, rise, (self.steps - step) / max(self.fall, 1)))
 
 
 def train_generator(
@@ -77,7 +80,7 @@ def train_generator(
     average = copy.deepcopy(model).eval().requires_grad_(False)
     optimisers = _optimisers(model, plan)
     state_file = work / "generator.pt"
-    step, seconds = 0, 0.0
+    step, seconds = plan.begin, 0.0
     if state_file.exists():
         state = torch.load(state_file, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
@@ -104,7 +107,8 @@ def train_generator(
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         step += 1
-        pace = min(plan.average, step / (step + 10))
+        done = step - plan.begin
+        pace = min(plan.average, done / (done + 10))
         torch._foreach_lerp_(averages, parameters, 1 - pace)
         recent.append(loss.item())
         last = step == plan.steps
