@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 
 
-def mixed_precision(device: torch.device | str) -> torch.autocast:
-    """Autocast to bfloat16 on an accelerator, and on a CPU that has instructions for it.
+def is_bfloat16_fast(device: torch.device | str) -> bool:
+    """Whether a device computes matrices in bfloat16 itself.
 
-    A CPU without them computes bfloat16 matrices by the element: 40 times slower than float32
-    (measured on an AVX2 processor). There, nothing is cast.
+    A CPU without instructions for it does so by the element: 40 times slower than in float32
+    (measured on an AVX2 processor).
     """
     kind = torch.device(device).type
-    is_fast = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.autocast(kind, torch.bfloat16, enabled=is_fast)
+    return kind != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def mixed_precision(device: torch.device | str) -> torch.autocast:
+    """Autocast to bfloat16 where that is fast; elsewhere nothing is cast."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=is_bfloat16_fast(device))

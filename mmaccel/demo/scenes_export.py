@@ -169,9 +169,11 @@ def plan_commands(work: str | Path, part: str) -> list[str]:
             options = [f"--{name} {plan[name]}" for name in ("steps", "fall", "batch")]
             options += ["--compile"] * plan["compiled"]
             options += [f"--start {plan['start']}"] * bool(plan["start"])
+            options += [f"--begin {plan['begin']}"] * bool(plan.get("begin"))
             options += [f"--emphasis {plan['emphasis']}"] * (plan["emphasis"] != 1)
             options += [f"--{name} {value:g}" for name, value in line.get("task", {}).items()]
-            options += [f" # from step {line['step']}"] * bool(line["step"])
+            is_going_on = line["step"] > plan.get("begin", 0)
+            options += [f" # from step {line['step']}"] * is_going_on
             commands.append(" ".join([part, *options]))
     return commands
 

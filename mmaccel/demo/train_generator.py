@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from mmaccel.demo.mixed_precision import mixed_precision
+from mmaccel.demo.mixed_precision import is_bfloat16_fast, mixed_precision
+from mmaccel.demo.muon_float32 import MuonFloat32
 from mmaccel.demo.scenes_task import Scenes, Task
 
 
@@ -78,7 +79,7 @@ def train_generator(
     model = task.build(plan.start)
     model = model.to(device).train()
     average = copy.deepcopy(model).eval().requires_grad_(False)
-    optimisers = _optimisers(model, plan)
+    optimisers = _optimisers(model, plan, device)
     state_file = work / "generator.pt"
     step, seconds = plan.begin, 0.0
     if state_file.exists():
@@ -158,11 +159,12 @@ def save_half(model: Any, folder: Path) -> None:
     partial.rmdir()
 
 
-def _optimisers(model: Any, plan: GeneratorTraining) -> list[torch.optim.Optimizer]:
+def _optimisers(model: Any, plan: GeneratorTraining, device: str) -> list[torch.optim.Optimizer]:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     inside = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in inside]
+    muon = torch.optim.Muon if is_bfloat16_fast(device) else MuonFloat32
     return [
-        torch.optim.Muon(matrices, lr=plan.rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        muon(matrices, lr=plan.rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=plan.rate_rest, betas=(0.9, 0.98), weight_decay=0.01),
     ]
