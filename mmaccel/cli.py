@@ -16,6 +16,7 @@ import typer
 
 from mmaccel import __version__
 from mmaccel.commands.bench import bench
+from mmaccel.commands.collector import same_collector_after
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.evaluate import evaluate
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a name the terminal cannot show is no failure
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
+        with same_collector_after():
+            code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
         return _say(argv, error, 130)
     except (KeyboardInterrupt, typer.Abort):

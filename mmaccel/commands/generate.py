@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mmaccel.catalog import MODELS, POLICIES
+from mmaccel.commands.collector import rest_collector
 from mmaccel.pipelines.picture_families import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
@@ -78,6 +79,7 @@ def generate(
 
     Guidance, temperature, top-k and top-p are by default what the model's authors recommend.
     """
+    rest_collector()
     from mmaccel.batch.setup import Setup
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy

@@ -7,6 +7,7 @@ from ast import literal_eval
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.commands.collector import wake_collector
 from mmaccel.errors import OptionError
 from mmaccel.results import EXACT_DTYPE
 
@@ -144,7 +145,7 @@ def open_pipeline(
     from mmaccel.pipelines.text_to_image import TextToImage
 
     logging.disable_progress_bar()
-    return TextToImage.from_pretrained(
+    pipe = TextToImage.from_pretrained(
         model,
         device=device,
         dtype=getattr(torch, dtype),
@@ -153,3 +154,5 @@ def open_pipeline(
         family=family,
         engine=engine,
     )
+    wake_collector()
+    return pipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -440,3 +441,27 @@ def test_wrong_command_in_a_real_process() -> None:
     process = _start(["paint"])
     out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "") and said.count("\n") == 1 and "paint" in said
+
+
+def test_cycles_are_collected_again_once_a_model_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not while it is imported and loaded; and after a wrong command as before it."""
+    seen = []
+    load = TextToImage.from_pretrained
+
+    def watch_load(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.isenabled())
+        return load(*args, **kwargs)
+
+    def watch_job(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.isenabled())
+        return 0, True
+
+    monkeypatch.setattr(TextToImage, "from_pretrained", watch_load)
+    monkeypatch.setattr(picture_job, "run_job", watch_job)
+    assert gc.isenabled()
+    assert main(["generate", "a red circle", "--out", str(tmp_path)]) == 0
+    assert seen == [False, True] and gc.isenabled()
+    assert main(["generate", "a red circle", "--size", "wide", "--out", str(tmp_path)]) == 2
+    assert len(seen) == 2 and gc.isenabled()
