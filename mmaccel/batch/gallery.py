@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -134,22 +135,33 @@ def _side(
     record: Mapping[str, Any], folder: Path, home: Path, settings: dict[str, int]
 ) -> dict[str, Any]:
     """A picture on one side of an item; settings that many share stand once in the page."""
-    shared = json.dumps({name: record[name] for name in _SHARED if name in record}, sort_keys=True)
+    told = {name: _plain(record[name]) for name in _SHARED if name in record}
+    shared = json.dumps(told, sort_keys=True)
     path = Path(os.path.relpath((folder / record["file"]).resolve(), home.resolve()))
-    own = {name: record[name] for name in _OWN if record.get(name) is not None}
+    own = {name: _plain(record[name]) for name in _OWN if record.get(name) is not None}
     return {
         "file": record["file"],
         "src": quote(path.as_posix()),
-        "policy": record.get("policy"),
+        "policy": _plain(record.get("policy")),
         "settings": settings.setdefault(shared, len(settings)),
         "own": {name: str(v) if name == "seed" else v for name, v in own.items()},
     }
 
 
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: what Python reads as not finite becomes text."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _fill(title: str, data: dict[str, Any]) -> str:
     """Put data, style and script into the page; nothing in the data can end a script or a tag."""
     style, script = ((_HERE / f"gallery_page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    text = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = json.dumps(data, allow_nan=False)
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     policy = (
         f"default-src 'none'; img-src 'self' file:; script-src '{_hash(script)}'; "
         f"style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"

@@ -18,6 +18,7 @@ from typing import Any
 from mmaccel.errors import BusyError, OptionError
 
 NAME = "manifest.jsonl"
+_LONGEST_NAME = 255  # bytes; file systems take no more
 
 Record = dict[str, Any]
 Key = tuple[str, int]
@@ -73,7 +74,9 @@ def is_made(folder: Path, record: Record) -> bool:
 def is_named_inside(record: Record) -> bool:
     """Whether a record names a file of its own folder."""
     name = record.get("file")
-    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
+    if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME:
+        return False
+    return Path(name).name == name and name not in ("", ".", "..")
 
 
 def sha256_of(file: Path) -> str:

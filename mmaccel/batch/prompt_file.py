@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.item import Row
-from mmaccel.batch.prompt_row import FIELDS, check_row, show
+from mmaccel.batch.prompt_row import FIELDS, check_row, once, show
 from mmaccel.errors import OptionError
 
 FORMATS = ("jsonl", "csv", "txt")
+MOST_ITEMS = 1_000_000  # what a process keeps in memory of each stays below a few GB
 _NAMED = 20  # bad rows a message names
 _CELL = 64 * 2**20  # characters of a cell that csv reads at all
 
@@ -55,6 +56,12 @@ def read_prompts(source: str) -> list[Row]:
         )
     if not rows:
         raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
+    pictures = sum(row.n for row in rows)
+    if pictures > MOST_ITEMS:
+        raise OptionError(
+            f"{_title(source)}: expected at most {MOST_ITEMS} pictures, received {pictures} (n of "
+            "all rows together); split the file"
+        )
     return rows
 
 
@@ -101,7 +108,7 @@ def _rows(text: str, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping
             yield line, {"prompt": content}
             continue
         try:
-            values = json.loads(content, object_pairs_hook=_once)
+            values = json.loads(content, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
             wrong.append(f"line {line}: expected JSON, received {show(content)} ({error})")
             continue
@@ -109,13 +116,6 @@ def _rows(text: str, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping
             yield line, values
         else:
             wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a name stands there twice")
-    return values
 
 
 def _table(text: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -132,9 +132,10 @@ def _table(text: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
-            if len(cells) > len(head):
+            if len(cells) != len(head):
                 wrong.append(f"line {reader.line_num}: expected {len(head)} cells, received "
-                             f"{len(cells)}; put quotes around commas")  # fmt: skip
+                             f"{len(cells)}; quote text with commas, leave no cell out, an empty "
+                             "one is the default")  # fmt: skip
                 continue
             yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
     except csv.Error as error:

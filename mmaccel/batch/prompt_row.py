@@ -18,7 +18,9 @@ LONGEST_PROMPT = 20_000  # characters; far beyond what any text encoder here rea
 MOST_PICTURES = 100_000  # of one row
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d{1,5})\s*(?:[xX]\s*(\d{1,5})\s*)?")
+_MARK = 12  # hexadecimal digits; 2 of a million rows are told apart but for 1 file in 500
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -61,7 +63,7 @@ def name_of(fields: Mapping[str, Any]) -> str:
     It depends on the row alone, so that a row that moves keeps its pictures.
     """
     text = json.dumps(dict(fields), sort_keys=True)
-    mark = hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
+    mark = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_MARK]
     words = ["".join(c for c in w if c.isascii() and c.isalnum())[:20] for w in _words(fields)]
     return "-".join([*filter(None, words), mark])
 
@@ -74,6 +76,18 @@ def show(value: Any) -> str:
     else:
         text, quote = ascii(value), ""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]}...{quote}"
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose names all differ; for `json.loads`.
+
+    Raises:
+        ValueError: a name stands there twice.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return values
 
 
 def _words(fields: Mapping[str, Any]) -> list[str]:
@@ -99,6 +113,11 @@ def _id(value: Any) -> str:
         raise OptionError(
             "id: expected 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
             f"received {show(value)}; it becomes part of a file's name"
+        )
+    if _DEVICE.match(text):
+        raise OptionError(
+            f"id: expected no name of a device of Windows before a dot, received {show(value)}; "
+            "files cannot be named so there, change it"
         )
     return text
 
@@ -139,7 +158,7 @@ def _policy(value: Any) -> str | None:
 def _params(value: Any) -> dict[str, Any]:
     if isinstance(value, str):  # a cell of a table
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=once)
         except (ValueError, RecursionError):
             pass
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):

@@ -217,3 +217,21 @@ def test_what_is_no_picture_of_ours_is_left_out(tmp_path: Path) -> None:
     text = (run / "gallery.html").read_text(encoding="utf-8").split('id="data">')[1]
     items = json.loads(text.split("</script>")[0])["items"]
     assert sorted(item["prompt"] for item in items) == ["long", "one"]
+
+
+def test_numbers_that_are_none_and_names_too_long_do_no_harm(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ["a red fox"])
+    with (run / "manifest.jsonl").open("a") as manifest:
+        for name in ("é" * 130 + ".png", "a\0b.png", "\ud800.png"):
+            other = {"id": name[:5], "k": 0, "status": "ok", "file": name, "prompt": "y"}
+            manifest.write(json.dumps({**other, "seed": 1, "policy": "jacobi"}) + "\n")
+        again = json.loads((run / "manifest.jsonl").read_text().splitlines()[0])
+        again |= {"passes": float("nan"), "temperature": [float("inf"), {"a": -float("inf")}]}
+        manifest.write(json.dumps(again) + "\n")
+    assert main(["gallery", str(run)]) == 0
+    page = (run / "gallery.html").read_text("utf-8")
+    text = page.split('id="data">')[1].split("</script>")[0]
+    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    (item,) = data["items"]
+    assert item["sides"][0]["own"]["passes"] == "nan"
+    assert data["settings"][0]["temperature"] == ["inf", {"a": "-inf"}]

@@ -99,6 +99,8 @@ BAD = [
     ('{"prompt": "x", "id": ".hidden"}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": "a/b"}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": ""}', "id: expected 1 to 100 letters"),
+    ('{"prompt": "x", "id": "Con.7"}', "id: expected no name of a device of Windows"),
+    ("\n".join(['{"prompt": "x", "n": 100000}'] * 11), "at most 1000000 pictures, received 11"),
     ('{"prompt": 5}', "prompt: expected text, received 5"),
     ('{"prompt": "a\\u0000b"}', "prompt: expected text"),
     ('{"prompt": "\\ud800"}', "prompt: expected text"),
@@ -135,13 +137,15 @@ def test_a_table_that_is_none(read) -> None:
         ("text\nx\n", "line 1: expected a heading"),
         ("prompt,prompt\nx,y\n", "line 1: expected a heading"),
         ("prompt,n\nx,1,2\n", "line 2: expected 2 cells, received 3"),
+        ("prompt,n\nx,1\ny\n", "line 3: expected 2 cells, received 1; .* an empty one is"),
+        ('prompt,params\nx,"{""a"": 1, ""a"": 2}"\n', "line 2: params: expected names"),
         ('prompt\n"x\n', "expected CSV"),
         (f"prompt,params\nx,{'[' * 100_000}\n", "line 2: params: expected names and values"),
         ("", "expected at least one prompt"),
     ):
         with pytest.raises(OptionError, match=message):
             read("p.csv", text)
-    (row,) = read("q.csv", 'id,prompt\nb,"two\nlines"\n\n')
+    (row,) = read("q.csv", 'id,prompt,n\nconsole.1,"two\nlines",\n\n')
     assert row.prompt == "two\nlines" and row.n == 1
 
 
