@@ -1,15 +1,12 @@
-"""Newcomers: some rows of a prompt by themselves, and how a model in mid-run is fed them."""
+"""Newcomers: how a model in mid-run is fed the prompts of rows that take others' places."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.contracts import TokenModel
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window_pass import WindowPass
@@ -33,20 +30,6 @@ class Reseatable(Protocol):
 
     def keep_rows(self, rows: Tensor) -> None:
         """Leave out all rows but these, `[n]` int64; `seat` is owed afterwards."""
-
-
-def choose_rows(prompt: Prompt, rows: Sequence[int]) -> Prompt:
-    """Some of a prompt's B rows, branch by branch, as a prompt without places of its own."""
-    index = spread_rows(rows, prompt.batch, prompt.branches, prompt.tokens.device)
-    return replace(prompt, tokens=prompt.tokens[index], lengths=prompt.lengths[index], places=None)
-
-
-def spread_rows(
-    rows: Sequence[int], batch: int, branches: int, device: torch.device | str
-) -> Tensor:
-    """Rows out of B as rows of a pass of all branches, `[G * n]` int64."""
-    chosen = torch.tensor(list(rows), dtype=torch.int64, device=device)
-    return torch.cat([chosen + branch * batch for branch in range(branches)])
 
 
 def feed_newcomers(model: TokenModel, run: WindowPass, rows: Tensor, width: int) -> int:

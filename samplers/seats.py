@@ -14,49 +14,23 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.places import EndedRow, Places
+from mmaccel.places import Places
 from mmaccel.results import Stats
-from mmaccel.samplers.newcomers import Reseatable, choose_rows, feed_newcomers, spread_rows
+from mmaccel.samplers.newcomers import Reseatable, feed_newcomers
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.seat_plan import SeatPlan, spread_rows
 from mmaccel.samplers.tally import count_gains
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window_pass import WindowPass
 
 
-class Seats:
-    """Rows of a prompt in a run's places, in their order.
-
-    Args:
-        prompt: of all rows.
-        places: how many stand there at a time.
-        noise: of all rows.
-
-    Attributes:
-        rows: which row stands in each place; the last one to stand there, where it has ended.
-        n_open: places whose row has not ended.
-    """
+class Seats(SeatPlan):
+    """Rows of a prompt in a window's places; the same arguments as `SeatPlan`."""
 
     def __init__(self, prompt: Prompt, places: Places, noise: Noise) -> None:
-        self._whole, self._noise, self._deliver = prompt, noise, places.deliver
-        self.rows = list(range(min(places.rows, prompt.batch)))
-        self._is_open = [True] * len(self.rows)
-        self._next = len(self.rows)
-        self._ended: dict[int, EndedRow] = {}
+        super().__init__(prompt, places, noise)
         self._models: list[tuple[TokenModel, Any]] = []
-
-    @property
-    def n_open(self) -> int:
-        """See above."""
-        return sum(self._is_open)
-
-    def prompt(self) -> Prompt:
-        """Of the rows that stand in the places."""
-        return choose_rows(self._whole, self.rows)
-
-    def noise(self) -> Noise:
-        """Of the rows that stand in the places."""
-        return self._noise.rows(torch.tensor(self.rows, device=self._noise.seeds.device))
 
     def join(self, model: TokenModel) -> None:
         """From now on a model's rows are those of the places."""
@@ -77,17 +51,10 @@ class Seats:
             Rows that were admitted.
         """
         ended = run.ended()
-        free = [place for place, is_open in enumerate(self._is_open) if is_open and ended[place]]
+        free = [place for place, is_open in enumerate(self.is_open) if is_open and ended[place]]
         for place in free:
-            self._is_open[place] = False
-            row = self.rows[place]
-            self._ended[row] = run.row(place, row)
-            if self._deliver is not None:
-                self._deliver(self._ended[row])
-        taken = free[: self._whole.batch - self._next]
-        for place in taken:
-            self.rows[place], self._is_open[place] = self._next, True
-            self._next += 1
+            self.hand_out(place, run.row(place, self.rows[place]))
+        taken = self.fill(free)
         if taken:
             self._admit(run, taken)
         if 0 < self.n_open < len(self.rows) and self._can_shrink(run):
@@ -100,8 +67,8 @@ class Seats:
         Returns:
             Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
         """
-        ended = [self._ended[row] for row in range(self._whole.batch)]
-        tokens = self._whole.tokens.new_zeros(len(ended), length)
+        ended = [self.ended[row] for row in range(self.whole.batch)]
+        tokens = self.whole.tokens.new_zeros(len(ended), length)
         for own, row in zip(tokens, ended):
             own[: row.tokens.shape[0]] = row.tokens
         made = [row.tokens.shape[0] for row in ended]
@@ -133,9 +100,9 @@ class Seats:
         return not is_recorded and all(isinstance(model, Reseatable) for model, _ in self._models)
 
     def _shrink(self, run: WindowPass) -> None:
-        kept = [place for place, is_open in enumerate(self._is_open) if is_open]
+        kept = [place for place, is_open in enumerate(self.is_open) if is_open]
         batch, device = len(self.rows), run.made.device
-        self.rows, self._is_open = [self.rows[place] for place in kept], [True] * len(kept)
+        self.rows, self.is_open = [self.rows[place] for place in kept], [True] * len(kept)
         prompt = self.prompt()
         run.keep(torch.tensor(kept, device=device), prompt)
         rows = spread_rows(kept, batch, prompt.branches, device)
@@ -145,7 +112,7 @@ class Seats:
         self._seat()
 
     def _seat(self) -> None:
-        whole = self._whole
+        whole = self.whole
         rows = spread_rows(self.rows, whole.batch, whole.branches, whole.tokens.device)
         for model, offered in self._models:
             if isinstance(model, Reseatable):
