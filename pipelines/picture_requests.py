@@ -1,32 +1,23 @@
 """Picture requests: any number of captions with seeds of their own, served as places become free.
 
 The seed of a request alone decides its picture: neither the order of requests nor the number made
-at a time enters. Models in windows take the next request into the place of a finished one (see
-`mmaccel.places`); those that fill a canvas are served by batches.
+at a time enters. The next request takes the place of a finished one (see `mmaccel.places`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from torch import Tensor
-
-from mmaccel.canvas_contracts import (
-    CanvasPolicy,
-    CanvasProgress,
-    OnCanvasStep,
-    kind_of,
-)
+from mmaccel.canvas_contracts import CanvasPolicy, OnCanvasStep
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.encoded_captions import Encoded, encode_captions
+from mmaccel.pipelines.encoded_captions import encode_captions
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_decoding import PictureDecoding
 from mmaccel.pipelines.picture_model import PictureModel, check_filters, pick_policy
 from mmaccel.pipelines.picture_request import Request, Served, check_requests
-from mmaccel.pipelines.pictures import add_stats, check_at_least_one
+from mmaccel.pipelines.pictures import check_at_least_one
 from mmaccel.places import EndedRow, Places
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters
@@ -52,8 +43,8 @@ class RequestService(PictureDecoding):
             requests: at least one.
             filters: guidance, temperature and truncation of all.
             policy: as in `TextToImage.__call__`.
-            rows: most pictures in the making. In a window, the next request takes the place of one
-                whose tokens are made; a canvas is filled by batches of so many.
+            rows: most pictures in the making; the next request takes the place of one whose tokens
+                are made.
             deliver: called with every finished picture, one at a time; an exception from it ends
                 the run and reaches the caller.
             on_step: called after every pass with the state of the places.
@@ -65,8 +56,7 @@ class RequestService(PictureDecoding):
 
         Raises:
             OptionError: a request or an argument outside its domain, before anything is made.
-            NumericsError: the model returned NaN; its `rows` are indices of requests, for models
-                in windows.
+            NumericsError: the model returned NaN; its `rows` are indices of requests.
             BusyError: another run of this model has not ended.
         """
         requests = check_requests(requests)
@@ -80,46 +70,12 @@ class RequestService(PictureDecoding):
         if not callable(deliver):
             raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
         counter = _Counter(self.pictures, requests, noise.seeds.tolist(), deliver)
-        decode = self._fill if kind_of(self.model) == "canvas" else self._refill
+        places = Places(rows, counter.hand_out)
         with alone(self.model):
-            stats = decode(asked, run, filters, noise, on_step, rows, counter)
+            stats = self._decode(asked, run, filters, noise, on_step, places).stats
         stats.pixel_seconds = counter.pixel_seconds
+        stats.seconds -= counter.seconds
         return stats
-
-    def _refill(
-        self, asked: Encoded, run: Any, filters: Any, noise: Noise, on_step: Any, rows: int,
-        counter: _Counter,
-    ) -> Stats:  # fmt: skip
-        """Serve from a window."""
-
-        def hand_out(row: EndedRow) -> None:
-            counter.hand_out(row.row, row.tokens, row.passes, row.total_variation)
-
-        made = self._decode(asked, run, filters, noise, on_step, Places(rows, hand_out))
-        made.stats.seconds -= counter.seconds
-        return made.stats
-
-    def _fill(
-        self, asked: Encoded, run: Any, filters: Any, noise: Noise, on_step: Any, rows: int,
-        counter: _Counter,
-    ) -> Stats:  # fmt: skip
-        """Serve from a canvas, batch by batch."""
-        spent: list[list[float]] = []
-
-        def look(progress: CanvasProgress) -> Tensor | None:
-            spent.append(progress.nats.tolist())
-            return None if on_step is None else on_step(progress)
-
-        parts = []
-        for first in range(0, len(asked), rows):
-            part = slice(first, first + rows)
-            own = Noise(noise.seeds[part], noise.items[part])
-            made = self._decode(asked[part], run, filters, own, look)
-            tokens, passes = made.tokens.split(1), made.passes.tolist()
-            for k, nats in enumerate(spent[-1]):
-                counter.hand_out(first + k, tokens[k][0], passes[k], 0.0, nats)
-            parts.append(made.stats)
-        return add_stats(parts)
 
 
 class _Counter:
@@ -133,12 +89,11 @@ class _Counter:
         self._deliver = deliver
         self.pixel_seconds = self.seconds = 0.0
 
-    def hand_out(
-        self, row: int, tokens: Tensor, passes: int, variation: float, nats: float = 0.0
-    ) -> None:
+    def hand_out(self, row: EndedRow) -> None:
         """Render one picture by itself, so that others do not enter its pixels, and deliver it."""
-        began, request = time.perf_counter(), self._requests[row]
-        image = self._pictures.render(tokens[None], [request.caption], [self._seeds[row]])[0]
+        began, request, seed = time.perf_counter(), self._requests[row.row], self._seeds[row.row]
+        image = self._pictures.render(row.tokens[None], [request.caption], [seed])[0]
         self.pixel_seconds += time.perf_counter() - began
-        self._deliver(Served(request, image, tokens.cpu(), passes, variation, nats))
+        spent = row.total_variation, row.nats
+        self._deliver(Served(request, image, row.tokens.cpu(), row.passes, *spent))
         self.seconds += time.perf_counter() - began

@@ -242,21 +242,24 @@ def test_a_broken_model_says_for_whom(tmp_path: Path) -> None:
     assert caught.value.rows == (0, 1)
 
 
-def test_a_canvas_is_served_by_batches(tmp_path: Path) -> None:
+def test_a_canvas_takes_the_next_request_too(tmp_path: Path) -> None:
     masked, _ = masked_beside_plain(tmp_path)
     pipe = TextToImage.from_pretrained(masked)
     requests, told = requests_of(CAPTIONS, 5), []
-    made = serve(pipe, requests, on_step=lambda progress: told.append(len(progress.nats)))
-    assert_alone(pipe, made)
-    assert set(told) == {1, 2} and {served.nats for served in made.values()} == {0.0}
+    stepwise = mmaccel.Stepwise("halton")
+    made = serve(pipe, requests, policy=stepwise, on_step=lambda step: told.append(step.rows))
+    assert_alone(pipe, made, policy=stepwise)
+    for one in serve(pipe, requests).values():  # lossless: other passes, the same picture
+        own = pipe(one.request.caption, seed=[one.request.seed])
+        assert one.image.tobytes() == own.images[0].tobytes()
+    assert {served.nats for served in made.values()} == {0.0}
+    assert told[0] == (0, 1) and told[-1][0] == 4 and {len(rows) for rows in told} == {2}
+    told.clear()
     relaxed = mmaccel.ConfidentParallel(0.3)
-    for served in serve(pipe, requests, policy=relaxed).values():
-        own = pipe(served.request.caption, seed=[served.request.seed], policy=relaxed)
-        assert served.nats == pytest.approx(own.stats.nats, abs=1e-4) and served.nats > 0
-        assert served.total_variation == 0.0
-    prompt = pipe.pictures.prompt([pipe.pictures.encode(CAPTIONS[0])], False)
-    with pytest.raises(OptionError, match="places: expected none for a canvas"):
-        mmaccel.Stepwise().sample(
-            pipe.model, replace(prompt, places=Places(1)), N_TOKENS,  # type: ignore[arg-type]
-            filters=Filters(), noise=Noise.from_seed(0, 1),
-        )  # fmt: skip
+    served = serve(pipe, requests, policy=relaxed, on_step=lambda step: told.append(step.rows))
+    for one in served.values():
+        own = pipe(one.request.caption, seed=[one.request.seed], policy=relaxed)
+        assert one.nats == pytest.approx(own.stats.nats, abs=1e-4) and one.nats > 0
+        assert one.total_variation == 0.0 and one.passes == int(own.passes[0])
+    lengths = [one.passes for one in served.values()]
+    assert len(set(lengths)) > 1 and (0, 1) != (2, 3) not in told[: min(lengths) + 1]
