@@ -34,8 +34,9 @@ class ShadowReviser:
         self._last = torch.ones_like(run.canvas.start)  # slots of the last pass
 
     def restart(self, places: Tensor) -> None:
-        """See `mmaccel.samplers.revise.Reviser`: no block is the one before."""
-        self._start = self._start.index_fill(0, places, -1)
+        """See `mmaccel.samplers.revise.Reviser`. There is nothing to forget: before a row's first
+        pass nothing stands that it could take back.
+        """
 
     def most(self, seen: Evidence) -> Tensor:
         """Seven tenths of the open slots, but 5 to 20; see `Reviser`."""
