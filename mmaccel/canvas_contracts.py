@@ -102,6 +102,8 @@ class CanvasProgress:
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
         nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.ledger`.
+        rows: which row of the prompt stands in each of the B places, where there are `Places`;
+            None where all rows do.
     """
 
     tokens: Tensor
@@ -110,6 +112,7 @@ class CanvasProgress:
     previous: Tensor
     passes: int
     nats: Tensor
+    rows: tuple[int, ...] | None = None
 
 
 OnCanvasStep = Callable[[CanvasProgress], "Tensor | None"]

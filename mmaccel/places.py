@@ -2,7 +2,7 @@
 
 G.-I. Yu et al. ("Orca: A Distributed Serving System for Transformer-Based
 Generative Models", OSDI 2022, section 3, iteration-level scheduling) let a request join a batch as
-soon as another has left it; here the unit is a pass of a window.
+soon as another has left it; here the unit is a pass of a window or over a canvas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EndedRow:
         tokens: `[n]` int64, those that were made.
         passes: passes it took part in.
         accepted: as in `Stats`, of this row.
-        total_variation: as in `Stats`, of this row.
+        total_variation, nats: as in `Stats`, of this row.
     """
 
     row: int
@@ -32,6 +32,7 @@ class EndedRow:
     passes: int
     accepted: list[int]
     total_variation: float
+    nats: float = 0.0
 
 
 @dataclass(frozen=True)

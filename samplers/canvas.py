@@ -14,7 +14,7 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 
 _SLOTS = ("tokens", "is_committed", "is_given")
-_PER_ROW = (*_SLOTS, "limit", "start", "base", "end", "begun", "held", "_offset")
+PER_ROW = (*_SLOTS, "limit", "start", "base", "end", "begun", "held", "_offset")
 
 
 class Canvas:
@@ -159,7 +159,7 @@ class Canvas:
         these.
         """
         new = copy(self)
-        for name in _PER_ROW:
+        for name in PER_ROW:
             value = getattr(self, name)
             setattr(new, name, value.repeat(n, *(1,) * (value.ndim - 1)))
         return new
@@ -173,7 +173,7 @@ class Canvas:
         """
         batch = index.shape[0]
         rows = index * batch + torch.arange(batch, device=index.device)
-        for name in _PER_ROW:
+        for name in PER_ROW:
             setattr(self, name, getattr(others, name)[rows])
 
     def shorten(self, end: Tensor) -> None:

@@ -25,10 +25,9 @@ def check_run(
     """Refuse what cannot be right.
 
     Raises:
-        OptionError: no model of masked tokens, a prompt with places, no slots, more than the model
-            has positions for, blocks that do not divide them, a mask token in the prompt, a
-            processor, a block-causal cache on a model that is none, or guidance whose branches
-            begin their blocks elsewhere.
+        OptionError: no model of masked tokens, no slots, more than the model has positions for,
+            blocks that do not divide them, a mask token in the prompt, a processor, a block-causal
+            cache on a model that is none, or guidance whose branches begin their blocks elsewhere.
         ShapeError: noise for another batch.
         UnsupportedModelError: a cache on a model that keeps nothing.
     """
@@ -39,11 +38,6 @@ def check_run(
         raise ShapeError(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
             "make it for this batch"
-        )
-    if prompt.places is not None:
-        raise OptionError(
-            f"places: expected none for a canvas, whose rows begin and end together, received "
-            f"{prompt.places!r}; decode batch by batch"
         )
     if filters.processor is not None:
         raise OptionError(

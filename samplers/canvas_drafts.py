@@ -14,8 +14,10 @@ class DraftRun(CanvasRun):
 
     @property
     def is_due(self) -> bool:
-        """Whether the next pass writes what later ones read: it takes one canvas only."""
-        return self._eyes.is_due(self.canvas)
+        """Whether the next pass writes what later ones read, or is some row's first: it takes one
+        canvas only.
+        """
+        return self.is_new or self._eyes.is_due(self.canvas)
 
     def look_along(self, drafts: Canvas, copies: int) -> list[Evidence]:
         """One pass over several canvases at once.

@@ -56,14 +56,11 @@ class CanvasLook:
         scratch = min(n, widest.get(cache.kind, width)) if cache.keeps else n
         block = model.block if model.has_store else None
         rows = prompt.tokens.shape[0]
-        if self._by_entry:
-            self.columns = Columns(
-                prompt, canvas.length, block, copies, scratch + self.spare(width)
-            )
-            model.reserve(rows, self.columns.places)
-        else:
-            self.columns = Columns(prompt, canvas.length, block)
-            model.reserve(rows * copies, self.columns.n)
+        room = (copies, scratch + self.spare(width)) if self._by_entry else ()
+        self._shape = (canvas.length, block, *room)
+        self.columns = Columns(prompt, *self._shape)
+        own = (rows, self.columns.places) if self._by_entry else (rows * copies, self.columns.n)
+        model.reserve(*own)
         self._kept = self.columns.pad.clone()  # [R], first column that is not written for good
         self._refreshed = torch.zeros_like(canvas.begun)
         self._moved = torch.ones_like(canvas.begun, dtype=torch.bool)
@@ -71,6 +68,14 @@ class CanvasLook:
     def spare(self, width: int) -> int:
         """Places before the last that are kept for entries that are no columns."""
         return 0
+
+    def restart(self, places: Tensor, prompt: Prompt) -> None:
+        """Begin anew in some places, `[n]` int64; the prompt is that of all places."""
+        self.columns, batch = Columns(prompt, *self._shape), prompt.batch
+        rows = torch.cat([places + branch * batch for branch in range(prompt.branches)])
+        self._kept = self._kept.index_copy(0, rows, self.columns.pad[rows])
+        self._moved = self._moved.index_fill(0, places, True)
+        self._noise = {1: self._noise[1]}  # whose own rows were refilled
 
     def note(self, moved: Tensor) -> None:
         """Rows `[B]` bool whose active block is new."""

@@ -11,35 +11,35 @@ slot of every open row is committed per pass; noise is frozen per slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import (
-    CanvasInterrupt,
     CanvasPolicy,
     CanvasProgress,
     Denoiser,
     OnCanvasStep,
 )
 from mmaccel.contracts import Prompt
-from mmaccel.errors import NumericsError
-from mmaccel.results import Generation, Stats
+from mmaccel.results import Stats
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.canvas import Canvas
 from mmaccel.samplers.canvas_checks import check_run
 from mmaccel.samplers.canvas_look import CanvasLook
+from mmaccel.samplers.canvas_rows import CanvasRows
 from mmaccel.samplers.evidence import Evidence
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.ledger import Ledger, bound_nats
 from mmaccel.samplers.line import check_limit
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.seat_plan import SeatPlan
 
 
-class CanvasRun:
+class CanvasRun(CanvasRows):
     """One run of B rows.
 
     Args:
@@ -84,6 +84,10 @@ class CanvasRun:
     ) -> None:
         self._began = time.perf_counter()
         check_run(model, prompt, length, filters, noise, block, cache, layout)
+        self.seats = None
+        if prompt.places is not None:
+            self.seats = SeatPlan(prompt, prompt.places, noise)
+            prompt, noise = self.seats.prompt(), self.seats.noise()
         self.on_step, self.noise, self.layout = on_step, noise, prompt.layout
         self.draws: Callable[[Evidence], Evidence] | None = None
         self.stats = Stats(
@@ -91,35 +95,19 @@ class CanvasRun:
         )
         own, batch = model.block, prompt.batch
         block = own if block is None else block
-        offset = torch.zeros_like(prompt.lengths[:batch])
-        if own is not None and block is not None:  # its blocks are counted from a row's first token
-            offset = prompt.lengths[:batch] % block
-        self.canvas = Canvas(prompt, length, model.mask_token, block, offset)
+        self._blank = partial(blank_canvas, length, model.mask_token, block, own is not None)
+        self.canvas = self._blank(prompt)
         self._told = self.canvas.lengths
-        self._is_bad = torch.zeros((), dtype=torch.bool, device=offset.device)
+        self._is_bad = torch.zeros_like(self.canvas.held)
         self.ledger = Ledger(batch, prompt.tokens.device)
         width = length if block is None else min(block, length)
         self._eyes = self.looks(
             model, prompt, self.canvas, width, filters, noise, cache, copies, layout
         )
 
-    @property
-    def is_open(self) -> bool:
-        """Whether any slot is still to be committed. Cost: one host synchronisation.
-
-        Raises:
-            NumericsError: a slot that was to be chosen or left had no law.
-        """
-        is_open, is_bad = torch.stack([self.canvas.is_live.any(), self._is_bad]).tolist()
-        if is_bad:
-            raise NumericsError(
-                "scores: expected finite logits with at least one possible token, received NaN, "
-                "infinity or none; check the model's dtype and weights, or loosen the layout"
-            )
-        return bool(is_open)
-
     def look(self) -> Evidence:
         """One pass over the canvas as it stands; evidence `[B, Q]` of the active block."""
+        self.is_new = False
         seen, n_entries = self._eyes.look(self.canvas, 1)
         self.ledger.compute(n_entries)
         return seen if self.draws is None else self.draws(seen)
@@ -134,7 +122,7 @@ class CanvasRun:
         chosen = seen.at_least_one(chosen)
         assert seen.drawn is not None
         was_open = self.canvas.is_live
-        self._is_bad |= (seen.is_lawless & was_open).any()
+        self._is_bad = self._is_bad | (seen.is_lawless & was_open)
         n_new = self.place(self.canvas, chosen, seen.drawn)
         self.ledger.charge(n_new, bound_nats(seen.entropy, chosen), was_open)
         self.move()
@@ -158,7 +146,8 @@ class CanvasRun:
         canvas, ledger, lengths = self.canvas, self.ledger, self.canvas.lengths
         state = (canvas.tokens.clone(), canvas.is_committed.clone(), lengths, self._told)
         self._told = lengths
-        limit = self.on_step(CanvasProgress(*state, ledger.passes, ledger.nats.clone()))
+        rows = None if self.seats is None else tuple(self.seats.rows)
+        limit = self.on_step(CanvasProgress(*state, ledger.passes, ledger.nats.clone(), rows))
         if limit is not None:
             canvas.cut(check_limit(limit, canvas.limit))
             self._settle()
@@ -167,23 +156,18 @@ class CanvasRun:
         moved = self.canvas.settle()
         self._eyes.note(moved & self.canvas.is_live)
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Turns an interrupt into one that brings what was committed.
 
-        Raises:
-            CanvasInterrupt: in the place of KeyboardInterrupt.
-        """
-        try:
-            yield
-        except KeyboardInterrupt as stop:
-            raise CanvasInterrupt(self.generation(), self.canvas.is_committed) from stop
+def blank_canvas(
+    length: int, mask_token: int | None, block: int | None, is_own: bool, prompt: Prompt
+) -> Canvas:
+    """A canvas before its first pass.
 
-    def generation(self) -> Generation:
-        """The result."""
-        canvas = self.canvas
-        tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
-        passes = self.ledger.report(self.stats, canvas.lengths)
-        self.stats.forward_seconds = self._eyes.seconds
-        self.stats.seconds = time.perf_counter() - self._began
-        return Generation(tokens, canvas.limit.clone(), passes, self.stats)
+    Args:
+        length, mask_token, block: see `Canvas`.
+        is_own: whether the model has blocks, which are counted from a row's first token.
+        prompt: of its rows.
+    """
+    offset = torch.zeros_like(prompt.lengths[: prompt.batch])
+    if is_own and block is not None:
+        offset = prompt.lengths[: prompt.batch] % block
+    return Canvas(prompt, length, mask_token, block, offset)

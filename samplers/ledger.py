@@ -48,6 +48,28 @@ class Ledger:
         self._gains: list[Tensor] = []  # [B] each
         self._extra = torch.zeros(batch, dtype=torch.int64, device=device)
         self._taken = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._since = [0] * batch
+        # passes and nats of rows whose places others have taken
+        self._left = torch.zeros(2, dtype=torch.float64, device=device)
+
+    @property
+    def row_passes(self) -> Tensor:
+        """`[B]` int64, passes that every row has taken part in, up to the last `charge`."""
+        return self._taken
+
+    def restart(self, places: Tensor) -> None:
+        """Count anew in some places, `[n]` int64; the sums of all rows stay."""
+        self._left += torch.stack([self._taken[places].sum().double(), self.nats[places].sum()])
+        self.nats = self.nats.index_fill(0, places, 0.0)
+        self._taken = self._taken.index_fill(0, places, 0)
+        for place in places.tolist():
+            self._since[place] = len(self._gains)
+
+    def row(self, place: int) -> tuple[list[int], int, float]:
+        """Of the row in a place: slots gained in each pass that gained some, passes, nats."""
+        since = self._gains[self._since[place] :]
+        own = torch.stack(since)[:, place].tolist() if since else []
+        return [n for n in own if n > 0], int(self._taken[place]), float(self.nats[place])
 
     def compute(self, n_entries: int | Tensor) -> None:
         """Count a pass over so many entries."""
@@ -74,9 +96,9 @@ class Ledger:
     def report(self, stats: Stats, lengths: Tensor) -> Tensor:
         """Fill in statistics; returns `[B]` int64, passes every row took part in."""
         stats.passes = self.passes
-        stats.row_passes = int(self._taken.sum())
+        stats.row_passes = int(self._taken.sum() + self._left[0])
         stats.tokens = int(lengths.sum())
-        stats.nats = float(self.nats.sum())
+        stats.nats = float(self.nats.sum() + self._left[1])
         stats.positions = int(self.positions)
         if self._gains:
             gains = torch.stack(self._gains)

@@ -33,7 +33,7 @@ from mmaccel.samplers.canvas_drafts import DraftRun
 from mmaccel.samplers.canvas_policy import RunPolicy
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.evidence import Evidence
-from mmaccel.samplers.orders import Order, check_order, make_order
+from mmaccel.samplers.orders import Order, check_order
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class LosslessUnmask(RunPolicy):
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         assert isinstance(run, DraftRun)
-        order = make_order(self.order, run.canvas.length, run.noise, run.layout)
+        order = run.order(self.order)
         carried = None
         with run.interruptible():
             seen = run.look() if run.is_open else None

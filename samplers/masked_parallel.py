@@ -26,7 +26,6 @@ from mmaccel.samplers.cache_plan import as_plan
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.evidence import Evidence
 from mmaccel.samplers.noise import Stream
-from mmaccel.samplers.orders import make_order
 from mmaccel.samplers.select import Memory, Selector
 from mmaccel.samplers.select_checks import check_choice, check_integer, check_number
 from mmaccel.samplers.select_order import ByOrder
@@ -86,7 +85,7 @@ class MaskedParallel(SelectorPolicy):
         if self.order == "confidence":
             rank = NoisyRank(memory, self.choice, self.steps, self.choose == "last")
         else:
-            rank = ByOrder(make_order(self.order, run.canvas.length, run.noise, run.layout))
+            rank = ByOrder(run.order(self.order))
         if self.steps is None:
             return rank
         own = "arccos" if self.order == "halton" else "cosine"
@@ -128,5 +127,5 @@ class NoisyRank:
         scale = torch.full_like(chance, self._choice)
         if self._steps is not None:
             scale = scale * (1 - done / self._steps).clamp(min=0)
-        noise = run.noise.gumbel(seen.slots, 1, Stream.CHOICE, run.ledger.passes)[..., 0]
+        noise = run.noise.gumbel(seen.slots, 1, Stream.CHOICE, run.ledger.row_passes + 1)[..., 0]
         return chance.log() + scale * noise

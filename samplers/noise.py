@@ -142,12 +142,13 @@ class Noise:
             slots: `[B, W]` int64.
             vocab_size: V. The first V' < V values of a slot are the same for every V.
             stream: which source.
-            step: pass number, also as `[]` int64; 0 for frozen noise.
+            step: pass number, also as `[]` int64, or `[B]`: every row's own; 0 for frozen noise.
 
         Returns:
             `[B, W, V]` float32.
         """
-        if dispatch.takes("noise", slots.device.type):
+        is_alike = isinstance(step, int) or not step.ndim
+        if is_alike and dispatch.takes("noise", slots.device.type):
             purpose = _purpose(stream, step, slots.device)
             key = (self.seeds, self.items, slots, vocab_size, purpose)
             return to_gumbel(dispatch.run(uniforms, *key))

@@ -29,17 +29,24 @@ ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton", "sample
 _STEP = 0xFFFFF  # a pass that no run makes: its uniforms are used for nothing else
 
 
-@dataclass(frozen=True)
+@dataclass
 class Order:
     """An order of the slots of a run.
 
     Attributes:
         name: one of `ORDERS`.
         ranks: `[B, L]` float32, lower ones first, where the order looks at no logits; else None.
+        noise: that of a random order, whose rows may become others.
     """
 
     name: str
     ranks: Tensor | None
+    noise: Noise | None = None
+
+    def restart(self, places: Tensor) -> None:
+        """The noise of some places, `[n]` int64, has become that of other rows."""
+        if self.noise is not None and self.ranks is not None:
+            self.ranks = _random_ranks(self.noise, self.ranks.shape[1])
 
     def score(self, seen: Evidence) -> Tensor:
         """`[B, Q]` float32, the highest open slot is next; -inf where not open."""
@@ -84,12 +91,17 @@ def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> O
     if name == "left":
         return Order(name, slots.float())
     if name == "random":
-        return Order(name, noise.fresh(slots, _STEP).drafts)
+        return Order(name, _random_ranks(noise, length), noise)
     if name == "halton":
         columns = layout.columns if layout is not None else 0
         ranks = halton_ranks(length, columns).to(device)
         return Order(name, ranks.expand(batch, -1))
     return Order(name, None)
+
+
+def _random_ranks(noise: Noise, length: int) -> Tensor:
+    slots = torch.arange(length, device=noise.seeds.device)
+    return noise.fresh(slots.expand(noise.seeds.shape[0], -1), _STEP).drafts
 
 
 @lru_cache(maxsize=8)

@@ -20,6 +20,9 @@ from mmaccel.samplers.evidence import Evidence
 class Reviser(Protocol):
     """Revises one run; what it carries is kept per row."""
 
+    def restart(self, places: Tensor) -> None:
+        """Forget the rows of some places, `[n]` int64; others begin there."""
+
     def most(self, seen: Evidence) -> Tensor:
         """`[B]` int64, slots that may be committed at this pass."""
 
@@ -39,6 +42,7 @@ class RevisedRun(CanvasRun):
     def revise_by(self, reviser: Reviser) -> None:
         """Let a reviser have the canvas behind every commit."""
         self.reviser = reviser
+        self.keep(reviser)
 
     @property
     def slots(self) -> Tensor:

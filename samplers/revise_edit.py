@@ -32,6 +32,10 @@ class EditReviser:
         self._start = torch.full_like(run.canvas.start, -1)
         self._extra = torch.zeros_like(run.canvas.start)  # passes over the block, once full
 
+    def restart(self, places: Tensor) -> None:
+        """See `mmaccel.samplers.revise.Reviser`: no block is the one before."""
+        self._start = self._start.index_fill(0, places, -1)
+
     def most(self, seen: Evidence) -> Tensor:
         """As many as there are; see `Reviser`."""
         return seen.is_open.sum(1)

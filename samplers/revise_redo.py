@@ -34,6 +34,10 @@ class RedoReviser:
         self._sure = torch.ones(run.canvas.tokens.shape, device=self._start.device)
         self._run = run
 
+    def restart(self, places: Tensor) -> None:
+        """See `mmaccel.samplers.revise.Reviser`: no block is the one before."""
+        self._start = self._start.index_fill(0, places, -1)
+
     def most(self, seen: Evidence) -> Tensor:
         """One in a block that is redone; see `Reviser`."""
         redoes = self._redoes & (self._run.canvas.start == self._start)

@@ -33,6 +33,11 @@ class ShadowReviser:
         self._start = torch.full_like(run.canvas.start, -1)
         self._last = torch.ones_like(run.canvas.start)  # slots of the last pass
 
+    def restart(self, places: Tensor) -> None:
+        """See `mmaccel.samplers.revise.Reviser`. There is nothing to forget: before a row's first
+        pass nothing stands that it could take back.
+        """
+
     def most(self, seen: Evidence) -> Tensor:
         """Seven tenths of the open slots, but 5 to 20; see `Reviser`."""
         return (0.7 * seen.is_open.sum(1)).long().clamp(5, 20)

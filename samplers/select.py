@@ -48,7 +48,15 @@ class Memory:
     def of(cls, run: CanvasRun) -> Memory:
         """A memory before the first pass."""
         zeros, is_open = torch.zeros_like(run.canvas.base), run.canvas.is_open
-        return cls(run, is_open.sum(1), zeros - 1, zeros, zeros, zeros > 0)
+        memory = cls(run, is_open.sum(1), zeros - 1, zeros, zeros, zeros > 0)
+        run.keep(memory)
+        return memory
+
+    def restart(self, places: Tensor) -> None:
+        """Forget the rows of some places, `[n]` int64: their blocks are new, and so is what was
+        `kept` of them. All rows have as many slots.
+        """
+        self.base = self.base.index_fill(0, places, -1)
 
     @property
     def n_done(self) -> Tensor:

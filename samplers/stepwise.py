@@ -19,7 +19,7 @@ from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas_policy import RunPolicy
 from mmaccel.samplers.canvas_run import CanvasRun
-from mmaccel.samplers.orders import check_order, make_order
+from mmaccel.samplers.orders import check_order
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Stepwise(RunPolicy):
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        order = make_order(self.order, run.canvas.length, run.noise, run.layout)
+        order = run.order(self.order)
         with run.interruptible():
             while run.is_open:
                 seen = run.look()
