@@ -41,11 +41,12 @@ class MuonFloat32(torch.optim.Muon):
     def _move(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
         updates = []
         for matrix in matrices:
-            state = self.state[matrix]
+            slope, state = matrix.grad, self.state[matrix]
+            assert slope is not None
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(matrix.grad)
-            state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
-            updates.append(matrix.grad.lerp(state["momentum_buffer"], group["momentum"]))
+                state["momentum_buffer"] = torch.zeros_like(slope)
+            state["momentum_buffer"].lerp_(slope, 1 - group["momentum"])
+            updates.append(slope.lerp(state["momentum_buffer"], group["momentum"]))
         moved = orthogonalise(
             torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"]
         )
