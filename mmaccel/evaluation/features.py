@@ -62,14 +62,16 @@ def load_callable(name: str, option: str, wanted: str = "module:function") -> Ca
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        found = getattr(import_module(module), attribute) if module and attribute else None
-    except (ImportError, AttributeError) as error:
+        is_name = module and attribute and not module.startswith(".")
+        found = getattr(import_module(module), attribute) if is_name else None
+    except (ImportError, AttributeError, SyntaxError) as error:
         reason = " ".join(str(error).split())[:100]
         raise OptionError(
             f"{option}: expected {wanted}, received {name!r} ({reason}); check the spelling"
         ) from error
     finally:
-        sys.path.remove(here)
+        if here in sys.path:  # the module may have changed it
+            sys.path.remove(here)
     if not callable(found):
         raise OptionError(f"{option}: expected {wanted}, received {name!r}; name a callable")
     called: Callable[..., Any] = found
@@ -90,7 +92,7 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
     parts = []
     for batch in batches:
         with torch.no_grad():
-            found = np.asarray(torch.as_tensor(extract(batch)).detach().cpu().double())
+            found = _to_array(extract(batch))
         if found.ndim != 2 or len(found) != len(batch):
             raise ShapeError(
                 f"features: expected [{len(batch)}, D] for a batch of {len(batch)}, received "
@@ -103,6 +105,22 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
                 f"{parts[-1].shape[1]}; pool over what depends on the size of a picture"
             )
     return np.concatenate(parts)
+
+
+def _to_array(made: Any) -> Array:
+    """What an extractor returned as float64 on the processor.
+
+    Raises:
+        ShapeError: no tensor, and nothing of which one can be made.
+    """
+    try:
+        found: Array = np.asarray(torch.as_tensor(made).detach().cpu().double())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "
+            "for each picture"
+        ) from error
+    return found
 
 
 def _open_inception(weights: Path) -> Extract:

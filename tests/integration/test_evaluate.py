@@ -120,7 +120,7 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
     for folder, code, words in (
         (tmp_path / "none", 2, "expected a folder"),
         (empty, 2, "received none in"),
-        (one, 1, "at least 2, received [1, 64]"),
+        (one, 2, "at least 2 on both sides, received 1 and 3"),
         (mixed, 1, "64x64 (000.png) and 32x16 (zz.png)"),
         (broken, 2, "001.png"),
     ):

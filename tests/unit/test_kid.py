@@ -147,7 +147,7 @@ def test_features_that_float64_cannot_hold_are_refused_and_not_called_a_differen
     items = np.random.default_rng(0).normal(size=(20, 3))
     with pytest.raises(NumericsError, match="scale them"):
         permutation_test(items[:10] * 1e200, items[10:] * 1e200)
-    with pytest.raises(NumericsError, match="up to .*e\+120"):
+    with pytest.raises(NumericsError, match=r"up to .*e\+120"):
         squared_mmd(items[:10] * 1e120, items[10:] * 1e120)
 
 
