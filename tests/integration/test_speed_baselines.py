@@ -70,6 +70,17 @@ def test_tokens_and_counts_are_those_of_the_plain_loop(
     assert set(vars(pipe.model.model)) == before
 
 
+def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
+    """The longest caption last: a cache for the first alone is too small, and compiles again."""
+    decoding = LibraryDecoding(pipe, "compiled", CAPTIONS)
+    captions = [CAPTIONS[2], CAPTIONS[0], CAPTIONS[1]]
+    made = [decoding.decode([c], pipe.pictures.filters, [1], N_TOKENS) for c in captions]
+    decoding.close()
+    assert [stats.captures for _, stats in made] == [1, 0, 0]
+    plain = [pipe(c, policy=Autoregressive(), seed=[1]).tokens for c in captions]
+    assert all(torch.equal(a, b) for (a, _), b in zip(made, plain))
+
+
 def test_the_model_is_called_as_often_as_passes_are_counted(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
