@@ -15,8 +15,8 @@ _STAGES = {
 }
 _BASELINES = {
     "transformers": "transformers' generate with its growing cache",
-    "static": "the same with a cache of fixed size",
-    "compiled": "the same with a cache of fixed size and a compiled pass of one token",
+    "static": "transformers' generate with a cache of fixed size",
+    "compiled": "transformers' generate with a cache of fixed size and a compiled pass of a token",
 }
 
 
@@ -46,6 +46,7 @@ def write_speed(report: Report) -> str:
         "## Batch sizes",
         grid(_HEADS, [_cells(row) for row in rows]),
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
+        _tell_strongest(rows),
         "Window unused: share of full windows' slots that gave no token: rejected drafts, and what "
         "a window reaches beyond the end of a picture.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
@@ -95,6 +96,17 @@ def _tell_baselines(report: Report) -> str:
     if report["baselines"]:
         return told + "All sides draw with the same noise, and count passes and tokens alike."
     return told + "No baseline of another library was measured (--baseline compiled)."
+
+
+def _tell_strongest(rows: list[Report]) -> str:
+    """The policy against the fastest other side of each size, by medians."""
+    told = []
+    for size in dict.fromkeys(row["batch_size"] for row in rows):
+        medians = {r["side"]: r["seconds"]["median"] for r in rows if r["batch_size"] == size}
+        own = medians.pop("policy")
+        best = min(medians, key=medians.__getitem__)
+        told.append(f"batch {size}: {medians[best] / own:.2f} times as fast as {best}")
+    return f"Against the fastest of the other sides: {'; '.join(told)}."
 
 
 def _seconds(value: float | None) -> str:

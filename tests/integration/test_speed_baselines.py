@@ -158,7 +158,7 @@ def test_the_report_has_the_baselines(tiny_folder: Path, tmp_path: Path, capsys:
     first = [x for x in lines if x["side"] == "compiled" and x["index"] < 0]
     assert len(lines) == 2 * 3 * 21 and [x["captures"] > 0 for x in first] == [True, True]
     text = (out / "speed.md").read_text()
-    assert "compiled: the same with a cache of fixed size and a compiled pass" in text
+    assert "compiled: transformers' generate with a cache of fixed size and a compiled" in text
     assert "| 1 | compiled |" in text and "## First run at a size" in text
     assert "compiled" in capsys.readouterr().out
 

@@ -72,6 +72,8 @@ def test_a_slower_policy_loses() -> None:
     report |= {"baselines": [], "left_out": {"compiled": "there is no compiler"}}
     text = write_speed(json.loads(json.dumps(report)))
     assert "It loses at batch 2 (to plain)." in text and "| 2 | policy | 2.0000 |" in text
+    # seconds of the policy and the plain loop: 2 and 1, then 2 and 3
+    assert "batch 2: 0.50 times as fast as plain; batch 4: 1.50 times as fast as plain." in text
     assert "Left out: compiled, as there is no compiler." in text
     assert "No baseline of another library was measured" in text
     assert "| 4 | policy | 1.0000 | 0.5000 | 0.2500 | 0.2500 |" in text  # stages of 2 seconds
