@@ -39,7 +39,7 @@ def exactness(
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
     from mmaccel.commands.evaluate_files import check_file, new_report, write_json
-    from mmaccel.commands.evaluate_setup import pick_captions
+    from mmaccel.commands.evaluate_setup import pick_captions, read_captions
     from mmaccel.commands.run_setup import check_count, open_pipeline, parse_fields, pick_name
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.comparison import make_plain
@@ -55,6 +55,12 @@ def exactness(
     options = parse_fields(set_fields or [])
     if policy is not None:
         make_policy(policy, **options)
+    chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
+    extract = None
+    if chosen_features is not None:
+        extract = load("mmaccel.evaluation.features:open_extractor")(chosen_features)
+    if prompts is not None:
+        read_captions(prompts)
     pipe = open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
@@ -62,10 +68,6 @@ def exactness(
         pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
     )
     captions = pick_captions(pipe, model, prompts, count)
-    chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
-    extract = None
-    if chosen_features is not None:
-        extract = load("mmaccel.evaluation.features:open_extractor")(chosen_features)
     plan = load("mmaccel.evaluation.exactness_report:Plan")(
         pipe, chosen, make_plain(chosen), captions, seed, filters, batch_size, dtype, samples,
         extract,

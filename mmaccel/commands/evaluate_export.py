@@ -29,6 +29,16 @@ def export(
     from mmaccel.errors import OptionError
 
     suites, files = "mmaccel.evaluation.suites:", "mmaccel.evaluation.suite_files:"
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OptionError(
+            f"--out: expected an empty folder, or none yet, received {str(out)!r}, where files of "
+            "another export would be counted too; choose another"
+        )
+    if partial and suite == "hpsv2":
+        raise OptionError(
+            "--partial: expected all prompts of a style for hpsv2, whose code scores the next "
+            "picture in place of a missing one; make the missing ones"
+        )
     wanted = load(suites + "read_prompts")(suite, prompts)
     each = load(suites + "SUITES")[suite] if per_prompt is None else per_prompt
     check_count("per-prompt", each)
@@ -41,12 +51,7 @@ def export(
         wanted = load(suites + "keep_complete")(wanted, items, each)
     matched = load(suites + "match_items")(wanted, items, each)
     plan = load(files + "plan_files")(suite, wanted, matched)
-    open_folder(out)
-    if any(out.iterdir()):
-        raise OptionError(
-            f"--out: expected an empty folder, received {str(out)!r}, where files of another "
-            "export would be counted too; choose another"
-        )
-    load(files + "write_files")(out, plan, write_whole)
+    open_folder(out.resolve().parent)
+    load(files + "write_files")(out.resolve(), plan, write_whole)
     left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
     print(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")

@@ -37,26 +37,31 @@ def pictures(
     from mmaccel.commands.run_setup import check_count
 
     check_count("batch-size", batch_size)
-    if count is not None:
-        check_count("count", count)
+    _check_options(against, features, weights, count)
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)
-    quality = "mmaccel.evaluation.picture_quality:"
-    items = load("mmaccel.evaluation.picture_folder:list_items")(folder)
-    report: dict[str, Any] = new_report(folder=str(folder), n=len(items))
+    quality, folders = "mmaccel.evaluation.picture_quality:", "mmaccel.evaluation.picture_folder:"
+    items = load(folders + "list_items")(folder)
+    embed = extract = others = None
+    if clip is not None:
+        embed = load("mmaccel.evaluation.features:load_callable")(clip, "clip")
+        load(quality + "with_captions")(items)
     if against is not None:
         extract = load("mmaccel.evaluation.features:open_extractor")(features, weights)
-        read = load("mmaccel.evaluation.picture_folder:read_pixels")(items, batch_size)
-        own = load("mmaccel.evaluation.features:extract_all")(read, extract)
-        reference = load(quality + "reference_features")
-        others, n_others = reference(against, count or len(items), extract, batch_size)
-        report |= {"against": against, "n_against": n_others, "features": features}
-        report |= load(quality + "measure_distances")(own, others, seed)
+        others = None if against == "scenes" else load(folders + "list_items")(Path(against))
+        load(quality + "check_sizes")(items, others, count)
+    report: dict[str, Any] = new_report(folder=str(folder), n=len(items))
+    if extract is not None:
+        extract_all = load("mmaccel.evaluation.features:extract_all")
+        own = extract_all(load(folders + "read_pixels")(items, batch_size), extract)
+        drawn = load(quality + "reference_pixels")(others, count or len(items), batch_size)
+        theirs = extract_all(drawn, extract)
+        report |= {"against": against, "n_against": len(theirs), "features": features}
+        report |= load(quality + "measure_distances")(own, theirs, seed)
     verdicts = load(quality + "check_captions")(items, batch_size)
     report["captions"] = load(quality + "sum_verdicts")(verdicts)
     scores: dict[str, float] = {}
-    if clip is not None:
-        embed = load("mmaccel.evaluation.features:load_callable")(clip, "clip")
+    if embed is not None:
         found = load(quality + "measure_clip")(items, embed, batch_size)
         scores = found.pop("scores")
         report["clip"] = {"by": clip, **found}
@@ -73,6 +78,31 @@ def pictures(
     write_json(json_file, report)
     write_lines(items_file, lines)
     _print(report)
+
+
+def _check_options(
+    against: str | None, features: str, weights: Path | None, count: int | None
+) -> None:
+    """Refuse options that would be ignored.
+
+    Raises:
+        OptionError: with the one that would be.
+    """
+    from mmaccel.commands.run_setup import check_count
+    from mmaccel.errors import OptionError
+
+    if count is not None:
+        check_count("count", count)
+        if against != "scenes":
+            raise OptionError(
+                f"--count: expected --against scenes with it, received --against {against}; of a "
+                "folder all pictures count"
+            )
+    if against is None and (features != "scenes" or weights is not None):
+        raise OptionError(
+            "--features, --weights: expected --against with them, received none; give a folder, "
+            "or scenes"
+        )
 
 
 def _print(report: dict[str, Any]) -> None:

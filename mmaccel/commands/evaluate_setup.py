@@ -34,7 +34,7 @@ def read_captions(file: Path) -> list[str]:
         OptionError: no text file, or none.
     """
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no UTF-8"
         raise OptionError(

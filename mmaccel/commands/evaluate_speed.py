@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+_HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
 
 
 def speed(
@@ -20,6 +23,7 @@ def speed(
     batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,2,4,8",
     runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20,
     warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2,
+    baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None,
     seed: Annotated[int, typer.Option(help="of the first picture")] = 0,
     guidance: Annotated[float | None, typer.Option(help="1 is off")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
@@ -36,11 +40,10 @@ def speed(
     writes speed.md, speed.json, speed.jsonl and plots."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
-    from mmaccel.commands.evaluate_files import new_report, write_json, write_lines, write_text
-    from mmaccel.commands.evaluate_setup import parse_sizes, pick_captions
-    from mmaccel.commands.picture_files import write_whole
+    from mmaccel.commands.evaluate_files import new_report, write_lines
+    from mmaccel.commands.evaluate_setup import parse_sizes, pick_captions, read_captions
+    from mmaccel.commands.evaluate_speed_files import tell_failure, write_runs
     from mmaccel.commands.run_setup import open_folder, open_pipeline, parse_fields, pick_name
-    from mmaccel.commands.terminal import Stopped
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.comparison import make_plain
     from mmaccel.pipelines.picture_model import choose_filters
@@ -53,6 +56,9 @@ def speed(
             "fewer say nothing about p90 (mmaccel bench measures quickly)"
         )
     sizes = parse_sizes(batch_sizes)
+    load("mmaccel.evaluation.library_checks:check_names")(baseline or [])
+    if prompts is not None:
+        read_captions(prompts)
     if plots:
         load("mmaccel.evaluation.speed_plots:check_plots")()
     options = parse_fields(set_fields or [])
@@ -68,44 +74,65 @@ def speed(
         pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
     )
     captions = pick_captions(pipe, model, prompts, None)
+    baselines, left_out = _open_baselines(pipe, baseline or [], captions, filters)
     made: list[Any] = []
-    is_whole = False
     measured = load("mmaccel.evaluation.speed:measure_speed")(
         pipe, {"plain": make_plain(chosen), "policy": chosen}, captions, filters,
         batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, synchronise=_waits_for(device),
+        baselines=baselines,
     )  # fmt: skip
+    each = (2 + len(baselines)) * (runs + warm_up)  # runs of a size
+    failure: BaseException | None = None
     try:
-        _collect(measured, made, 2 * runs * len(sizes))
-        is_whole = True
-    except KeyboardInterrupt:  # sizes that were finished are kept
-        made = made[: len(made) // (2 * runs) * 2 * runs]
-    if made:
-        report = new_report(
-            device, model=model, policy=repr(chosen), exactness=chosen.exactness,
-            promise=promise_in(chosen.exactness, dtype), dtype=dtype, engine=engine,
-            guidance=filters.guidance_scale, temperature=filters.temperature, seed=seed,
-            captions=captions, runs=runs, warm_up=warm_up,
-            rows=load("mmaccel.evaluation.speed:summarise")(made),
-        )  # fmt: skip
-        lines = [run.to_dict() for run in made]
-        text = load("mmaccel.evaluation.speed_report:write_speed")(report)
-        write_lines(out / "speed.jsonl", lines)
-        write_json(out / "speed.json", report)
-        write_text(out / "speed.md", text)
-        if plots:
-            plan = load("mmaccel.evaluation.speed_plots:plan_plots")(report, lines)
-            for file, write in plan.items():
-                write_whole(out / file, write)
-        _print(report, out)
-    if not is_whole:
-        done = len(made) // (2 * runs)
-        raise Stopped(f"stopped; measured {done} of {len(sizes)} batch sizes")
+        for _ in sizes:
+            _collect(itertools.islice(measured, each), made, each)
+            write_lines(out / "speed.jsonl", [run.to_dict() for run in made])
+    except (KeyboardInterrupt, Exception) as error:  # what was made is kept, and then it is told
+        failure = error
+    finally:
+        for other in baselines.values():
+            other.close()
+    done = len(made) // each
+    report = new_report(
+        device, model=model, policy=repr(chosen), exactness=chosen.exactness,
+        promise=promise_in(chosen.exactness, dtype), dtype=dtype, engine=engine,
+        guidance=filters.guidance_scale, temperature=filters.temperature, seed=seed,
+        captions=captions, runs=runs, warm_up=warm_up, baselines=list(baselines),
+        left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],
+        rows=load("mmaccel.evaluation.speed_rows:summarise")(made[: done * each]),
+    )  # fmt: skip
+    write_runs(out, report, made, plots)
+    if failure is not None:
+        raise tell_failure(failure, sizes, done) from failure
+
+
+def _open_baselines(
+    pipe: Any, names: list[str], captions: list[str], filters: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Baselines by name, and why the others are left out, which is said at once."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.terminal import stderr_console
+
+    found, left_out = {}, {}
+    for name in names:
+        reason = load("mmaccel.evaluation.library_checks:find_obstacle")(
+            pipe, name, captions[0], filters
+        )
+        if reason:
+            left_out[name] = reason
+            stderr_console().print(f"--baseline {name} is left out: {reason}", markup=False)
+        else:
+            make = load("mmaccel.evaluation.library_decoding:LibraryDecoding")
+            found[name] = make(pipe, name, captions)
+    return found, left_out
 
 
 def _waits_for(device: str) -> Any:
     import torch
 
-    return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    if device.startswith("cuda"):
+        return lambda: torch.cuda.synchronize(device)  # of that device, not of the current one
+    return lambda: None
 
 
 def _collect(measured: Any, made: list[Any], total: int) -> None:
@@ -114,28 +141,7 @@ def _collect(measured: Any, made: list[Any], total: int) -> None:
     from mmaccel.commands.terminal import stderr_console
 
     with Progress(console=stderr_console()) as bar:
-        task = bar.add_task("measuring", total=total)
+        task = bar.add_task(f"measuring behind {len(made)} runs", total=total)
         for run in measured:
             made.append(run)
             bar.advance(task)
-
-
-def _print(report: dict[str, Any], out: Path) -> None:
-    from mmaccel.commands.terminal import make_table, wide_console
-
-    heads = ("side", "median s", "p90", "p99", "IQR", "passes", "tok/pass", "speed-up", "MiB")
-    table = make_table("batch", *heads, title=report["policy"])
-    for row in report["rows"]:
-        seconds = row["seconds"]
-        table.add_row(
-            str(row["batch_size"]),
-            row["side"],
-            *(f"{seconds[name]:.3f}" for name in ("median", "p90", "p99", "iqr")),
-            f"{row['passes']:.1f}",
-            f"{row['tokens_per_pass']:.2f}",
-            f"{row['speed_up']:.2f}" + (" loses" if row["loses"] else ""),
-            "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
-        )
-    console = wide_console()
-    console.print(table)
-    console.print(f"{report['runs']} runs each; {out / 'speed.md'} says the rest.")

@@ -28,7 +28,8 @@ def words(
         check_file(option, file)
     module = "mmaccel.evaluation.word_errors:"
     plain = load(module + "simplify") if simplify else str
-    texts = [[plain(line) for line in _read(file)] for file in (reference, heard)]
+    read_lines = load("mmaccel.evaluation.picture_list:read_lines")
+    texts = [[plain(line) for line in read_lines(file)] for file in (reference, heard)]
     parts = load(module + "compare_transcripts")(*texts)
     total = load(module + "sum_word_errors")(parts)
     figures = {"utterances": len(parts), "simplified": simplify, "rate": total.rate}
@@ -43,21 +44,3 @@ def words(
         f"{name}: {100 * total.rate:.2f} % ({total.substitutions} substituted, {total.deletions} "
         f"deleted, {total.insertions} inserted; {total.words} words in {len(parts)} utterances)"
     )
-
-
-def _read(file: Path) -> list[str]:
-    """The lines of a text.
-
-    Raises:
-        OptionError: it is none.
-    """
-    from mmaccel.errors import OptionError
-
-    try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8"
-        raise OptionError(
-            f"transcript: expected a text file in UTF-8, received {str(file)!r} ({reason}); "
-            "check the path"
-        ) from error

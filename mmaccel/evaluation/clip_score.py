@@ -11,8 +11,9 @@ callables cannot be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,6 @@ class ClipScore:
     scores: Tensor
 
 
-@torch.no_grad()
 def score_captions(
     pictures: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
 ) -> ClipScore:
@@ -60,22 +60,48 @@ def score_captions(
             f"captions: expected one for each of at least one picture, received {len(captions)} "
             f"for {len(pictures)}; give them in the same order"
         )
-    parts = []
-    for k in range(0, len(pictures), batch_size):
-        texts = list(captions[k : k + batch_size])
-        seen, read = embed(torch.stack(list(pictures[k : k + batch_size])), texts)
-        if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
-            raise ShapeError(
-                f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
-                f"{list(read.shape)}; return one row for each picture and text"
-            )
-        both = torch.stack([seen.double().cpu(), read.double().cpu()])
-        if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
-            raise NumericsError(
-                "embeddings: expected finite vectors other than 0, received one that is not; "
-                "look at what the callable returns"
-            )
-        parts.append(100 * cosine_similarity(both[0], both[1]).clamp(min=0))
-    scores = torch.cat(parts)
+    step = range(0, len(pictures), batch_size)
+    cuts = [slice(k, k + batch_size) for k in step]
+    batches = ((torch.stack(list(pictures[cut])), list(captions[cut])) for cut in cuts)
+    return score_batches(batches, embed)
+
+
+@torch.no_grad()
+def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> ClipScore:
+    """Score pictures batch by batch, so that no more than one batch is held at a time.
+
+    Args:
+        batches: at least one, of pictures `[B, 3, H, W]` uint8 and B texts.
+        embed: see `Embed`.
+
+    Raises:
+        ShapeError, NumericsError: as `score_captions`.
+    """
+    scores = torch.cat([_score(pixels, texts, embed) for pixels, texts in batches])
     spread = float(scores.std()) if len(scores) > 1 else math.nan
     return ClipScore(float(scores.mean()), 1.96 * spread / math.sqrt(len(scores)), scores)
+
+
+def _score(pixels: Tensor, texts: list[str], embed: Embed) -> Tensor:
+    """`[B]` float64."""
+    found: Any = embed(pixels, texts)
+    pair = found if isinstance(found, tuple | list) else [found]
+    if len(pair) != 2 or not all(isinstance(own, Tensor) for own in pair):
+        kinds = ", ".join(type(own).__name__ for own in pair[:4])
+        raise ShapeError(
+            f"embeddings: expected two tensors, of pictures and of texts, received {len(pair)} "
+            f"({kinds}); return (pictures [{len(texts)}, D], texts [{len(texts)}, D])"
+        )
+    seen, read = pair
+    if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
+        raise ShapeError(
+            f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
+            f"{list(read.shape)}; return one row for each picture and text"
+        )
+    both = torch.stack([seen.double().cpu(), read.double().cpu()])
+    if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
+        raise NumericsError(
+            "embeddings: expected finite vectors other than 0, received one that is not; "
+            "look at what the callable returns"
+        )
+    return 100 * cosine_similarity(both[0], both[1]).clamp(min=0)

@@ -1,10 +1,11 @@
 """Is a sampler exact? Equality where it promises bits, a G-test where it promises a law.
 
 R. R. Sokal, F. J. Rohlf, "Biometry", 3rd edition 1995, chapter 17 (G-test and the pooling of small
-cells); its power is computed in `mmaccel.evaluation.power`.
+cells); D. A. Williams, "Improved likelihood ratio tests for complete contingency tables",
+Biometrika 63 (1976), whose divisor brings the test to its level: without it a right sampler was
+rejected half as often again. Its power is in `mmaccel.evaluation.power`.
 
-A toy language small enough to enumerate gives the law of every whole sequence; counts of sampled
-sequences are held against it.
+The law of whole sequences comes from a language small enough to enumerate.
 
 Departures: cells are pooled by the law alone, so that the pools do not depend on what was drawn.
 """
@@ -29,10 +30,11 @@ class GTest:
     Attributes:
         statistic: G = 2 sum O ln(O / E); infinite if something impossible was seen.
         degrees: cells left after pooling, less one.
-        p_value: chance of so large a G under the law.
+        p_value: chance of so large a G / correction under the law.
         n_samples: N.
         total_variation: distance between counts / N and the law, over the unpooled cells.
         floor: its expectation if the law is right.
+        correction: by which the statistic is divided before it is held against chi-square.
     """
 
     statistic: float
@@ -41,6 +43,7 @@ class GTest:
     n_samples: int
     total_variation: float
     floor: float
+    correction: float = 1.0
 
 
 def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
@@ -62,8 +65,7 @@ def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
 def g_test(counts: Tensor, law: Tensor, smallest: float = 5.0) -> GTest:
     """Hold counts against a law (Sokal and Rohlf, chapter 17).
 
-    Cells are taken from the least likely on and pooled until a pool expects `smallest` counts; the
-    pools depend on the law alone, never on the counts.
+    Cells are taken from the least likely on and pooled until a pool expects `smallest` counts.
 
     Args:
         counts: `[K]` int64.
@@ -96,8 +98,23 @@ def g_test(counts: Tensor, law: Tensor, smallest: float = 5.0) -> GTest:
     observed = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, counts.double())
     expected = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, law * n)
     statistic = max(0.0, float(2 * torch.xlogy(observed, observed / expected).sum()))
-    p_value = chi_square_tail(statistic, n_pools - 1)
-    return GTest(statistic, n_pools - 1, p_value, n, distance, floor)
+    correction = williams_correction(expected / n, n)
+    p_value = chi_square_tail(statistic / correction, n_pools - 1)
+    return GTest(statistic, n_pools - 1, p_value, n, distance, floor, correction)
+
+
+def williams_correction(law: Tensor, n_samples: int) -> float:
+    """What G is larger by, on average, than the chi-square it is held against (Williams, 1976).
+
+    Args:
+        law: `[K]` float, of the pools; none 0.
+        n_samples: N.
+
+    Returns:
+        1 + (sum 1 / p - 1) / (6 N (K - 1)); 1 of a single pool.
+    """
+    degrees = len(law) - 1
+    return 1 + (float((1 / law).sum()) - 1) / (6 * n_samples * degrees) if degrees else 1.0
 
 
 def combine(tests: Sequence[GTest]) -> GTest:
@@ -105,12 +122,15 @@ def combine(tests: Sequence[GTest]) -> GTest:
 
     Total variation and floor become means weighted by N.
     """
-    n = sum(test.n_samples for test in tests)
-    statistic, degrees = sum(test.statistic for test in tests), sum(test.degrees for test in tests)
+    n, degrees = sum(test.n_samples for test in tests), sum(test.degrees for test in tests)
+    statistic = sum(test.statistic for test in tests)
     distance = sum(test.total_variation * test.n_samples for test in tests) / n
     floor = sum(test.floor * test.n_samples for test in tests) / n
-    tail = chi_square_tail(statistic, degrees) if math.isfinite(statistic) else 0.0
-    return GTest(statistic, degrees, tail, n, distance, floor)
+    if not math.isfinite(statistic):
+        return GTest(statistic, degrees, 0.0, n, distance, floor)
+    corrected = sum(test.statistic / test.correction for test in tests)
+    tail, correction = chi_square_tail(corrected, degrees), statistic / (corrected or 1.0)
+    return GTest(statistic, degrees, tail, n, distance, floor, correction or 1.0)
 
 
 def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:

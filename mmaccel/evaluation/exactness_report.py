@@ -97,7 +97,7 @@ def check_all(plan: Plan) -> list[Check]:
     checks.append(
         compare_rows(
             "same seeds", plan.pipe, plain, made, plan.seeds, plan.filters,
-            promised=plan.keeps_tokens, width=width,
+            promised=plan.keeps_tokens, width=width, dtype=plan.dtype,
         )
     )  # fmt: skip
     checks += _batches(plan, plain, made)
@@ -114,8 +114,9 @@ def _greedy(plan: Plan, greedy: Filters) -> Check:
     # at temperature 0 a law is one sequence, so that keeping the law is keeping the tokens
     promised = plan.keeps_tokens or plan.policy.exactness == "distribution"
     return compare_rows(
-        "greedy", plan.pipe, plain, made, plan.seeds, greedy, promised=promised, width=plan.width
-    )
+        "greedy", plan.pipe, plain, made, plan.seeds, greedy,
+        promised=promised, width=plan.width, dtype=plan.dtype,
+    )  # fmt: skip
 
 
 def _batches(plan: Plan, plain: Pictures, made: Pictures) -> list[Check]:
@@ -136,7 +137,7 @@ def _batches(plan: Plan, plain: Pictures, made: Pictures) -> list[Check]:
         found.append(
             compare_rows(
                 name, plan.pipe, alone, rows, part.seeds, plan.filters,
-                promised=promised, width=width,
+                promised=promised, width=width, dtype=plan.dtype,
             )
         )  # fmt: skip
     return found

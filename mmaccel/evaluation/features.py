@@ -1,7 +1,7 @@
 """Features of pictures: which extractor, and running it over a folder.
 
 `scenes` is the small network that ships (pictures of 64x64 captioned scenes alone); `inception` is
-the network of FID, by torchmetrics and torch-fidelity, for which a file with its weights is given;
+the network of FID (`mmaccel.evaluation.inception`), for which a file with its weights is given;
 `module:function` is the user's own.
 """
 
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import load
-from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.evaluation.frechet import Array, check_features
+from mmaccel.evaluation.inception import open_inception
 
 Extract = Callable[[Tensor], Tensor]
 """Pictures `[B, 3, H, W]` uint8 to features `[B, D]`."""
@@ -35,20 +36,20 @@ def open_extractor(name: str, weights: Path | None = None) -> Extract:
 
     Raises:
         OptionError: another name, or weights too many or too few.
-        MissingBackendError: inception without the packages that it needs.
+        MissingBackendError: inception without torch-fidelity.
     """
     if (weights is not None) != (name == "inception"):
         wanted = "a file for inception" if weights is None else f"none for {name}"
         raise OptionError(
             f"weights: expected {wanted}, received {None if weights is None else str(weights)!r}; "
-            "the weights of FID are pt_inception-2015-12-05-6726825d.pth of torch-fidelity"
+            "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
         )
     if name == "scenes":
         extract: Extract = load("mmaccel.demo.scenes_features:extract_features")
         return extract
     if name == "inception":
         assert weights is not None
-        return _open_inception(weights)
+        return open_inception(weights)
     return load_callable(name, "features", "scenes, inception or module:function")
 
 
@@ -62,14 +63,16 @@ def load_callable(name: str, option: str, wanted: str = "module:function") -> Ca
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        found = getattr(import_module(module), attribute) if module and attribute else None
-    except (ImportError, AttributeError) as error:
+        is_name = module and attribute and not module.startswith(".")
+        found = getattr(import_module(module), attribute) if is_name else None
+    except (ImportError, AttributeError, SyntaxError) as error:
         reason = " ".join(str(error).split())[:100]
         raise OptionError(
             f"{option}: expected {wanted}, received {name!r} ({reason}); check the spelling"
         ) from error
     finally:
-        sys.path.remove(here)
+        if here in sys.path:  # the module may have changed it
+            sys.path.remove(here)
     if not callable(found):
         raise OptionError(f"{option}: expected {wanted}, received {name!r}; name a callable")
     called: Callable[..., Any] = found
@@ -90,7 +93,7 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
     parts = []
     for batch in batches:
         with torch.no_grad():
-            found = np.asarray(torch.as_tensor(extract(batch)).detach().cpu().double())
+            found = _to_array(extract(batch))
         if found.ndim != 2 or len(found) != len(batch):
             raise ShapeError(
                 f"features: expected [{len(batch)}, D] for a batch of {len(batch)}, received "
@@ -105,19 +108,17 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
     return np.concatenate(parts)
 
 
-def _open_inception(weights: Path) -> Extract:
-    if not weights.is_file():
-        raise OptionError(f"weights: expected a file, received {str(weights)!r}; check the path")
+def _to_array(made: Any) -> Array:
+    """What an extractor returned as float64 on the processor.
+
+    Raises:
+        ShapeError: no tensor, and nothing of which one can be made.
+    """
     try:
-        import torch_fidelity  # noqa: F401
-        from torchmetrics.image.fid import NoTrainInceptionV3
-    except Exception as error:  # a torchvision of another build raises what it likes
-        reason = " ".join(str(error).split())[:100]
-        raise MissingBackendError(
-            f"inception: expected torchmetrics, torch-fidelity and a torchvision of torch's own "
-            f"build, received {type(error).__name__} ({reason}); install them, or give "
-            "--features module:function"
+        found: Array = np.asarray(torch.as_tensor(made).detach().cpu().double())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "
+            "for each picture"
         ) from error
-    network: Any = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(weights)).eval()
-    extract: Extract = network
-    return extract
+    return found

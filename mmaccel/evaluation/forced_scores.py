@@ -1,13 +1,15 @@
 """Where two runs part: how close the two best tokens were, and how far rounding moves scores.
 
 A window's pass adds in another order than a pass of one token, so its scores differ in their last
-bits. That explains a parting where the gap of the two best is no wider than these differences; a
-wider gap is a bug. Both are measured on the model itself, by feeding it the plain loop's tokens
-again, one by one and in windows.
+bits. That explains a parting where the token taken was behind the best by no more than these
+differences; a wider gap is a bug. Both are measured on the model itself, by feeding it the plain
+loop's tokens again, one by one and in windows. Differences of more than half of the digits are a
+bug themselves, as of a window that sees what it should not, and explain nothing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,21 +29,24 @@ class Parting:
 
     Attributes:
         slot: index of the first other token.
-        gap: between the two best tokens there, in the units of the scores (noise included); None
-            where the filters leave one token.
+        gap: by which the other token was behind the best there, in the units of the scores (noise
+            included); None where the filters rule it out.
         rounding: largest difference of a score between passes of one token and of a window.
-        is_rounding: whether that explains it.
+        limit: above which such a difference is no rounding: half of the digits.
+        is_rounding: whether rounding explains the parting.
     """
 
     slot: int
     gap: float | None
     rounding: float
+    limit: float
     is_rounding: bool
 
 
 def explain_parting(
-    pipe: Any, caption: str, tokens: Tensor, slot: int, filters: Filters, noise: Noise, width: int
-) -> Parting:
+    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, filters: Filters, noise: Noise,
+    width: int, dtype: torch.dtype = torch.float32,
+) -> Parting:  # fmt: skip
     """Look at the slot where a run parted from the plain loop.
 
     Args:
@@ -49,21 +54,23 @@ def explain_parting(
         caption: of the row.
         tokens: `[L]` int64, of the plain loop.
         slot: where the other run parts.
+        other: the token it has there.
         filters: of the run; without a processor.
         noise: of the row, B of 1.
         width: of the windows to compare with.
+        dtype: that the model computes in.
 
     Cost: L passes of one token and L / width of a window.
     """
     single = forced_scores(pipe, caption, tokens[: slot + 1], filters, noise, 1)
     wide = forced_scores(pipe, caption, tokens, filters, noise, width)[: slot + 1]
-    best = single[slot].topk(2).values
     both = single.isfinite() & wide.isfinite()
     rounding = float((single - wide)[both].abs().max())
-    if not bool(best.isfinite().all()):
-        return Parting(slot, None, rounding, False)
-    gap = float(best[0] - best[1])
-    return Parting(slot, gap, rounding, gap <= _REACH * rounding)
+    limit = math.sqrt(torch.finfo(dtype).eps) * float(single[both].abs().max())
+    behind = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
+    gap = next((own for own in behind if math.isfinite(own)), None)  # cut by one of them alone
+    is_rounding = gap is not None and rounding <= limit and gap <= _REACH * rounding
+    return Parting(slot, gap, rounding, limit, is_rounding)
 
 
 @torch.no_grad()

@@ -26,6 +26,9 @@ BIAS = (
     "biased: two samples of one law are a distance above 0 that falls with n; compare values of "
     "equal n and equal features alone"
 )
+FEW = (
+    "; n is not above the width D, so that a covariance is of low rank and the value of little use"
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,8 @@ def frechet_distance(first: Moments, second: Moments) -> Frechet:
     cross = _root(first.covariance).T @ _root(second.covariance)  # [rank, rank]
     shared = np.linalg.svd(cross, compute_uv=False).sum() if cross.size else 0.0
     distance = float(apart @ apart + traces - 2 * shared)
-    return Frechet(max(0.0, distance), first.n, second.n, len(first.mean))
+    bias = BIAS + FEW * (min(first.n, second.n) <= len(first.mean))
+    return Frechet(max(0.0, distance), first.n, second.n, len(first.mean), bias)
 
 
 def frechet_of(first: npt.ArrayLike, second: npt.ArrayLike) -> Frechet:

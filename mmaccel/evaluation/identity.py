@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.exactness import first_divergence
 from mmaccel.evaluation.forced_scores import explain_parting
 from mmaccel.pipelines.pictures import Pictures
+from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
@@ -52,6 +55,7 @@ def compare_rows(
     *,
     promised: bool,
     width: int | None,
+    dtype: str = EXACT_DTYPE,
 ) -> Check:
     """Tokens of two runs of the same captions and seeds.
 
@@ -68,6 +72,7 @@ def compare_rows(
         promised: whether the tokens have to be the same.
         width: of a window's pass, to measure rounding with; None leaves partings unexplained, as
             where the draws of a run do not come from the plain loop's noise.
+        dtype: that the model computes in.
     """
     total, length = plain.tokens.shape
     parts = first_divergence(made.tokens, plain.tokens)
@@ -80,17 +85,18 @@ def compare_rows(
         noise = Noise.from_seed([seeds[row]], 1, pipe.model.device)
         slot, caption = int(parts[row]), plain.prompts[row]
         parting = explain_parting(
-            pipe, caption, plain.tokens[row], slot, filters, noise, min(width, length)
-        )
+            pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), filters, noise,
+            min(width, length), getattr(torch, dtype),
+        )  # fmt: skip
         found.append({"row": row, "caption": caption, "seed": seeds[row], **asdict(parting)})
     is_rounding = bool(found) and all(f["is_rounding"] for f in found)
     said = f"{total - len(rows)} of {total} rows the same"
     if rows:
         said += f", the others up to token {int(parts[rows].min())}"
         if found:
-            gap = found[0]["gap"]
-            told = "one token alone is possible there" if gap is None else f"gap {gap:.2g} there"
-            said += f" ({told}, rounding {found[0]['rounding']:.2g})"
+            # the row that rounding explains least is the one to look at
+            shown = next((own for own in found if not own["is_rounding"]), found[0])
+            said += f" ({_tell(shown)})"
         said += ": rounding explains it" if is_rounding else ""
     figures = {
         "rows": total,
@@ -102,6 +108,15 @@ def compare_rows(
         "tokens_per_pass": made.stats.tokens_per_pass,
     }
     return Check(name, promised, not rows or is_rounding, said, figures)
+
+
+def _tell(parting: dict[str, Any]) -> str:
+    """Why a row may part, in words."""
+    gap, rounding = parting["gap"], parting["rounding"]
+    told = "a token that cannot be there" if gap is None else f"gap {gap:.2g} there"
+    over = rounding > parting["limit"]
+    more = f", more than {parting['limit']:.2g}: no rounding" if over else ""
+    return f"{told}, rounding {rounding:.2g}{more}"
 
 
 def cut_rows(made: Pictures, count: int) -> Pictures:

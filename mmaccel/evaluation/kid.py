@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.evaluation.frechet import Array, check_features
 
 BIAS = "unbiased: its mean does not depend on n, its noise does; below 0 is noise"
@@ -90,7 +90,11 @@ def measure_kid(
 
 
 def squared_mmd(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Unbiased estimate over all pairs (arguments as `measure_kid`)."""
+    """Unbiased estimate over all pairs (arguments as `measure_kid`).
+
+    Raises:
+        ShapeError, NumericsError: as `measure_kid`, or features too large to be cubed.
+    """
     one, other = check_features(first, "first"), check_features(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ShapeError(
@@ -98,6 +102,18 @@ def squared_mmd(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
             f"{other.shape[1]}; use one extractor for both"
         )
     n, m = len(one), len(other)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = _estimate(one, other, n, m)
+    if not np.isfinite(value):
+        largest = max(float(np.abs(side).max()) for side in (one, other))
+        raise NumericsError(
+            f"features: expected cubes that float64 can hold, received features of up to "
+            f"{largest:.3g}; scale them"
+        )
+    return value
+
+
+def _estimate(one: Array, other: Array, n: int, m: int) -> float:
     own = _off_diagonal(one) / (n * (n - 1)) + _off_diagonal(other) / (m * (m - 1))
     across = sum(polynomial_kernel(block, other).sum() for block in _blocks(one))
     return float(own - 2 * across / (n * m))

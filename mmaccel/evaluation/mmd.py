@@ -11,13 +11,14 @@ different groups have different laws. Its power is in `mmaccel.evaluation.mmd_po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.evaluation.frechet import Array, check_features
 
 
@@ -30,6 +31,8 @@ class PermutationTest:
         p_value: share of labellings, the observed one included, with one as large.
         n_first, n_second: items.
         permutations: labellings drawn.
+        least: below which no p-value of these sizes and groups can be; a test at a level under it
+            cannot reject.
     """
 
     statistic: float
@@ -37,6 +40,7 @@ class PermutationTest:
     n_first: int
     n_second: int
     permutations: int
+    least: float
 
 
 def permutation_test(
@@ -88,18 +92,35 @@ def permutation_test(
         drawn[1:, own] = rng.permuted(drawn[1:, own], axis=1)
     found = _statistics(kernel, drawn)
     p_value = float((found >= found[0] - 1e-12 * abs(found[0])).mean())
-    return PermutationTest(float(found[0]), p_value, len(one), len(other), permutations)
+    least = max(1 / (permutations + 1), _least(labels, members))
+    return PermutationTest(float(found[0]), p_value, len(one), len(other), permutations, least)
 
 
 def gaussian_kernel(items: Array) -> Array:
     """exp(-|x - y|^2 / (2 m^2)) of all pairs of `[N, D]`, `[N, N]`; m is the median distance of
-    different items (1 where that is 0)."""
-    squares = (items * items).sum(1)
-    apart = np.maximum(squares[:, None] + squares[None] - 2 * items @ items.T, 0.0)
-    np.fill_diagonal(apart, 0.0)
+    different items (1 where that is 0).
+
+    Raises:
+        NumericsError: features so large that their distances are not finite.
+    """
+    items = items - items.mean(0)  # distances stay, and keep their digits far from 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        apart = _squared_distances(items)
+    if not np.isfinite(apart).all():
+        raise NumericsError(
+            f"features: expected distances that float64 can hold, received features of up to "
+            f"{np.abs(items).max():.3g}; scale them"
+        )
     scale = float(np.median(apart[np.triu_indices(len(items), 1)]))
     kernel: Array = np.exp(-apart / (2 * (scale or 1.0)))
     return kernel
+
+
+def _squared_distances(items: Array) -> Array:
+    squares = (items * items).sum(1)
+    apart: Array = np.maximum(squares[:, None] + squares[None] - 2 * items @ items.T, 0.0)
+    np.fill_diagonal(apart, 0.0)
+    return apart
 
 
 def _statistics(kernel: Array, labels: npt.NDArray[np.bool_]) -> Array:
@@ -129,3 +150,11 @@ def _members(
         )
     number = np.concatenate([np.asarray(groups[0]), np.asarray(groups[1])])
     return [np.flatnonzero(number == own) for own in np.unique(number)]
+
+
+def _least(labels: npt.NDArray[np.bool_], members: Sequence[npt.NDArray[np.intp]]) -> float:
+    """Share of labellings that are as extreme as any: of all that there are, one, or two where
+    each group has as many of both sets, so that all labels may be swapped."""
+    sizes = [(len(own), int(labels[own].sum())) for own in members]
+    total = math.prod(math.comb(n, k) for n, k in sizes)
+    return min(1.0, (1 + all(n == 2 * k for n, k in sizes)) / total)

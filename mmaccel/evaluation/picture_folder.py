@@ -2,7 +2,7 @@
 
 A picture of `mmaccel generate` carries its caption and seed (text chunk `mmaccel`, JSON). Where any
 file of a folder does, only those count: the others are sheets. A file without one may be named in
-`prompts.jsonl` beside it, a line each: `{"file": "a.png", "prompt": "…", "seed": 0}`.
+`prompts.jsonl` beside it (`mmaccel.evaluation.picture_list`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.evaluation.picture_list import LIST, read_list
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CLIPS = (".mp4", ".gif", ".webm", ".mov")
-LIST = "prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def list_items(folder: Path, kinds: Sequence[str] = PICTURES) -> list[Item]:
 
     Raises:
         OptionError: no such folder, none of these files in it, a file that is no picture, or a
-            `prompts.jsonl` that cannot be read.
+            `prompts.jsonl` that cannot be read or names a file that is not there.
     """
     if not folder.is_dir():
         raise OptionError(f"folder: expected a folder, received {str(folder)!r}; check the path")
@@ -65,32 +65,11 @@ def list_items(folder: Path, kinds: Sequence[str] = PICTURES) -> list[Item]:
     for file in files:
         facts = told.get(file.name) or (read_facts(file) if file.suffix.lower() == ".png" else {})
         prompt, seed = facts.get("prompt"), facts.get("seed")
-        items.append(Item(file, prompt, seed, facts))
+        is_number = isinstance(seed, int) and not isinstance(seed, bool)
+        known = (prompt if isinstance(prompt, str) else None, seed if is_number else None)
+        items.append(Item(file, *known, facts))
     named = [item for item in items if item.prompt is not None]
     return named or items
-
-
-def read_list(file: Path) -> dict[str, dict[str, Any]]:
-    """`prompts.jsonl` by file name; empty where there is none.
-
-    Raises:
-        OptionError: a line that is no object with `file` and `prompt`; with its number.
-    """
-    told: dict[str, dict[str, Any]] = {}
-    if not file.is_file():
-        return told
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            facts = json.loads(line)
-            told[facts["file"]] = {"prompt": str(facts["prompt"]), **facts}
-        except (ValueError, KeyError, TypeError) as error:
-            raise OptionError(
-                f'{file.name}: expected {{"file": …, "prompt": …}} on each line, received '
-                f"{line[:60]!r} on line {number}; correct it"
-            ) from error
-    return told
 
 
 def read_facts(file: Path) -> dict[str, Any]:
@@ -116,10 +95,12 @@ def open_picture(file: Path) -> Any:
     """
     from PIL import Image
 
+    # what Pillow raises for broken files, and for those too large to be meant well
+    broken = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     try:
         picture = Image.open(file)
         picture.load()
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for broken files
+    except broken as error:
         reason = " ".join(str(error).split())[:80]
         raise OptionError(
             f"picture: expected a whole picture, received {str(file)!r} ({reason}); make it again "
@@ -132,7 +113,7 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
     """Pixels of pictures in order, `[B, 3, H, W]` uint8, B at most `batch_size`.
 
     Raises:
-        OptionError: a file that is no picture.
+        OptionError: a file that is no picture, or one of more than 8 bits a channel.
         ShapeError: pictures of unlike sizes; with two of them.
     """
     first: tuple[Path, tuple[int, int]] | None = None
@@ -140,6 +121,7 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
         rows = []
         for item in items[k : k + batch_size]:
             with open_picture(item.file) as picture:
+                _check_depth(picture, item.file)
                 size, pixels = picture.size, np.asarray(picture.convert("RGB"))
             first = first or (item.file, size)
             if size != first[1]:
@@ -150,3 +132,12 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
                 )
             rows.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
         yield torch.stack(rows)
+
+
+def _check_depth(picture: Any, file: Path) -> None:
+    """Refuse what Pillow would cut at 255 and not scale."""
+    if picture.mode.startswith(("I", "F")):
+        raise OptionError(
+            f"picture: expected 8 bits a channel, received mode {picture.mode} in {str(file)!r}; "
+            "convert it first, to the range you mean"
+        )

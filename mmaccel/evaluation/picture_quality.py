@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ import torch
 
 from mmaccel.catalog import load
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.clip_score import Embed, score_captions
-from mmaccel.evaluation.features import Extract, extract_all
+from mmaccel.evaluation.clip_score import Embed, score_batches
 from mmaccel.evaluation.frechet import Array, frechet_floor, frechet_of
 from mmaccel.evaluation.kid import measure_kid
-from mmaccel.evaluation.picture_folder import Item, list_items, read_pixels
+from mmaccel.evaluation.picture_folder import Item, read_pixels
 
 _NO_NUMBER = {float("inf"), float("-inf")}
 
@@ -36,23 +34,39 @@ def measure_distances(first: Array, second: Array, seed: int = 0) -> dict[str, A
     return {"frechet": frechet, "kid": {k: plain_number(v) for k, v in kid.items()}}
 
 
-def reference_features(
-    against: str, count: int, extract: Extract, batch_size: int
-) -> tuple[Array, int]:
-    """Features of the pictures to compare with, and how many they are.
+def check_sizes(items: Sequence[Item], others: Sequence[Item] | None, count: int | None) -> None:
+    """Refuse too few pictures for a distance, before anything is extracted.
 
     Args:
-        against: "scenes", which draws `count` pictures that no training saw, or a folder.
+        items: the pictures.
+        others: those they are held against; None where they will be drawn.
+        count: how many will be.
+
+    Raises:
+        OptionError: fewer than two on a side.
+    """
+    n_others = count or len(items) if others is None else len(others)
+    if min(len(items), n_others) < 2:
+        raise OptionError(
+            f"pictures: expected at least 2 on both sides, received {len(items)} and {n_others}; "
+            "a covariance needs two"
+        )
+
+
+def reference_pixels(
+    others: Sequence[Item] | None, count: int, batch_size: int
+) -> Iterable[torch.Tensor]:
+    """The pictures to compare with, batch by batch.
+
+    Args:
+        others: of a folder; None draws `count` pictures of scenes that no training saw.
         count: see above.
-        extract: see `mmaccel.evaluation.features`.
         batch_size: pictures extracted together.
     """
-    if against == "scenes":
-        drawn = load("mmaccel.demo.scenes_features:draw_reference")(count)
-        features = extract_all(drawn.split(batch_size), extract)
-    else:
-        features = extract_all(read_pixels(list_items(Path(against)), batch_size), extract)
-    return features, len(features)
+    if others is not None:
+        return read_pixels(others, batch_size)
+    drawn: torch.Tensor = load("mmaccel.demo.scenes_features:draw_reference")(count)
+    return drawn.split(batch_size)
 
 
 def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str, bool] | None]:
@@ -98,20 +112,31 @@ def measure_clip(items: Sequence[Item], embed: Embed, batch_size: int) -> dict[s
     Raises:
         OptionError: none does.
     """
-    told = [item for item in items if item.prompt is not None]
-    if not told:
-        raise OptionError(
-            "clip: expected pictures with captions, received none; make them with mmaccel "
-            "generate, or write prompts.jsonl beside them"
-        )
-    pixels = list(torch.cat(list(read_pixels(told, batch_size))))
-    found = score_captions(pixels, [str(item.prompt) for item in told], embed, batch_size)
+    told = with_captions(items)
+    cuts = [told[k : k + batch_size] for k in range(0, len(told), batch_size)]
+    texts = ([str(item.prompt) for item in part] for part in cuts)
+    found = score_batches(zip(read_pixels(told, batch_size), texts, strict=True), embed)
     return {
         "n": len(told),
         "mean": found.mean,
         "half_width": plain_number(found.half_width),
         "scores": dict(zip((item.file.name for item in told), found.scores.tolist(), strict=True)),
     }
+
+
+def with_captions(items: Sequence[Item]) -> list[Item]:
+    """The pictures that carry captions.
+
+    Raises:
+        OptionError: none does.
+    """
+    told = [item for item in items if item.prompt is not None]
+    if not told:
+        raise OptionError(
+            "clip: expected pictures with captions, received none; make them with mmaccel "
+            "generate, or write prompts.jsonl beside them"
+        )
+    return told
 
 
 def plain_number(value: Any) -> Any:

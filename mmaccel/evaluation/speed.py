@@ -1,18 +1,16 @@
-"""Throughput of a policy against the plain loop: synchronised runs in A/B order.
+"""Throughput of a policy against the plain loop and other baselines: runs in A/B order.
 
 A run is one call that makes a batch of pictures, all of it: captions encoded, tokens decoded,
-pixels made. Both sides run with the same captions and seeds, one behind the other, and change
-places from pair to pair, so that a machine that slows down slows both.
+pixels made. All sides run with the same captions and seeds, one behind the other, and change
+places from round to round, so that a machine that slows down slows all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
 
 from mmaccel.evaluation.peak_memory import read_peak, reset_peak
 from mmaccel.samplers.filters import Filters
@@ -26,23 +24,24 @@ class Run:
     """One measured call.
 
     Attributes:
-        side: "plain" or "policy".
+        side: "plain", "policy" or the name of a baseline.
         batch_size: pictures it made.
-        index: number of its pair; `place` 0 or 1 says which of the pair came first.
-        place: see above.
+        index: number of its round; below 0 to warm up, the first of all at -warm_up.
+        place: in the round, from 0.
         seconds: wall time, the device synchronised before and behind it.
         forward_seconds: of the model's passes; on an accelerator the time to launch them.
         sampler_seconds: of the rest of the decoding loop.
         pixel_seconds: of making pixels.
         other_seconds: what is left: captions, prompts, PIL.
         tokens: made.
-        passes: forward passes behind the prompt's (NFE), of the batch.
+        passes: forward passes that tokens were drawn from (NFE), of the batch.
         row_passes: the same, summed over rows that were unfinished.
-        prefill_passes: over the prompt.
+        prefill_passes: over the prompt alone, that no token was drawn from.
         draft_passes: of a draft model.
         accepted: `accepted[k]` row-passes made k + 1 tokens.
         peak_bytes: largest memory while it ran, or None where nothing tells.
         slots: of full windows, one a row-pass, where the policy has a fixed window; else None.
+        captures: passes that were captured, or graphs that were compiled, while it ran.
     """
 
     side: str
@@ -62,6 +61,7 @@ class Run:
     accepted: list[int]
     peak_bytes: int | None
     slots: int | None
+    captures: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, ready for JSON."""
@@ -79,8 +79,9 @@ def measure_speed(
     warm_up: int,
     seed: int,
     synchronise: Callable[[], object],
+    baselines: Mapping[str, Any] | None = None,
 ) -> Iterator[Run]:
-    """Runs as they are finished.
+    """Runs as they are finished, those to warm up too.
 
     Args:
         pipe: a `TextToImage`.
@@ -92,24 +93,35 @@ def measure_speed(
         warm_up: further runs of each side at each size, not measured.
         seed: of the first picture.
         synchronise: waits for the device.
+        baselines: further sides by name; each has a `stream` as `pipe` has it.
     """
+    sides = {side: (pipe, policies[side]) for side in SIDES}
+    sides |= {name: (other, None) for name, other in (baselines or {}).items()}
     for size in batch_sizes:
         for pair in range(-warm_up, runs):
-            order = SIDES if pair % 2 == 0 else SIDES[::-1]
             first = max(pair, 0) * size
             texts = [captions[(first + k) % len(captions)] for k in range(size)]
             seeds = [seed + first + k for k in range(size)]
-            for place, side in enumerate(order):
-                options = {"policy": policies[side], "seed": seeds, "batch_size": size}
+            for place, side in enumerate(order_of(list(sides), pair)):
+                source, policy = sides[side]
+                options = {"policy": policy, "seed": seeds, "batch_size": size}
                 reset_peak(pipe.model.device)
                 synchronise()
                 began = time.perf_counter()
-                (made,) = pipe.stream(texts, filters, **options)
+                (made,) = source.stream(texts, filters, **options)
                 synchronise()
                 seconds = time.perf_counter() - began
-                if pair >= 0:
-                    peak = read_peak(pipe.model.device)
-                    yield _run(side, size, pair, place, seconds, made.stats, peak, policies[side])
+                peak = read_peak(pipe.model.device)
+                yield _run(side, size, pair, place, seconds, made.stats, peak, policy)
+
+
+def order_of(sides: Sequence[str], index: int) -> list[str]:
+    """The sides of a round: each begins as often as any, and of more than two every other turn
+    runs backwards, so that none always follows the same one.
+    """
+    turn, first = divmod(index, len(sides))
+    order = [*sides[first:], *sides[:first]]
+    return order[::-1] if len(sides) > 2 and turn % 2 else order
 
 
 def _run(
@@ -134,60 +146,5 @@ def _run(
         accepted=list(stats.accepted),
         peak_bytes=peak,
         slots=stats.row_passes * window if isinstance(window, int) else None,
+        captures=stats.captures,
     )
-
-
-def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row per batch size and side, ready for JSON: seconds of a run (median, p90, p99 and
-    quartiles, linear between runs), passes, tokens a pass with their histogram, stages, memory, and
-    how much faster than the plain loop (ratio of medians; of the pairs: median and quartiles).
-    """
-    rows = []
-    for size in dict.fromkeys(run.batch_size for run in runs):
-        plain = [run for run in runs if (run.batch_size, run.side) == (size, "plain")]
-        for side in SIDES:
-            own = [run for run in runs if (run.batch_size, run.side) == (size, side)]
-            rows.append(_row(own, plain))
-    return rows
-
-
-def _row(own: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
-    seconds = [run.seconds for run in own]
-    low, median, high, p90, p99 = np.percentile(seconds, [25, 50, 75, 90, 99]).tolist()
-    before = {run.index: run.seconds for run in plain}
-    ratios = [before[run.index] / run.seconds for run in own if run.index in before]
-    first, middle, last = np.percentile(ratios, [25, 50, 75]).tolist()
-    tokens, row_passes = sum(r.tokens for r in own), sum(r.row_passes for r in own)
-    slots = [run.slots for run in own if run.slots is not None]
-    peaks = [run.peak_bytes for run in own if run.peak_bytes is not None]
-    size, n = own[0].batch_size, len(own)
-    speed_up = float(np.median([run.seconds for run in plain])) / median
-    return {
-        "side": own[0].side,
-        "batch_size": size,
-        "runs": n,
-        "seconds": {"median": median, "p90": p90, "p99": p99, "iqr": high - low},
-        "pictures_per_second": size / median,
-        "tokens_per_second": tokens / n / median,
-        "speed_up": speed_up,
-        "pairs": {"median": middle, "quartiles": [first, last]},
-        "loses": own[0].side == "policy" and speed_up < 1,
-        "passes": sum(run.passes for run in own) / n,
-        "row_passes": row_passes / n / size,
-        "prefill_passes": sum(run.prefill_passes for run in own) / n,
-        "draft_passes": sum(run.draft_passes for run in own) / n,
-        "tokens_per_pass": tokens / row_passes if row_passes else 0.0,
-        "unused": 1 - tokens / sum(slots) if sum(slots) else None,
-        "histogram": _histogram(own),
-        "stages": {name: sum(getattr(r, f"{name}_seconds") for r in own) / n for name in STAGES},
-        "peak_bytes": max(peaks) if peaks else None,
-    }
-
-
-STAGES = ("forward", "sampler", "pixel", "other")
-
-
-def _histogram(own: Sequence[Run]) -> list[int]:
-    """Row-passes that made 1, 2, … tokens, over all runs."""
-    widest = max(len(run.accepted) for run in own)
-    return [sum(run.accepted[k] for run in own if k < len(run.accepted)) for k in range(widest)]

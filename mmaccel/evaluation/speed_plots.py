@@ -8,7 +8,13 @@ from typing import Any
 
 from mmaccel.errors import MissingBackendError
 
-_COLOURS = {"plain": "#777777", "policy": "#1f6feb"}
+_COLOURS = {
+    "plain": "#777777",
+    "policy": "#1f6feb",
+    "transformers": "#bf8700",
+    "static": "#8250df",
+    "compiled": "#cf222e",
+}
 
 
 def check_plots() -> None:
@@ -51,18 +57,23 @@ def _writer(make: Callable[..., None], report: Any, runs: Any) -> Callable[[Path
 
 
 def _scaling(axes: Any, report: dict[str, Any], runs: Any) -> None:
-    rows = [row for row in report["rows"] if row["side"] == "policy"]
-    sizes = [row["batch_size"] for row in rows]
-    own = [row["speed_up"] for row in rows]
-    low = [min(row["pairs"]["quartiles"][0], row["speed_up"]) for row in rows]
-    high = [max(row["pairs"]["quartiles"][1], row["speed_up"]) for row in rows]
-    spread = [[a - b for a, b in zip(own, low)], [b - a for a, b in zip(own, high)]]
-    axes.errorbar(sizes, own, yerr=spread, marker="o", capsize=4, color=_COLOURS["policy"])
+    every = dict.fromkeys(row["batch_size"] for row in report["rows"])
+    for side in dict.fromkeys(row["side"] for row in report["rows"] if row["side"] != "plain"):
+        rows = [row for row in report["rows"] if row["side"] == side]
+        sizes = [row["batch_size"] for row in rows]
+        own = [row["speed_up"] for row in rows]
+        low = [min(row["pairs"]["quartiles"][0], row["speed_up"]) for row in rows]
+        high = [max(row["pairs"]["quartiles"][1], row["speed_up"]) for row in rows]
+        spread = [[a - b for a, b in zip(own, low)], [b - a for a, b in zip(own, high)]]
+        looks = {"marker": "o", "capsize": 4, "color": _COLOURS[side], "label": side}
+        axes.errorbar(sizes, own, yerr=spread, **looks)
+    sizes = list(every)
     axes.axhline(1, color=_COLOURS["plain"], linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_ylim(bottom=0)
     axes.set(xlabel="batch size", ylabel="times as fast as the plain loop", title=report["policy"])
+    axes.legend()
 
 
 def _tokens(axes: Any, report: dict[str, Any], runs: Any) -> None:
@@ -78,7 +89,10 @@ def _tokens(axes: Any, report: dict[str, Any], runs: Any) -> None:
 
 def _runs(axes: Any, report: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
     for side, colour in _COLOURS.items():
-        own = [(k, run["seconds"]) for k, run in enumerate(runs) if run["side"] == side]
+        counted = enumerate(run for run in runs if run["index"] >= 0)
+        own = [(k, run["seconds"]) for k, run in counted if run["side"] == side]
+        if not own:
+            continue
         axes.plot(*zip(*own), ".", color=colour, label=side)
     axes.set_yscale("log")
     axes.set(xlabel="run, in the order made", ylabel="seconds", title=report["policy"])

@@ -13,6 +13,11 @@ _STAGES = {
     "pixel": "pixels",
     "other": "captions, prompts",
 }
+_BASELINES = {
+    "transformers": "transformers' generate with its growing cache",
+    "static": "transformers' generate with a cache of fixed size",
+    "compiled": "transformers' generate with a cache of fixed size and a compiled pass of a token",
+}
 
 
 def write_speed(report: Report) -> str:
@@ -25,25 +30,43 @@ def write_speed(report: Report) -> str:
         Markdown: what was run where, batch sizes, and stages and tokens a pass of each.
     """
     machine, rows = report["machine"], report["rows"]
-    losing = [str(row["batch_size"]) for row in rows if row["loses"]]
+    losing = [
+        f"{row['batch_size']} (to {', '.join(row['loses_to'])})" for row in rows if row["loses"]
+    ]
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
     text = [
         f"# {report['policy']} on {report['model']}",
         f"{machine['name']} ({machine['device']}, {machine['threads']} threads), {versions}; "
         f"{report['dtype']}, guidance {report['guidance']:g}, temperature "
         f"{report['temperature']:g}, seed {report['seed']}; promise: {report['promise']}.",
-        f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, the two "
+        f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, the "
         "sides in turn and changing places, the device synchronised around each. A run makes a "
-        "batch from captions to pixels. Compared with the plain loop of the same library; the "
-        "strongest baseline of another (a compiled step, for example) is not measured here.",
+        "batch from captions to pixels. " + _tell_baselines(report),
         f"Made by `{report['command']}`.",
         "## Batch sizes",
         grid(_HEADS, [_cells(row) for row in rows]),
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
+        _tell_strongest(rows),
         "Window unused: share of full windows' slots that gave no token: rejected drafts, and what "
         "a window reaches beyond the end of a picture.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
         "brackets the quartiles of the pairs' ratios.",
+        "## First run at a size, seconds",
+        grid(
+            ("batch", "side", "first", "median of the others", "compiled or captured behind it"),
+            [
+                (
+                    str(row["batch_size"]),
+                    row["side"],
+                    _seconds(row["first_seconds"]),
+                    _seconds(row["seconds"]["median"]),
+                    str(row["captures"]),
+                )
+                for row in rows
+            ],
+        ),
+        "What is compiled or captured is so in the first run, which warms up and counts nowhere "
+        "else; the last column says how many graphs were still made in runs that count.",
         "## Stages, seconds a run",
         grid(
             ("batch", "side", *_STAGES.values()),
@@ -63,6 +86,31 @@ _HEADS = (
     "batch", "side", "median s", "p90", "p99", "IQR", "pictures/s", "speed-up", "passes",
     "tokens a pass", "window unused", "peak MiB",
 )  # fmt: skip
+
+
+def _tell_baselines(report: Report) -> str:
+    """Which sides there are, and which could not be had."""
+    told = "plain: the plain loop of this library, one token a pass. "
+    told += "".join(f"{name}: {_BASELINES[name]}. " for name in report["baselines"])
+    told += "".join(f"Left out: {name}, as {why}. " for name, why in report["left_out"].items())
+    if report["baselines"]:
+        return told + "All sides draw with the same noise, and count passes and tokens alike."
+    return told + "No baseline of another library was measured (--baseline compiled)."
+
+
+def _tell_strongest(rows: list[Report]) -> str:
+    """The policy against the fastest other side of each size, by medians."""
+    told = []
+    for size in dict.fromkeys(row["batch_size"] for row in rows):
+        medians = {r["side"]: r["seconds"]["median"] for r in rows if r["batch_size"] == size}
+        own = medians.pop("policy")
+        best = min(medians, key=medians.__getitem__)
+        told.append(f"batch {size}: {medians[best] / own:.2f} times as fast as {best}")
+    return f"Against the fastest of the other sides: {'; '.join(told)}."
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _cells(row: Report) -> tuple[str, ...]:

@@ -48,17 +48,26 @@ def plan_files(
 
 
 def write_files(out: Path, plan: dict[str, Callable[[Path], object]], write: Write) -> None:
-    """Write a plan's files below a folder; folders are made.
+    """Write a plan's files into a folder, which has its name only once they are all there: a suite
+    would take half of them for the whole.
 
     Args:
-        out: the folder.
+        out: the folder; there is none yet, or an empty one.
         plan: of `plan_files`.
         write: see `Write`.
     """
-    for name, make in plan.items():
-        file = out / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, make)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        for name, make in plan.items():
+            file = partial / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file, make)
+        if out.is_dir():
+            out.rmdir()
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def link(source: Path) -> Callable[[Path], object]:
@@ -67,7 +76,7 @@ def link(source: Path) -> Callable[[Path], object]:
     def make(path: Path) -> None:
         path.unlink(missing_ok=True)
         try:
-            os.link(source, path)
+            os.link(source.resolve(), path)  # of a link's target: a relative link leads nowhere
         except OSError:
             shutil.copyfile(source, path)
 

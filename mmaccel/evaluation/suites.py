@@ -26,6 +26,7 @@ from typing import Any
 
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.picture_folder import CLIPS, PICTURES, Item
+from mmaccel.evaluation.picture_list import read_lines
 
 SUITES = {"geneval": 4, "dpg": 4, "hpsv2": 1, "vbench": 5, "partiprompts": 1}
 """Suites, and how many pictures or clips of a prompt each asks for."""
@@ -67,7 +68,7 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
         )
     try:
         found = _READERS[suite](source)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise OptionError(
             f"prompts: expected what {suite} has, received {str(source)!r} ({reason}); take the "
@@ -75,6 +76,12 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
         ) from error
     if not found:
         raise OptionError(f"prompts: expected at least one, received none in {str(source)!r}")
+    wrong = [p for p in found if not isinstance(p.text, str) or not p.text.strip()]
+    if wrong:
+        raise OptionError(
+            f"prompts: expected a text each, received {wrong[0].text!r} for {wrong[0].name!r} in "
+            f"{str(source)!r}; take the file of the suite's repository as it is"
+        )
     return found
 
 
@@ -147,7 +154,9 @@ def _hpsv2(source: Path) -> list[Prompt]:
     found = []
     for file in files:
         texts = json.loads(file.read_text(encoding="utf-8"))
-        found += [Prompt(str(text), f"{file.stem}/{k:05d}") for k, text in enumerate(texts)]
+        if not isinstance(texts, list):
+            raise TypeError(f"no list in {file.name}")
+        found += [Prompt(text, f"{file.stem}/{k:05d}") for k, text in enumerate(texts)]
     return found
 
 
@@ -162,7 +171,7 @@ def _partiprompts(file: Path) -> list[Prompt]:
 
 
 def _lines(file: Path) -> list[str]:
-    return [x for x in file.read_text(encoding="utf-8-sig").splitlines() if x.strip()]
+    return [line for line in read_lines(file) if line.strip()]
 
 
 _READERS = {

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from mmaccel.errors import OptionError, ShapeError
 
+_FORMS = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2010": "-", "\u2011": "-"})
+
 
 @dataclass(frozen=True)
 class WordErrors:
@@ -49,7 +51,8 @@ class WordErrors:
 
 
 def count_word_errors(reference: str, heard: str) -> WordErrors:
-    """Edits between two utterances, words being what stands between blanks.
+    """Edits between two utterances, words being what stands between blanks; a composed character
+    and its parts are one.
 
     Args:
         reference: what was to be said.
@@ -60,7 +63,7 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
 
     Cost: O(words x words heard).
     """
-    wanted, words = reference.split(), heard.split()
+    wanted, words = (unicodedata.normalize("NFC", text).split() for text in (reference, heard))
     # (edits, -substitutions, deletions, insertions); ties go to the larger number of substitutions
     row = [(k, 0, 0, k) for k in range(len(words) + 1)]
     for i, right in enumerate(wanted, 1):
@@ -106,12 +109,13 @@ def compare_transcripts(references: Sequence[str], heard: Sequence[str]) -> list
 
 
 def simplify(text: str) -> str:
-    """Lower case, no punctuation, single blanks; an apostrophe or hyphen within a word stays.
+    """Lower case, no punctuation, single blanks; an apostrophe or hyphen within a word stays. One
+    character in several forms (composed and not, of full width, kinds of apostrophe) becomes one.
 
     For transcripts that differ in such things alone; a rate of simplified texts is another rate and
     is to be called so.
     """
-    kept, text = [], text.casefold().replace("’", "'")
+    kept, text = [], unicodedata.normalize("NFKC", text.casefold()).translate(_FORMS)
     for k, char in enumerate(text):
         inside = 0 < k < len(text) - 1 and text[k - 1].isalnum() and text[k + 1].isalnum()
         is_mark = unicodedata.category(char)[0] in "PS"

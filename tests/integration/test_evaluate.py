@@ -120,7 +120,7 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
     for folder, code, words in (
         (tmp_path / "none", 2, "expected a folder"),
         (empty, 2, "received none in"),
-        (one, 1, "at least 2, received [1, 64]"),
+        (one, 2, "at least 2 on both sides, received 1 and 3"),
         (mixed, 1, "64x64 (000.png) and 32x16 (zz.png)"),
         (broken, 2, "001.png"),
     ):
@@ -201,7 +201,8 @@ def test_speed_writes_its_report(tiny_folder: Path, tmp_path: Path, capsys: Any)
     assert {f.name for f in out.iterdir()} == names
     report = json.loads((out / "speed.json").read_text())
     lines = [json.loads(line) for line in (out / "speed.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * 2 * 20 and [r["batch_size"] for r in report["rows"]] == [1, 1, 2, 2]
+    assert len(lines) == 2 * 2 * (20 + 1) and sum(x["index"] < 0 for x in lines) == 4
+    assert [r["batch_size"] for r in report["rows"]] == [1, 1, 2, 2]
     plain, policy_row = report["rows"][:2]
     assert plain["passes"] == N_TOKENS and plain["tokens_per_pass"] == 1.0
     assert 1 < policy_row["tokens_per_pass"] <= 4 and policy_row["passes"] < N_TOKENS

@@ -25,7 +25,8 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_promise(
 
     def explain(pipe: Any, caption: str, *rest: Any) -> Any:
         looked.append(int(caption))
-        own = {"gap": 1.0, "rounding": 1.0, "is_rounding": int(caption) != worst}
+        assert rest[-1] is torch.bfloat16  # which rounds more than float32
+        own = {"gap": 1.0, "rounding": 1.0, "limit": 2.0, "is_rounding": int(caption) != worst}
         return Parting(**{name: own.get(name) for name in Parting.__dataclass_fields__})
 
     monkeypatch.setattr(identity, "explain_parting", explain)
@@ -38,7 +39,15 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_promise(
     other = Pictures([], tokens + torch.tensor([0, 0, 1, 0, 0]), passes, stats, names)
     pipe: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
     check = identity.compare_rows(
-        "x", pipe, plain, other, list(range(ROWS)), Filters(), promised=True, width=4
+        "x",
+        pipe,
+        plain,
+        other,
+        list(range(ROWS)),
+        Filters(),
+        promised=True,
+        width=4,
+        dtype="bfloat16",
     )
     assert looked == list(range(ROWS))
     assert check.holds == (worst is None) and check.is_broken == (worst is not None)

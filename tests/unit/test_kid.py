@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.evaluation import kid
 from mmaccel.evaluation.kid import measure_kid, squared_mmd
 from mmaccel.evaluation.mmd import gaussian_kernel, permutation_test
@@ -140,3 +140,19 @@ def test_power_rises_with_the_shift_and_the_items() -> None:
     assert measure_power(law, 3, 3, **(options | {"shifts": (0.0,)})).visible is None
     with pytest.raises(OptionError, match="at least 99 for level 0.01, received 39"):
         measure_power(law, 9, 9, permutations=39, level=0.01)
+
+
+def test_features_that_float64_cannot_hold_are_refused_and_not_called_a_difference() -> None:
+    """Distances that overflow are NaN, of which no labelling is "as large": a p-value of 0."""
+    items = np.random.default_rng(0).normal(size=(20, 3))
+    with pytest.raises(NumericsError, match="scale them"):
+        permutation_test(items[:10] * 1e200, items[10:] * 1e200)
+    with pytest.raises(NumericsError, match=r"up to .*e\+120"):
+        squared_mmd(items[:10] * 1e120, items[10:] * 1e120)
+
+
+def test_far_from_zero_distances_keep_their_digits() -> None:
+    items = np.random.default_rng(0).normal(size=(40, 3)).round(3)
+    near = permutation_test(items[:20], items[20:] + 1, permutations=99)
+    far = permutation_test(items[:20] + 1e9, items[20:] + 1 + 1e9, permutations=99)
+    assert far.statistic == pytest.approx(near.statistic, rel=1e-4)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from mmaccel.evaluation.peak_memory import read_peak, reset_peak
-from mmaccel.evaluation.speed import Run, measure_speed, summarise
+from mmaccel.evaluation.speed import Run, measure_speed, order_of
 from mmaccel.evaluation.speed_report import write_speed
+from mmaccel.evaluation.speed_rows import summarise
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
 
@@ -68,8 +69,13 @@ def test_a_slower_policy_loses() -> None:
     report = {"policy": "J()", "model": "m", "machine": machine, "dtype": "float32"}
     report |= {"guidance": 1.0, "temperature": 1.0, "seed": 0, "promise": "bitwise", "runs": 1}
     report |= {"warm_up": 1, "command": "mmaccel evaluate speed", "rows": rows}
+    report |= {"baselines": [], "left_out": {"compiled": "there is no compiler"}}
     text = write_speed(json.loads(json.dumps(report)))
-    assert "It loses at batch 2." in text and "| 2 | policy | 2.0000 |" in text
+    assert "It loses at batch 2 (to plain)." in text and "| 2 | policy | 2.0000 |" in text
+    # seconds of the policy and the plain loop: 2 and 1, then 2 and 3
+    assert "batch 2: 0.50 times as fast as plain; batch 4: 1.50 times as fast as plain." in text
+    assert "Left out: compiled, as there is no compiler." in text
+    assert "No baseline of another library was measured" in text
     assert "| 4 | policy | 1.0000 | 0.5000 | 0.2500 | 0.2500 |" in text  # stages of 2 seconds
 
 
@@ -90,7 +96,9 @@ def test_sides_change_places_and_share_captions_and_seeds() -> None:
             runs=3, warm_up=1, seed=10, synchronise=lambda: waits.append(1),
         )
     )  # fmt: skip
-    assert [(r.batch_size, r.side, r.index, r.place) for r in made[:6]] == [
+    assert [(r.batch_size, r.side, r.index, r.place) for r in made[:8]] == [
+        (2, "policy", -1, 0),
+        (2, "plain", -1, 1),
         (2, "plain", 0, 0),
         (2, "policy", 0, 1),
         (2, "policy", 1, 0),
@@ -98,10 +106,37 @@ def test_sides_change_places_and_share_captions_and_seeds() -> None:
         (2, "plain", 2, 0),
         (2, "policy", 2, 1),
     ]
-    assert len(made) == 12 and len(calls) == 16 and len(waits) == 32  # the first two warm up
+    assert len(made) == 16 and len(calls) == 16 and len(waits) == 32  # the first two warm up
     assert calls[2] == ("P", ("a", "b"), (10, 11)) and calls[3] == ("Q", ("a", "b"), (10, 11))
     assert calls[4] == ("Q", ("c", "a"), (12, 13))
     assert made[0].seconds == pytest.approx(made[0].other_seconds)
+
+
+def test_a_round_of_several_sides() -> None:
+    """Each side begins as often as any, none has the same one before it always."""
+    sides = ["a", "b", "c"]
+    rounds = [order_of(sides, k) for k in range(-6, 6)]
+    assert rounds[6:9] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert rounds[9:] == [["c", "b", "a"], ["a", "c", "b"], ["b", "a", "c"]]
+    for place in range(3):
+        assert sorted(order[place] for order in rounds) == sorted(sides * 4)
+    pairs = [pair for order in rounds for pair in zip(order, order[1:])]
+    assert {pairs.count((a, b)) for a in sides for b in sides if a != b} == {4}
+    assert [order_of(["a", "b"], k) for k in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+
+
+def test_runs_to_warm_up_count_for_the_first_alone_and_the_fastest_side_is_named() -> None:
+    warm = [run("plain", -1, 5.0), run("policy", -1, 6.0, captures=2)]
+    warm += [run("compiled", -2, 90.0, captures=1), run("compiled", -1, 1.0)]
+    runs = [*warm, run("plain", 0, 4.0), run("policy", 0, 2.0), run("compiled", 0, 1.0)]
+    runs += [run("static", 0, 1.5)]
+    rows = {row["side"]: row for row in summarise(runs)}
+    assert list(rows) == ["plain", "policy", "compiled", "static"]
+    assert rows["compiled"]["first_seconds"] == 90.0 and rows["compiled"]["captures"] == 0
+    assert rows["compiled"]["seconds"]["median"] == 1.0 and rows["compiled"]["speed_up"] == 4.0
+    assert rows["static"]["first_seconds"] is None and rows["plain"]["runs"] == 1
+    assert rows["policy"]["loses_to"] == ["compiled", "static"] and rows["policy"]["loses"]
+    assert not rows["static"]["loses"] and rows["policy"]["speed_up"] == 2.0
 
 
 def test_the_peak_is_of_a_stretch() -> None:

@@ -1,0 +1,105 @@
+"""The network of FID through the `features` door, with random weights: needs, features, refusals.
+
+The true weights are not here, so that no figure of these tests is an FID of anything.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel.cli import main
+from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.evaluation.features import extract_all, open_extractor
+from mmaccel.evaluation.frechet import frechet_of
+from mmaccel.evaluation.inception import load_network
+
+needs_network = pytest.mark.skipif(
+    find_spec("torch_fidelity") is None,
+    reason="torch-fidelity is not installed (pip install --no-deps torch-fidelity)",
+)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of the right names and shapes: the network as it is before weights are loaded."""
+    network_class = load_network()
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("inception") / "random.pth"
+    torch.save({}, file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network_class, "load_state_dict", lambda self, state: None)
+        network = network_class("inception-v3-compat", ["2048"], str(file))
+    torch.save(network.state_dict(), file)
+    return file
+
+
+def save(folder: Path, pictures: torch.Tensor) -> Path:
+    folder.mkdir()
+    for k, picture in enumerate(pictures):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
+    return folder
+
+
+@needs_network
+def test_pictures_by_inception(weights: Path, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    pictures = torch.randint(0, 256, (6, 3, 24, 20), generator=generator, dtype=torch.uint8)
+    first, second = save(tmp_path / "a", pictures[:3]), save(tmp_path / "b", pictures[3:] // 2)
+    file = tmp_path / "report.json"
+    options = ("--features", "inception", "--weights", str(weights), "--json", str(file))
+    assert main(["evaluate", "pictures", str(first), "--against", str(second), *options]) == 0
+    report = json.loads(file.read_text())
+    network = load_network()("inception-v3-compat", ["2048"], str(weights))
+    features = [network(part)[0].double().numpy() for part in (pictures[:3], pictures[3:] // 2)]
+    assert report["frechet"]["distance"] == pytest.approx(frechet_of(*features).distance, rel=1e-6)
+    assert (report["frechet"]["width"], report["n_against"]) == (2048, 3)
+    assert "low rank" in report["frechet"]["bias"] and report["frechet"]["distance"] > 0
+    extract = open_extractor("inception", weights)
+    one_by_one = extract_all(pictures[:3].split(1), extract)
+    assert np.allclose(one_by_one, features[0], rtol=1e-4, atol=1e-6)
+    assert float(np.abs(one_by_one[0] - one_by_one[1]).max()) > 0
+
+
+@needs_network
+def test_the_package_is_left_as_it_was(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No torchvision is imported, and a torch_fidelity of the caller's stays the caller's."""
+    mine: Any = object()
+    monkeypatch.setitem(sys.modules, "torch_fidelity.mine", mine)
+    before = {name: module for name, module in sys.modules.items() if "fidelity" in name}
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # an import of it fails
+    open_extractor("inception", weights)
+    after = {name: module for name, module in sys.modules.items() if "fidelity" in name}
+    assert after == before and after["torch_fidelity.mine"] is mine
+
+
+@needs_network
+def test_other_files_are_refused(weights: Path, tmp_path: Path) -> None:
+    other, text, code = tmp_path / "other.pth", tmp_path / "text.pth", tmp_path / "code.pth"
+    state = torch.load(weights, weights_only=True)
+    torch.save({k: v for k, v in state.items() if not k.startswith("fc.")}, other)
+    text.write_text("no weights")
+    code.write_bytes(pickle.dumps({"fc.bias": Path("a file may run code")}))
+    for file in (other, text, code):
+        with pytest.raises(OptionError, match="state dict of torch-fidelity's Inception"):
+            open_extractor("inception", file)
+    with pytest.raises(OptionError, match="expected a file"):
+        open_extractor("inception", tmp_path / "none.pth")
+
+
+def test_without_the_package_the_remedy_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmaccel.evaluation.inception.find_spec", lambda name: None)
+    (tmp_path / "w.pth").write_bytes(b"")
+    with pytest.raises(MissingBackendError, match="pip install --no-deps torch-fidelity"):
+        open_extractor("inception", tmp_path / "w.pth")
