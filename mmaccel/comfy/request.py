@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.catalog import find_policy
 from mmaccel.comfy.open_model import OpenModel
 from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
@@ -63,7 +65,7 @@ class Request:
             part = slice(first, first + self.batch_size)
             watch.begin(self.captions[part], self.seeds[part])
             made.append(next(batches))
-            watch.finish(made[-1].tokens.numel())
+            watch.finish(made[-1].tokens.numel(), made[-1].images)
         return join(made)
 
 
@@ -80,9 +82,11 @@ def read_request(
     """The inputs of a node as a request. Picture k has seed `seed + k`, as on the command line.
 
     Raises:
-        OptionError: a value outside its domain; a model that is its own draft model.
+        OptionError: a value outside its domain, a policy for another kind of model, or a model
+            that is its own draft model.
     """
     chosen = policy or default_policy(model.pipe.model)
+    find_policy(chosen.name, kind_of(model.pipe.model))
     if getattr(chosen.policy, "draft_model", None) is model.pipe.model:
         raise OptionError(
             "draft_model: expected another model than the one that is decoded, received the same; "
@@ -127,7 +131,8 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
         ),
         Widget(
             "seed", "int", 0,
-            "Of the first picture; the next has the next, as with mmaccel generate.",
+            "Of the first picture; the second has seed + 1, and so on, as with mmaccel generate. "
+            "A browser counts exactly up to 9007199254740992; larger ones come out rounded.",
             0, _SEEDS - 1, 1, is_seed=True,
         ),
         Widget(
@@ -136,22 +141,32 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
         ),
         Widget(
             "batch_size", "int", 1,
-            "Pictures made together. Promises hold for every number; more cost less time each.",
+            "Pictures made together: more take more memory, and less time each.",
             1, most, 1,
         ),
         Widget(
             "guidance_scale", "float", -1.0,
-            f"Classifier-free guidance; 1 is off. {_OWN}", -1, 100, 0.1, stands_for=own,
+            f"How closely to follow the prompt (classifier-free guidance); 1 is off. {_OWN}",
+            -1, 100, 0.1, stands_for=own,
         ),
         Widget(
-            "temperature", "float", -1.0, f"0 is greedy. {_OWN}", -1, 100, 0.05, stands_for=own
+            "temperature", "float", -1.0,
+            f"How freely tokens are drawn: 0 always takes the likeliest, 1 the model's own law. "
+            f"{_OWN}",
+            -1, 100, 0.05, stands_for=own,
         ),
         Widget(
             "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {_OWN}",
             -1, 2**31 - 1, 1, stands_for=((-1, None),),
         ),
-        Widget("top_p", "float", -1.0, f"Keep this much probability. {_OWN}", -1, 1, 0.01,
-               stands_for=own),
-        Widget("min_p", "float", -1.0, f"Least share of the likeliest. {_OWN}", -1, 1, 0.01,
-               stands_for=own),
+        Widget(
+            "top_p", "float", -1.0,
+            f"Keep the likeliest tokens that make up this share; 1 keeps all. {_OWN}",
+            -1, 1, 0.01, stands_for=own,
+        ),
+        Widget(
+            "min_p", "float", -1.0,
+            f"Keep tokens with this share of the likeliest one's; 0 keeps all. {_OWN}",
+            -1, 1, 0.01, stands_for=own,
+        ),
     )  # fmt: skip
