@@ -42,8 +42,8 @@ _PUBLIC = {
     "RepetitionAwareSampling": "mmaccel.pipelines.repetition_aware",
     "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
     "TextToImage": "mmaccel.pipelines.text_to_image",
-    "Request": "mmaccel.pipelines.picture_requests",
-    "Served": "mmaccel.pipelines.picture_requests",
+    "Request": "mmaccel.pipelines.picture_request",
+    "Served": "mmaccel.pipelines.picture_request",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
     "CachedBlocks": "mmaccel.pipelines.cached_blocks",
     "attach": "mmaccel.handle",
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     )
     from mmaccel.handle import Handle, attach, supports
     from mmaccel.pipelines.cached_blocks import CachedBlocks
-    from mmaccel.pipelines.picture_requests import Request, Served
+    from mmaccel.pipelines.picture_request import Request, Served
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
     from mmaccel.pipelines.text_to_image import TextToImage

@@ -7,19 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import VisualTokenizer
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.llamagen_files import load_tokenizer
 from mmaccel.pipelines.weights_file import read_weights
 from mmaccel.tokenizers_vq.taming import rename_taming
-from mmaccel.tokenizers_vq.vqgan import VQGANConfig
+from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 
 INSIDE = "model.vqmodel."  # names of its tensors in a checkpoint begin so
 _BESIDE = ("vqgan.ckpt", "vqgan.safetensors", "tokenizer/vqgan.ckpt")
 
 
-def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) -> VisualTokenizer:
+def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) -> VQGAN:
     """The VQGAN of a checkpoint.
 
     Args:

@@ -30,6 +30,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
+from mmaccel.pipelines.encoded_captions import make_rows, refuse_negatives
 from mmaccel.pipelines.image_token_window import ImageTokenWindow
 from mmaccel.pipelines.picture_model import stack_rows
 from mmaccel.pipelines.pictures import to_images
@@ -52,6 +53,7 @@ class ChameleonPictures:
         row_end: name of the token that closes a row; None where there is none.
     """
 
+    family = "Chameleon"
     examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
     recommended = Filters(guidance_scale=3.0, temperature=0.7, top_p=0.9)
 
@@ -59,6 +61,8 @@ class ChameleonPictures:
         self, model: Any, tokenizer: Any, decoder: VisualTokenizer, row_end: str | None = None
     ) -> None:
         self.tokenizer, self.decoder, self.filters = tokenizer, decoder, self.recommended
+        side = model.config.vq_config.resolution
+        self.size: tuple[int, int] = (side, side)
         names = model.model.vocabulary_mapping
         ids = names.image_tokens
         structural = [] if row_end is None else [self.find(row_end)]
@@ -74,6 +78,16 @@ class ChameleonPictures:
         words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), *self.opening()]
 
+    def encode_negative(self, caption: str) -> list[int]:
+        """See `PictureModel.encode_negative`: there are none."""
+        self._refuse([caption])
+        return []
+
+    def resize(self, size: tuple[int, int]) -> ChameleonPictures:
+        """See `PictureModel.resize`; there is one size."""
+        check_size(Place(size=size), self.size)
+        return self
+
     def say(self, caption: str) -> str:
         """A caption as the user's turn has it."""
         return caption
@@ -86,9 +100,15 @@ class ChameleonPictures:
         """Ids before a picture of nothing in particular."""
         return [self.tokenizer.bos_token_id, *self.opening()]
 
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
         """See `PictureModel.prompt`."""
-        rows = [*encoded, *[self.unconditional()] * (len(encoded) * guided)]
+        self._refuse(negatives)
+        rows = make_rows(encoded, guided, None, self.unconditional())
         branches = 2 if guided else 1
         return self.window.begin(stack_rows(rows, branches, self.layout, self.window.device))
 
@@ -96,6 +116,10 @@ class ChameleonPictures:
         """See `PictureModel.render`."""
         grid = tokens.view(-1, self.layout.rows, self.layout.columns)[..., : self.layout.width]
         return to_images(self.decoder.decode(self._codes[grid.flatten(1)]))
+
+    def _refuse(self, negatives: Sequence[Any | None] | None) -> None:
+        usual = "whose authors guide away from a picture of nothing in particular"
+        refuse_negatives(negatives, self.family, usual)
 
     def find(self, name: str) -> int:
         """The id of a special token.

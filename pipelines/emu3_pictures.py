@@ -2,12 +2,14 @@
 
 Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). Rows
 of the grid end with a token of their own; what follows the last row is known and not generated.
-Guidance 3 against a negative prompt and top-k 2048 are the authors'.
+Guidance 3 against a negative prompt and top-k 2048 are the authors'; a negative caption that is
+given takes the place of theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
+from mmaccel.pipelines.encoded_captions import make_rows
 from mmaccel.pipelines.image_token_window import ImageTokenWindow
 from mmaccel.pipelines.picture_model import stack_rows
 from mmaccel.pipelines.pictures import to_images
@@ -56,22 +59,36 @@ class Emu3Pictures:
     examples: tuple[str, ...] = ("a portrait of a young girl.",)
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int]) -> None:
-        self.model, self.processor, self.size = model, processor, size
+        self.model, self.processor = model, processor
         names = model.model.vocabulary_mapping
         self.window = ImageTokenWindow(model, names.image_tokens, [names.eol_token_id])
-        n_codes = len(names.image_tokens)
-        rows, columns = count_tokens(size, _STEP)
-        self.layout = Grid(rows, columns, n_codes + 1, tokens=(0, n_codes), row_end=n_codes)
         self.filters = Filters(guidance_scale=3.0, top_k=2048)
-        self._negative = self._encode(_NEGATIVE)
+        self._draw(size)
+
+    def resize(self, size: tuple[int, int]) -> Emu3Pictures:
+        """See `PictureModel.resize`: sides are multiples of 8 pixels."""
+        made = copy(self)
+        made._draw(size)
+        return made
 
     def encode(self, caption: str) -> list[int]:
         """A caption with the authors' words behind it, the grid's size, what opens a picture."""
         return self._encode(check_caption(caption, self.processor.tokenizer) + _PRAISE)
 
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
-        """See `PictureModel.prompt`; unconditional rows have the authors' negative prompt."""
-        rows = [*encoded, *[self._negative] * (len(encoded) * guided)]
+    def encode_negative(self, caption: str) -> list[int]:
+        """A negative caption as the authors' own is written: without their words of praise."""
+        return self._encode(check_caption(caption, self.processor.tokenizer))
+
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
+        """See `PictureModel.prompt`; unconditional rows have a negative prompt, by default the
+        authors'.
+        """
+        rows = make_rows(encoded, guided, negatives, self._negative)
         branches = 2 if guided else 1
         return self.window.begin(stack_rows(rows, branches, self.layout, self.window.device))
 
@@ -91,6 +108,14 @@ class Emu3Pictures:
             pixels.new_tensor(v)[:, None, None] for v in (shown.image_mean, shown.image_std)
         )
         return to_images(pixels * std + mean)
+
+    def _draw(self, size: tuple[int, int]) -> None:
+        """From now on pictures have this size."""
+        rows, columns = count_tokens(size, _STEP)
+        n_codes = self.window.vocab_size - 1  # the last token ends a row
+        self.size = size
+        self.layout = Grid(rows, columns, n_codes + 1, tokens=(0, n_codes), row_end=n_codes)
+        self._negative = self._encode(_NEGATIVE)
 
     def _encode(self, text: str) -> list[int]:
         width, height = self.size

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     unreadable,
 )
+from mmaccel.pipelines.encoded_captions import refuse_negatives
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.glm_image import GlmImage, GlmImageWindow, make_positions
 from mmaccel.pipelines.picture_model import stack_rows
@@ -54,17 +56,22 @@ class GlmImagePictures:
     examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
 
     def __init__(self, pipe: Any, size: tuple[int, int], **painting: Any) -> None:
-        self.pipe, self.size, self.painting = pipe, size, painting
+        self.pipe, self.painting = pipe, painting
         self.model = pipe.vision_language_encoder
         n_codes = self.model.config.vq_config.num_embeddings
         self.window = GlmImageWindow(self.model, vocab_size=n_codes)
-        self._grids = self._prepare("a")["image_grid_thw"]  # the large one, then the preview
-        self._n_large = int(self._grids[0].prod())
-        self.layout = Grid(1, int(self._grids.prod(1).sum()), n_codes)
+        self._draw(size)
         given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as the pipeline
         self.filters = Filters(
             temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
         )
+
+    def resize(self, size: tuple[int, int]) -> GlmImagePictures:
+        """See `PictureModel.resize`: sides are multiples of 32 pixels."""
+        count_tokens(size, _STEP)
+        made = copy(self)
+        made._draw(size)
+        return made
 
     def encode(self, caption: str) -> list[int]:
         """A caption as a user's turn, both grids' sizes, and the token that opens a picture."""
@@ -72,12 +79,23 @@ class GlmImagePictures:
         ids: list[int] = self._prepare(text)["input_ids"][0].tolist()
         return ids
 
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
+    def encode_negative(self, caption: str) -> list[int]:
+        """See `PictureModel.encode_negative`: there are none."""
+        refuse_negatives([caption], "GLM-Image", "whose first part was trained without guidance")
+        return []
+
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
         """See `PictureModel.prompt`.
 
         Raises:
-            OptionError: guidance.
+            OptionError: guidance, or negative captions.
         """
+        refuse_negatives(negatives, "GLM-Image", "whose first part was trained without guidance")
         if guided:
             raise OptionError(
                 "guidance_scale: expected 1, as GLM-Image's first part was trained without "
@@ -111,6 +129,13 @@ class GlmImagePictures:
         )
         images: list[Image] = drawn.images
         return images
+
+    def _draw(self, size: tuple[int, int]) -> None:
+        """From now on pictures have this size."""
+        self.size = size
+        self._grids = self._prepare("a")["image_grid_thw"]  # the large one, then the preview
+        self._n_large = int(self._grids[0].prod())
+        self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
 
     def _prepare(self, caption: str) -> Any:
         said = [{"type": "text", "text": caption}]

@@ -18,6 +18,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place, check_size, load_model, load_processor
+from mmaccel.pipelines.encoded_captions import refuse_negatives
 from mmaccel.pipelines.imagegpt import ImageGPT
 from mmaccel.pipelines.picture_model import stack_rows
 from mmaccel.pipelines.pictures import to_images
@@ -45,6 +46,7 @@ class ImageGPTPictures:
         self._palette = palette.to(self.window.device)
         self._start = model.config.vocab_size - 1
         side = isqrt(model.config.n_positions)
+        self.size: tuple[int, int] = (side, side)
         self.layout = Grid(side, side, self.window.vocab_size)
         self.filters = Filters(top_k=40)
 
@@ -61,12 +63,28 @@ class ImageGPTPictures:
             )
         return [self._start]
 
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
+    def encode_negative(self, caption: str) -> list[int]:
+        """See `PictureModel.encode_negative`: there are none."""
+        refuse_negatives([caption], "ImageGPT", "which takes no captions")
+        return []
+
+    def resize(self, size: tuple[int, int]) -> ImageGPTPictures:
+        """See `PictureModel.resize`; there is one size."""
+        check_size(Place(size=size), self.size)
+        return self
+
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
         """See `PictureModel.prompt`.
 
         Raises:
-            OptionError: guidance.
+            OptionError: guidance, or negative captions.
         """
+        refuse_negatives(negatives, "ImageGPT", "which takes no captions")
         if guided:
             raise OptionError(
                 "guidance_scale: expected 1, as ImageGPT takes no captions, received another; "

@@ -23,6 +23,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
+from mmaccel.pipelines.encoded_captions import refuse_negatives
 from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.janus import Janus, JanusCodes
 from mmaccel.pipelines.janus_call import prepare_picture
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _GUIDANCE = 5.0
+_UNGUIDED = "whose authors guide away from padding in the place of the words"
 
 
 class JanusPictures:
@@ -49,7 +51,9 @@ class JanusPictures:
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
         self.window = JanusCodes(model)
-        side = isqrt(model.model.vision_model.config.num_image_tokens)
+        shape = model.model.vision_model.config
+        self.size: tuple[int, int] = (shape.image_size, shape.image_size)
+        side = isqrt(shape.num_image_tokens)
         self.layout = Grid(side, side, self.window.vocab_size)
         self.filters = Filters(guidance_scale=_GUIDANCE)
 
@@ -63,8 +67,24 @@ class JanusPictures:
         ids: list[int] = made["input_ids"][0].tolist()
         return ids
 
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
+    def encode_negative(self, caption: str) -> list[int]:
+        """See `PictureModel.encode_negative`: there are none."""
+        refuse_negatives([caption], "Janus", _UNGUIDED)
+        return []
+
+    def resize(self, size: tuple[int, int]) -> JanusPictures:
+        """See `PictureModel.resize`; there is one size."""
+        check_size(Place(size=size), self.size)
+        return self
+
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
         """See `PictureModel.prompt`; the unconditional rows are the library's own."""
+        refuse_negatives(negatives, "Janus", _UNGUIDED)
         longest = max(map(len, encoded))
         ids = torch.tensor([[0] * (longest - len(row)) + row for row in encoded])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in encoded])

@@ -14,6 +14,8 @@ Departures: dropout and training are left out.
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +61,13 @@ class LlamaGenTransformer(nn.Module):
         for layer, cache in zip(self.layers, caches):
             hidden = layer(hidden, turns, mask, cache, start)
         return self.norm(hidden)
+
+
+def resize(model: LlamaGenTransformer, block_size: int) -> LlamaGenTransformer:
+    """The same weights, shared, for pictures of `block_size` tokens, a square number."""
+    made = copy(model)
+    made.config = replace(model.config, block_size=block_size)
+    return made
 
 
 def make_turns(config: LlamaGenConfig) -> Tensor:

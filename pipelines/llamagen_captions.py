@@ -16,7 +16,15 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.checkpoint import Place, check_caption, load_model, load_processor
+from mmaccel.pipelines.checkpoint import (
+    Place,
+    check_caption,
+    count_tokens,
+    load_model,
+    load_processor,
+)
+from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.llamagen import resize
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.pictures import to_images
 from mmaccel.samplers.filters import Filters
@@ -25,6 +33,9 @@ from mmaccel.tokenizers_vq.vqgan import VQGAN
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+UNGUIDED = "whose authors guide away from a condition that was learned for none"
 
 
 class CaptionPictures:
@@ -44,6 +55,21 @@ class CaptionPictures:
         self.window, self.tokenizer, self.words, self.encoder = window, tokenizer, words, encoder
         self.layout = Grid(*tokenizer.grid, window.vocab_size)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `PictureModel.size`."""
+        rows, columns = self.tokenizer.grid
+        return columns * self.tokenizer.step, rows * self.tokenizer.step
+
+    def resize(self, size: tuple[int, int]) -> CaptionPictures:
+        """See `PictureModel.resize`: a square whose sides are multiples of 16 pixels."""
+        side = count_side(size, self.tokenizer.step)
+        model = resize(self.window.model, side**2)
+        window = LlamaGenWindow(model, self.window.attention)
+        return CaptionPictures(
+            window, self.tokenizer.resize((side, side)), self.words, self.encoder
+        )
+
     def encode(self, caption: str) -> list[int]:
         """T5's ids of a caption in lower case.
 
@@ -58,9 +84,20 @@ class CaptionPictures:
             )
         return ids
 
+    def encode_negative(self, caption: str) -> list[int]:
+        """See `PictureModel.encode_negative`: there are none."""
+        refuse_negatives([caption], "LlamaGen", UNGUIDED)
+        return []
+
     @torch.no_grad()
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
         """See `PictureModel.prompt`; features stand on the right, zeros before them."""
+        refuse_negatives(negatives, "LlamaGen", UNGUIDED)
         room, device = self.window.model.config.cls_token_num, self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (room - len(ids))] for ids in encoded]
         lengths = torch.tensor([len(ids) for ids in encoded], device=device)
@@ -75,6 +112,18 @@ class CaptionPictures:
     def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
         """See `PictureModel.render`."""
         return to_images(self.tokenizer.decode(tokens))
+
+
+def count_side(size: tuple[int, int], step: int) -> int:
+    """Tokens a side of a square picture, `step` pixels each.
+
+    Raises:
+        OptionError: no square, or sides that are no multiples of `step`.
+    """
+    rows, columns = count_tokens(size, step)
+    if rows != columns:
+        raise OptionError(f"size: expected a square, received {size[0]}x{size[1]}; try {min(size)}")
+    return rows
 
 
 def load_t5(folder: Path, place: Place) -> tuple[Any, Any]:

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.checkpoint import Place, count_tokens
-from mmaccel.pipelines.llamagen_captions import CaptionPictures, load_t5
+from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.llamagen import resize
+from mmaccel.pipelines.llamagen_captions import UNGUIDED, CaptionPictures, count_side, load_t5
 from mmaccel.pipelines.llamagen_files import load_tokenizer, load_transformer
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.pictures import to_images
@@ -49,6 +51,19 @@ class ClassPictures:
         self.window, self.tokenizer = window, tokenizer
         self.layout = Grid(*tokenizer.grid, window.vocab_size)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `PictureModel.size`."""
+        rows, columns = self.tokenizer.grid
+        return columns * self.tokenizer.step, rows * self.tokenizer.step
+
+    def resize(self, size: tuple[int, int]) -> ClassPictures:
+        """See `PictureModel.resize`: a square whose sides are multiples of 16 pixels."""
+        side = count_side(size, self.tokenizer.step)
+        model = resize(self.window.model, side**2)
+        window = LlamaGenWindow(model, self.window.attention)
+        return ClassPictures(window, self.tokenizer.resize((side, side)))
+
     def encode(self, caption: str) -> int:
         """The label's number.
 
@@ -63,8 +78,19 @@ class ClassPictures:
             )
         return int(text)
 
-    def prompt(self, encoded: Sequence[int], guided: bool) -> Prompt:
+    def encode_negative(self, caption: str) -> int:
+        """See `PictureModel.encode_negative`: there are none."""
+        refuse_negatives([caption], "LlamaGen", UNGUIDED)
+        return self.encode(caption)
+
+    def prompt(
+        self,
+        encoded: Sequence[int],
+        guided: bool,
+        negatives: Sequence[int | None] | None = None,
+    ) -> Prompt:
         """See `PictureModel.prompt`."""
+        refuse_negatives(negatives, "LlamaGen", UNGUIDED)
         labels = torch.tensor(list(encoded), device=self.window.device)
         return replace(self.window.condition(labels, guided), layout=self.layout)
 
@@ -89,11 +115,7 @@ def load_llamagen(source: Path, place: Place) -> ClassPictures | CaptionPictures
     decoder = place.decoder or _only(folder, r"^vq", "tokenizer (--decoder)", "vq_ds16_c2i.pt")
     named = re.search(r"_(256|384|512)\b", file.stem)
     side = int(named[1]) if named else 256
-    rows, columns = count_tokens(place.size or (side, side), _STEP)
-    if rows != columns:
-        raise OptionError(
-            f"size: expected a square, received {columns * _STEP}x{rows * _STEP}; try {side}"
-        )
+    rows = count_side(place.size or (side, side), _STEP)
     model = load_transformer(
         read_weights(file), block_size=rows**2, dtype=place.dtype, device=place.device
     )

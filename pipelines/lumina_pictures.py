@@ -11,14 +11,16 @@ tokens of the size are put in place.
 from __future__ import annotations
 
 import re
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmaccel.contracts import VisualTokenizer
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.chameleon_pictures import ChameleonPictures, load_body, load_decoder
 from mmaccel.pipelines.checkpoint import Place, count_tokens
 from mmaccel.samplers.filters import Filters
+from mmaccel.tokenizers_vq.vqgan import VQGAN
 
 _STEP = 32  # pixels of the sizes that have a token
 _ROW_END = "<reserved08799>"
@@ -34,13 +36,21 @@ class LuminaPictures(ChameleonPictures):
         size: width and height in pixels.
     """
 
+    family = "Lumina-mGPT"
     recommended = Filters(guidance_scale=4.0, top_k=2000)
+    decoder: VQGAN
 
-    def __init__(
-        self, model: Any, tokenizer: Any, decoder: VisualTokenizer, size: tuple[int, int]
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, decoder: VQGAN, size: tuple[int, int]) -> None:
         super().__init__(model, tokenizer, decoder, _ROW_END)
         self.size = size
+
+    def resize(self, size: tuple[int, int]) -> LuminaPictures:
+        """See `PictureModel.resize`: sides are multiples of 32 pixels that have a token."""
+        rows, columns = count_grid(size, self.tokenizer, self.decoder.step)
+        made = copy(self)
+        made.size, made.decoder = size, self.decoder.resize((rows, columns))
+        made.layout = replace(self.layout, rows=rows, width=columns)
+        return made
 
     def say(self, caption: str) -> str:
         """A caption in the authors' sentence."""
@@ -70,12 +80,22 @@ def load_lumina(folder: Path, place: Place) -> LuminaPictures:
     size = place.size or (side, side)
     count_tokens(size, _STEP)
     model, tokenizer = load_body(folder, place)
+    shape = model.config.vq_config
+    grid = count_grid(size, tokenizer, 2 ** (len(shape.channel_multiplier) - 1))
+    return LuminaPictures(model, tokenizer, load_decoder(folder, place, shape, grid), size)
+
+
+def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, int]:
+    """Rows and columns of tokens for a size in pixels, `step` of them a token.
+
+    Raises:
+        OptionError: sides that are no multiples of 32 pixels, or that have no token.
+    """
+    count_tokens(size, _STEP)
     known = tokenizer.get_vocab()
     if any(f"<reserved{_SIZES + side // _STEP:05d}>" not in known for side in size):
         raise OptionError(
             f"size: expected sides the model has a token for, received {size[0]}x{size[1]}; "
             "draw smaller pictures"
         )
-    shape = model.config.vq_config
-    grid = count_tokens(size, 2 ** (len(shape.channel_multiplier) - 1))
-    return LuminaPictures(model, tokenizer, load_decoder(folder, place, shape, grid), size)
+    return count_tokens(size, step)

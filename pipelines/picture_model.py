@@ -27,6 +27,7 @@ class PictureModel(Protocol):
     Attributes:
         window: predicts picture tokens: token after token, or in any order.
         layout: how they lie; `layout.frame` is a picture's number of slots.
+        size: width and height of a picture in pixels.
         filters: guidance, temperature and truncation as the model's authors recommend.
         examples: captions for a first look.
     """
@@ -36,6 +37,10 @@ class PictureModel(Protocol):
     filters: Filters
     examples: tuple[str, ...]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """See above."""
+
     def encode(self, caption: str) -> Any:
         """A caption, checked and made ready for `prompt`.
 
@@ -43,12 +48,39 @@ class PictureModel(Protocol):
             OptionError: nothing the model can draw.
         """
 
-    def prompt(self, encoded: Sequence[Any], guided: bool) -> Prompt:
+    def encode_negative(self, caption: str) -> Any:
+        """A negative caption, checked and made ready for `prompt`.
+
+        Raises:
+            OptionError: nothing the model can draw, or a model whose authors guide without.
+        """
+
+    def prompt(
+        self,
+        encoded: Sequence[Any],
+        guided: bool,
+        negatives: Sequence[Any | None] | None = None,
+    ) -> Prompt:
         """What stands before the pictures of B encoded captions; the next run is theirs.
 
         Args:
             encoded: what `encode` made.
             guided: whether a branch of B unconditional rows follows.
+            negatives: what `encode_negative` made for each of the B unconditional rows; None leaves
+                a row, or all of them, the model's own.
+
+        Raises:
+            OptionError: guidance, or negative captions, for a model whose authors have none.
+        """
+
+    def resize(self, size: tuple[int, int]) -> PictureModel:
+        """This model for pictures of another size; weights are shared, nothing is loaded.
+
+        Args:
+            size: width and height in pixels.
+
+        Raises:
+            OptionError: a size the model does not draw.
         """
 
     def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
@@ -116,23 +148,3 @@ def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
         policy = Jacobi() if kind == "window" else LosslessUnmask(order="halton")
     check_policy(policy, kind)
     return policy
-
-
-def check_room(pictures: PictureModel, encoded: Sequence[Any]) -> None:
-    """Refuse captions with which a picture has more positions than the model.
-
-    Args:
-        pictures: the model.
-        encoded: what its `encode` made; what has no length takes what the model keeps for it.
-
-    Raises:
-        OptionError: with the number there may be.
-    """
-    limit: int | None = getattr(pictures.window, "max_positions", None)
-    longest = max((len(item) for item in encoded if isinstance(item, list)), default=0)
-    positions = longest + pictures.layout.frame - 1  # the last token is not fed
-    if limit is not None and positions > limit:
-        raise OptionError(
-            f"positions: expected at most {limit} (the model's), received {positions}, of which "
-            f"{longest} are a prompt's; shorten it, or draw smaller pictures"
-        )

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -22,52 +21,16 @@ from mmaccel.canvas_contracts import (
 )
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.encoded_captions import Encoded, encode_captions
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_decoding import PictureDecoding
-from mmaccel.pipelines.picture_model import PictureModel, check_filters, check_room, pick_policy
+from mmaccel.pipelines.picture_model import PictureModel, check_filters, pick_policy
+from mmaccel.pipelines.picture_request import Request, Served, check_requests
 from mmaccel.pipelines.pictures import add_stats, check_at_least_one
 from mmaccel.places import EndedRow, Places
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise, check_seed
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
-@dataclass(frozen=True)
-class Request:
-    """One picture that somebody wants.
-
-    Args:
-        caption: of the picture.
-        seed: 64-bit integer.
-        tag: whatever helps to tell it from others; nobody looks at it.
-    """
-
-    caption: str
-    seed: int
-    tag: Any = None
-
-
-@dataclass(frozen=True)
-class Served:
-    """A finished picture.
-
-    Attributes:
-        request: whose it is.
-        image: PIL picture, RGB.
-        tokens: `[N]` int64, on the CPU.
-        passes: forward passes it took part in while it was unfinished.
-        total_variation, nats: as in `mmaccel.Stats`, of this picture.
-    """
-
-    request: Request
-    image: Image
-    tokens: Tensor
-    passes: int
-    total_variation: float = 0.0
-    nats: float = 0.0
+from mmaccel.samplers.noise import Noise
 
 
 class RequestService(PictureDecoding):
@@ -97,7 +60,8 @@ class RequestService(PictureDecoding):
 
         Returns:
             What all of it cost; `seconds` are without those of pixels and `deliver`. With a
-            bitwise policy a picture has the pixels of `pipe(caption, seed=[seed])`.
+            bitwise policy a picture has the pixels of `pipe(caption, seed=[seed])`, with the
+            request's negative caption where it has one.
 
         Raises:
             OptionError: a request or an argument outside its domain, before anything is made.
@@ -107,23 +71,23 @@ class RequestService(PictureDecoding):
         """
         requests = check_requests(requests)
         check_at_least_one("rows", rows)
-        ids = [self.pictures.encode(request.caption) for request in requests]
-        check_room(self.pictures, ids)
+        check_filters(filters)
+        captions, negatives = zip(*[(request.caption, request.negative) for request in requests])
+        asked = encode_captions(self.pictures, captions, negatives, filters)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
         run = pick_policy(policy, self.model)
-        check_filters(filters)
         if not callable(deliver):
             raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
         counter = _Counter(self.pictures, requests, noise.seeds.tolist(), deliver)
         decode = self._fill if kind_of(self.model) == "canvas" else self._refill
         with alone(self.model):
-            stats = decode(ids, run, filters, noise, on_step, rows, counter)
+            stats = decode(asked, run, filters, noise, on_step, rows, counter)
         stats.pixel_seconds = counter.pixel_seconds
         return stats
 
     def _refill(
-        self, ids: Any, run: Any, filters: Any, noise: Noise, on_step: Any, rows: int,
+        self, asked: Encoded, run: Any, filters: Any, noise: Noise, on_step: Any, rows: int,
         counter: _Counter,
     ) -> Stats:  # fmt: skip
         """Serve from a window."""
@@ -131,12 +95,12 @@ class RequestService(PictureDecoding):
         def hand_out(row: EndedRow) -> None:
             counter.hand_out(row.row, row.tokens, row.passes, row.total_variation)
 
-        made = self._decode(ids, run, filters, noise, on_step, Places(rows, hand_out))
+        made = self._decode(asked, run, filters, noise, on_step, Places(rows, hand_out))
         made.stats.seconds -= counter.seconds
         return made.stats
 
     def _fill(
-        self, ids: Any, run: Any, filters: Any, noise: Noise, on_step: Any, rows: int,
+        self, asked: Encoded, run: Any, filters: Any, noise: Noise, on_step: Any, rows: int,
         counter: _Counter,
     ) -> Stats:  # fmt: skip
         """Serve from a canvas, batch by batch."""
@@ -147,10 +111,10 @@ class RequestService(PictureDecoding):
             return None if on_step is None else on_step(progress)
 
         parts = []
-        for first in range(0, len(ids), rows):
+        for first in range(0, len(asked), rows):
             part = slice(first, first + rows)
             own = Noise(noise.seeds[part], noise.items[part])
-            made = self._decode(ids[part], run, filters, own, look)
+            made = self._decode(asked[part], run, filters, own, look)
             tokens, passes = made.tokens.split(1), made.passes.tolist()
             for k, nats in enumerate(spent[-1]):
                 counter.hand_out(first + k, tokens[k][0], passes[k], 0.0, nats)
@@ -178,23 +142,3 @@ class _Counter:
         self.pixel_seconds += time.perf_counter() - began
         self._deliver(Served(request, image, tokens.cpu(), passes, variation, nats))
         self.seconds += time.perf_counter() - began
-
-
-def check_requests(requests: Any) -> list[Request]:
-    """Requests as a list of their own.
-
-    Raises:
-        OptionError: no list, an empty one, something else in it, or a seed that is none.
-    """
-    is_list = isinstance(requests, Sequence) and not isinstance(requests, str) and bool(requests)
-    if not is_list or not all(isinstance(request, Request) for request in requests):
-        raise OptionError(
-            f"requests: expected a list of mmaccel.Request(caption, seed), received "
-            f"{requests!r:.200}; write one"
-        )
-    for request in requests:
-        if not isinstance(check_seed(request.seed), int):
-            raise OptionError(
-                f"seed: expected one integer, received {request.seed!r}; a request is one picture"
-            )
-    return list(requests)

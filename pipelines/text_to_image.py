@@ -12,11 +12,11 @@ from mmaccel.canvas_contracts import CanvasPolicy, OnCanvasStep
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import (
     check_filters,
-    check_room,
     choose_filters,
     pick_policy,
 )
@@ -77,6 +77,7 @@ class TextToImage(RequestService):
         prompt: str | Sequence[str],
         *,
         policy: Policy | CanvasPolicy | None = None,
+        negative_prompt: str | Sequence[str | None] | None = None,
         seed: int | Sequence[int] = 0,
         guidance_scale: float | None = None,
         temperature: float | None = None,
@@ -93,6 +94,8 @@ class TextToImage(RequestService):
             prompt: one caption or several.
             policy: how to decode; `Jacobi()` where none is given, or, for a model that fills a
                 canvas, `LosslessUnmask(order="halton")`.
+            negative_prompt: what is guided away from, for models whose authors have it: one for all
+                or one per caption; None and "" leave the model's own unconditional prompt.
             seed: one for all (picture b is item b of it), or one per picture. With one per
                 picture a picture depends on its own seed and caption alone.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
@@ -122,9 +125,16 @@ class TextToImage(RequestService):
         )
         captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
         check_at_least_one("num_images_per_prompt", num_images_per_prompt)
-        captions = [text for text in captions for _ in range(num_images_per_prompt)]
+        negatives = spread_negatives(negative_prompt, len(captions))
+        n = num_images_per_prompt
         batches = self.stream(
-            captions, filters, policy=policy, seed=seed, batch_size=batch_size, on_step=on_step
+            [text for text in captions for _ in range(n)],
+            filters,
+            policy=policy,
+            negatives=[text for text in negatives for _ in range(n)],
+            seed=seed,
+            batch_size=batch_size,
+            on_step=on_step,
         )
         return join(list(batches))
 
@@ -134,6 +144,7 @@ class TextToImage(RequestService):
         filters: Filters,
         *,
         policy: Policy | CanvasPolicy | None = None,
+        negatives: Sequence[str | None] | None = None,
         seed: int | Sequence[int] = 0,
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
@@ -143,6 +154,7 @@ class TextToImage(RequestService):
         Args:
             captions: one per picture, at least one.
             filters: guidance, temperature and truncation.
+            negatives: one per picture, None or "" where it has none; None for all.
             policy, seed, batch_size, on_step: as in `__call__`.
 
         Returns:
@@ -153,11 +165,10 @@ class TextToImage(RequestService):
         """
         captions = check_captions(captions)
         check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
-        ids = [self.pictures.encode(caption) for caption in captions]
-        check_room(self.pictures, ids)
+        check_filters(filters)
+        asked = encode_captions(self.pictures, captions, negatives, filters)
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = pick_policy(policy, self.model)
-        check_filters(filters)
         step = len(captions) if batch_size is None else batch_size
 
         def batches() -> Iterator[Pictures]:
@@ -165,7 +176,7 @@ class TextToImage(RequestService):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
                 with alone(self.model):
-                    made = self._decode(ids[part], run, filters, own, on_step)
+                    made = self._decode(asked[part], run, filters, own, on_step)
                 began = time.perf_counter()
                 drawn = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
                 images = self.pictures.render(made.tokens, captions[part], drawn)

@@ -10,6 +10,8 @@ from torch import Tensor
 from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt, TokenModel, VisualTokenizer
 from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.pipelines.checkpoint import Place, check_size
+from mmaccel.pipelines.encoded_captions import make_rows
 from mmaccel.pipelines.picture_model import stack_rows
 from mmaccel.pipelines.pictures import to_images
 from mmaccel.samplers.filters import Filters
@@ -37,13 +39,33 @@ class WordPictures:
         self.layout = Grid(*tokenizer.grid, tokenizer.vocab_size)
         self.examples: tuple[str, ...] = (words.words[0],)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """See `PictureModel.size`."""
+        side: int = self.tokenizer.size  # type: ignore[attr-defined]
+        return side, side
+
+    def resize(self, size: tuple[int, int]) -> WordPictures:
+        """See `PictureModel.resize`; there is one size."""
+        check_size(Place(size=size), self.size)
+        return self
+
     def encode(self, caption: str) -> list[int]:
         """See `mmaccel.pipelines.caption_words.CaptionWords.encode`."""
         return self.words.encode(caption)
 
-    def prompt(self, encoded: Sequence[list[int]], guided: bool) -> Prompt:
-        """See `PictureModel.prompt`; unconditional rows have the empty caption."""
-        rows = [*encoded, *[self.words.unconditional()] * (len(encoded) * guided)]
+    def encode_negative(self, caption: str) -> list[int]:
+        """A negative caption, in the words of any other."""
+        return self.encode(caption)
+
+    def prompt(
+        self,
+        encoded: Sequence[list[int]],
+        guided: bool,
+        negatives: Sequence[list[int] | None] | None = None,
+    ) -> Prompt:
+        """See `PictureModel.prompt`; unconditional rows have the negative or the empty caption."""
+        rows = make_rows(encoded, guided, negatives, self.words.unconditional())
         device = self.window.device
         return stack_rows(rows, 2 if guided else 1, self.layout, device, self.words.pad)
 

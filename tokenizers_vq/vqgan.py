@@ -10,6 +10,7 @@ Departures: losses, dropout and training are left out.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,17 @@ class VQGAN(nn.Module):
         )
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_width, 1)
         self.post_quant_conv = nn.Conv2d(config.code_width, config.z_channels, 1)
+
+    @property
+    def step(self) -> int:
+        """Pixels a side of a code."""
+        return int(2 ** (len(self.config.multipliers) - 1))
+
+    def resize(self, grid: tuple[int, int]) -> VQGAN:
+        """The same weights, shared, for code grids of other rows and columns."""
+        made = copy(self)
+        made.grid = grid
+        return made
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:

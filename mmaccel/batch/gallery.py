@@ -17,8 +17,8 @@ from mmaccel.batch.manifest import is_named_inside, read_manifests
 from mmaccel.errors import OptionError
 
 _HERE = Path(__file__).parent
-_OWN = ("id", "k", "seed", "model", "policy", "exactness", "tokens", "passes", "width", "height",
-        "total_variation", "nats", "sha256")  # fmt: skip
+_OWN = ("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens", "passes",
+        "width", "height", "total_variation", "nats", "sha256")  # fmt: skip
 _SHARED = ("policy_options", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "dtype",
            "device", "weights", "versions")  # fmt: skip
 

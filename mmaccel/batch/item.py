@@ -18,7 +18,8 @@ class Row:
     Attributes:
         id: unique in the file; letters, digits, `.`, `_` and `-`.
         prompt: the caption.
-        negative: what the unconditional branch says instead of the model's own; None leaves that.
+        negative: what the unconditional branch says instead of the model's own; "" leaves that,
+            None takes the command line's.
         seed: of its first picture; None takes one from the id.
         n: number of pictures.
         size: width and height in pixels; None is the model's own.

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.item import Item
-from mmaccel.batch.prompt_row import show
 from mmaccel.batch.setup import Setup
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import make_policy
 from mmaccel.commands.machine import versions
 from mmaccel.commands.picture_files import plainly, short_hash
 from mmaccel.commands.run_setup import parse_size, pick_name
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.picture_model import check_room, choose_filters
+from mmaccel.pipelines.encoded_captions import encode_captions
+from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.results import promise_in
 from mmaccel.samplers.filters import Filters
 
@@ -46,11 +45,6 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
         OptionError: something the model or the policy does not take.
     """
     row = item.row
-    if row.negative:
-        raise OptionError(
-            f"negative: expected none, received {show(row.negative)}; no model is given negative "
-            "prompts yet, take it out"
-        )
     own = {name: value for name, value in row.params.items() if name in FILTERS}
     fields = {name: value for name, value in row.params.items() if name not in FILTERS}
     filters = choose_filters(pipe.pictures.filters, **{**setup.filters, **own})
@@ -58,8 +52,14 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
     usual, options = pick_name(setup.policy, {**setup.options}, kind)
     name = usual if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == usual else {}) | fields, kind)
-    check_room(pipe.pictures, [pipe.pictures.encode(row.prompt)])
+    encode_captions(pipe.pictures, [row.prompt], [negative_of(setup, item)], filters)
     return Recipe(name, make_policy(name, **options), filters)
+
+
+def negative_of(setup: Setup, item: Item) -> str | None:
+    """What an item is guided away from; None is the model's own."""
+    said = setup.negative if item.row.negative is None else item.row.negative
+    return said if said and said.strip() else None
 
 
 def describe(setup: Setup, item: Item, recipe: Recipe, weights: str) -> dict[str, Any]:
@@ -69,10 +69,12 @@ def describe(setup: Setup, item: Item, recipe: Recipe, weights: str) -> dict[str
         weights: content hash of the model.
     """
     size = parse_size(setup.size) if item.row.size is None else item.row.size
+    negative = negative_of(setup, item)
     return {
         "id": item.row.id,
         "k": item.k,
         "prompt": item.row.prompt,
+        **({} if negative is None else {"negative": negative}),
         "seed": item.seed,
         "model": setup.model,
         "weights": weights,

@@ -26,6 +26,7 @@ class Setup:
         device, dtype, decoder, family, engine: as `mmaccel generate` has them.
         size: pixels as the command line has them, for rows that say nothing.
         rows: pictures made together.
+        negative: what is guided away from, for rows that say nothing.
     """
 
     model: str
@@ -40,21 +41,21 @@ class Setup:
     engine: str = "auto"
     size: str | None = None
     rows: int = 8
+    negative: str | None = None
 
-    def open(self, size: tuple[int, int] | None) -> TextToImage:
-        """Load the model for pictures of a size; None is that of the command line, or the model's.
+    def open(self) -> TextToImage:
+        """Load the model for pictures of the command line's size, or of the model's own.
 
         Raises:
             OptionError, UnsupportedModelError: as `mmaccel generate` does.
         """
         from mmaccel.commands.run_setup import open_pipeline
 
-        text = self.size if size is None else f"{size[0]}x{size[1]}"
         return open_pipeline(
             self.model,
             self.device,
             self.dtype,
-            size=text,
+            size=self.size,
             decoder=self.decoder,
             family=self.family,
             engine=self.engine,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.batch.failures import ItemsFailed, Outside, WriteError
 from mmaccel.batch.item import Item
 from mmaccel.batch.manifest import Record, sha256_of
-from mmaccel.batch.recipe import Recipe, describe, fingerprint, make_recipe
+from mmaccel.batch.recipe import Recipe, describe, fingerprint, make_recipe, negative_of
 from mmaccel.batch.setup import Setup
 from mmaccel.commands.picture_files import write_png
 from mmaccel.errors import OptionError
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.picture_requests import Served
+    from mmaccel.pipelines.picture_request import Served
     from mmaccel.pipelines.text_to_image import TextToImage
 
 _NAMED = 20  # bad rows a message names
@@ -34,10 +34,9 @@ class Worker:
         from mmaccel.pipelines.model_folder import content_hash
 
         self.setup = setup
-        self._size: tuple[int, int] | None = None
-        pipe = setup.open(None)
+        pipe = setup.open()
         assert pipe.source is not None  # it was opened by name
-        self._pipe: TextToImage | None = pipe
+        self._pipe, self._usual = pipe, pipe.size
         self._weights = content_hash(pipe.source, setup.decoder)
         self._recipes: dict[tuple[str, int], tuple[Recipe, dict[str, Any]]] = {}
 
@@ -62,7 +61,6 @@ class Worker:
                     self._plan(item, pipe)
                 except OptionError as error:
                     wrong.setdefault(item.row.line, str(error))
-            del pipe  # room for the next
         if wrong:
             named = [f"line {line}: {text}" for line, text in sorted(wrong.items())]
             more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
@@ -102,7 +100,6 @@ class Worker:
             for alike in _alike(recipes):
                 part = [group[k] for k in alike]
                 self._serve(pipe, part, recipes[alike[0]], deliver, rows)
-            del pipe  # room for the next
 
     def _serve(
         self,
@@ -113,7 +110,7 @@ class Worker:
         rows: int,
     ) -> None:
         """Make items that may be decoded together."""
-        from mmaccel.pipelines.picture_requests import Request
+        from mmaccel.pipelines.picture_request import Request
 
         left = {item.key: item for item in items}
 
@@ -124,7 +121,10 @@ class Worker:
                 raise Outside from error
             del left[served.request.tag.key]
 
-        requests = [Request(item.row.prompt, item.seed, item) for item in items]
+        requests = [
+            Request(item.row.prompt, item.seed, item, negative_of(self.setup, item))
+            for item in items
+        ]
         try:
             pipe.serve(requests, recipe.filters, policy=recipe.policy, rows=rows, deliver=write)
         except Outside as error:
@@ -156,8 +156,8 @@ class Worker:
                 f"{file}: expected room and leave to write a picture, received: {error.strerror}; "
                 "what is in the manifest is kept, go on with --resume"
             ) from error
-        told = ("prompt", "seed", "model", "policy", "exactness")
-        record |= {name: facts[name] for name in told} | own
+        told = ("prompt", "negative", "seed", "model", "policy", "exactness")
+        record |= {name: facts[name] for name in told if name in facts} | own
         record |= {"passes": served.passes, "recipe": fingerprint(facts)}
         if recipe.policy.exactness == "relaxed":
             record |= {"total_variation": served.total_variation, "nats": served.nats}
@@ -172,10 +172,10 @@ class Worker:
         return found
 
     def _open(self, item: Item) -> TextToImage:
-        """The model for an item's size; one is in memory at a time."""
-        if self._pipe is None or item.row.size != self._size:
-            self._pipe = None  # room for the next
-            self._pipe, self._size = self.setup.open(item.row.size), item.row.size
+        """The model for an item's size. Its weights are those that were loaded first."""
+        size = item.row.size or self._usual
+        if size != self._pipe.size:
+            self._pipe = self._pipe.resize(size)
         return self._pipe
 
 

@@ -12,7 +12,8 @@ from mmaccel.pipelines.picture_families import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_ENGINE = "auto, eager or graph (a captured step); of a file also ray (actors)"
-_HELP_FILE = "rows {id, prompt, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
+_HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
+_HELP_NEGATIVE = "what pictures are guided away from, for models whose authors have it"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
@@ -41,6 +42,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")] = None,
     top_p: Annotated[float | None, typer.Option(help="keep this much probability")] = None,
     min_p: Annotated[float | None, typer.Option(help="least share of the likeliest")] = None,
+    negative: Annotated[str | None, typer.Option(help=_HELP_NEGATIVE)] = None,
     size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
     decoder: Annotated[
         Path | None, typer.Option(help="picture decoder, for checkpoints without one")
@@ -101,6 +103,7 @@ def generate(
         pick_name,
     )
     from mmaccel.commands.terminal import Stopped
+    from mmaccel.pipelines.encoded_captions import encode_captions
     from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.noise import Noise
@@ -132,7 +135,7 @@ def generate(
     if prompt_file is not None:
         setup = Setup(
             model, out, policy, options, given(**wanted), device, dtype, decoder, family, engine,
-            size, rows,
+            size, rows, negative,
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
@@ -150,14 +153,14 @@ def generate(
     if count is None:
         count = 8 if len(captions) == 1 and model in MODELS else len(captions)
     captions = [captions[k % len(captions)] for k in range(count)]
-    for caption in captions:
-        pipe.pictures.encode(caption)
+    negative = negative if negative and negative.strip() else None
+    encode_captions(pipe.pictures, captions, [negative] * count, filters)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)
     extras = given(size=size, family=family)
     job = Job(
         pipe, captions, seed, name, chosen, filters, rows, out, model, dtype, extras,
-        decoder,
+        decoder, negative,
     )  # fmt: skip
     kept, finished = run_job(job, compare=compare)
     if not finished:

@@ -107,7 +107,8 @@ def plainly(value: Any) -> Any:
 
 
 def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
-    """`facts` as text: the caption, then one line of settings as Stable Diffusion tools read it.
+    """`facts` as text: the caption, a line with the negative one where there is one, and one line
+    of settings, as Stable Diffusion tools read them.
 
     Args:
         facts: from `describe`, or another description with its names.
@@ -129,7 +130,10 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
         "Version": f"mmaccel {facts['versions']['mmaccel']}",
     }
     parts = [f"{name}: {_quoted(value)}" for name, value in settings.items() if value is not None]
-    return f"{' '.join(facts['prompt'].split())}\n{', '.join(parts)}"
+    lines = [" ".join(facts["prompt"].split())]
+    if facts.get("negative"):
+        lines.append(f"Negative prompt: {' '.join(facts['negative'].split())}")
+    return "\n".join([*lines, ", ".join(parts)])
 
 
 def _quoted(value: Any) -> str:

@@ -59,6 +59,7 @@ class Job:
     dtype: str
     extras: dict[str, Any] = field(default_factory=dict)  # further settings of the model
     decoder: Path | None = None
+    negative: str | None = None
     made: list[Pictures] = field(default_factory=list)
     plain: list[Pictures] = field(default_factory=list)
     kept: int = 0
@@ -75,6 +76,7 @@ class Job:
             self.captions,
             self.filters,
             policy=policy,
+            negatives=[self.negative] * len(seeds),
             seed=seeds,
             batch_size=self.batch_size,
             on_step=on_step,
@@ -89,6 +91,7 @@ class Job:
             "weights": content_hash(self.pipe.source, self.decoder),
             **self.extras,
             **({} if self.decoder is None else {"decoder": str(self.decoder)}),
+            **({} if self.negative is None else {"negative": self.negative}),
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             "policy": self.name,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from PIL import Image
 import mmaccel
 from mmaccel.batch.item import seed_of
 from mmaccel.batch.manifest import merge
-from mmaccel.batch.setup import Setup
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.commands import machine, picture_files
@@ -256,7 +253,14 @@ def test_a_dry_run_checks_and_writes_nothing(
 
 BAD = [
     ([{"prompt": "a purple whale"}], [], 2, "line 1: "),
-    ([{"prompt": CAPTIONS[0], "negative": "blue"}], [], 2, "line 1: negative: expected none"),
+    ([{"prompt": CAPTIONS[0], "negative": "whale"}], [], 2, "line 1: negative prompt: expected w"),
+    ([{"prompt": CAPTIONS[0]}], ["--negative", "whale"], 2, "line 1: negative prompt: expected w"),
+    (
+        [{"prompt": CAPTIONS[0], "negative": "red", "params": {"guidance_scale": 1}}],
+        [],
+        2,
+        "line 1: negative prompt: expected a guidance_scale other than 1",
+    ),
     ([{"prompt": CAPTIONS[0], "size": "99x99"}], [], 2, "line 1: size"),
     ([{"prompt": CAPTIONS[0], "params": {"windows": 3}}], [], 2, "line 1: policy jacobi"),
     ([{"prompt": CAPTIONS[0], "params": {"top_p": 2}}], [], 2, "line 1: top_p"),
@@ -338,26 +342,6 @@ def test_items_of_another_number_of_shards_are_not_made_anew(
         assert "whose manifests have none of these items" in capsys.readouterr().err
     assert content(tmp_path / "out") == before
     assert main([*arguments, "--shard", "2/2"]) == 0
-
-
-def test_one_model_is_in_memory_at_a_time(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[weakref.ref[Any]] = []
-    whole_open = Setup.open
-
-    def look(setup: Setup, size: tuple[int, int] | None) -> Any:
-        gc.collect()
-        assert all(pipe() is None for pipe in opened)
-        pipe = whole_open(setup, size)
-        opened.append(weakref.ref(pipe))
-        return pipe
-
-    monkeypatch.setattr(Setup, "open", look)
-    rows = [ROWS[0], {"prompt": CAPTIONS[0], "size": 16}]
-    assert main(command(tmp_path, rows, tiny_folder)) == 0
-    assert len(opened) == 4  # to check each size, and to make each
-    assert len(content(tmp_path / "out")) == 4
 
 
 def test_versions_are_looked_up_once(
