@@ -19,6 +19,7 @@ from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.model_folder import check_place, content_files
 from mmaccel.pipelines.picture_families import PICTURES
+from mmaccel.pipelines.picture_maker import Maker
 from mmaccel.pipelines.picture_models import find_source, is_hub_id
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import EXACT_DTYPE
@@ -36,12 +37,17 @@ class OpenModel:
     Attributes:
         name: as it was asked for.
         dtype: of the generator.
-        pipe: makes pictures.
+        maker: makes pictures.
     """
 
     name: str
     dtype: str
-    pipe: TextToImage
+    maker: Maker
+
+    @property
+    def pipe(self) -> TextToImage:
+        """The model itself."""
+        return self.maker.pipe
 
 
 # Held weakly: whoever wants a model twice gets it once, and ComfyUI alone decides how long it
@@ -86,7 +92,7 @@ def load_model(
                 family=family,
                 engine=engine,
             )
-            found = _open[key] = OpenModel(model, dtype, pipe)
+            found = _open[key] = OpenModel(model, dtype, Maker(pipe))
     return Made((found,))
 
 

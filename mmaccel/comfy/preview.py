@@ -25,8 +25,8 @@ def draw_progress(
     Args:
         pictures: the model; it is only asked to render.
         progress: what `on_step` gets, of either kind. Nothing of it is changed.
-        captions: of the batch.
-        seeds: of the batch.
+        captions: of its places.
+        seeds: of its places.
 
     Returns:
         None while there is nothing to show, and for models whose tokens lie in no rows.

@@ -16,8 +16,11 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_maker import Finished, Recipe
 from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.pictures import Pictures, join
+from mmaccel.pipelines.picture_request import Request as Wanted
+from mmaccel.pipelines.picture_request import Served
+from mmaccel.pipelines.pictures import Pictures
 from mmaccel.samplers.filters import Filters
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Request:
         seeds: one per picture.
         filters: guidance, temperature and truncation.
         batch_size: pictures made together.
+        negative: what all are guided away from; None is the model's own.
     """
 
     model: OpenModel
@@ -48,6 +52,7 @@ class Request:
     seeds: list[int]
     filters: Filters
     batch_size: int
+    negative: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -56,17 +61,23 @@ class Request:
 
     def make(self, policy: Any, watch: Watch) -> Pictures:
         """All pictures by a policy; `watch` is asked after every pass."""
-        batches = self.model.pipe.stream(
-            self.captions, self.filters, policy=policy, seed=self.seeds,
-            batch_size=self.batch_size, on_step=watch,
-        )  # fmt: skip
-        made: list[Pictures] = []
-        for first in range(0, len(self.captions), self.batch_size):
-            part = slice(first, first + self.batch_size)
-            watch.begin(self.captions[part], self.seeds[part])
-            made.append(next(batches))
-            watch.finish(made[-1].tokens.numel(), made[-1].images)
-        return join(made)
+        made: dict[int, Served] = {}
+
+        def keep(finished: Finished) -> None:
+            made[finished.served.request.tag] = finished.served
+            watch.finish(finished.served)
+
+        requests = [
+            Wanted(caption, seed, tag=k, negative=self.negative)
+            for k, (caption, seed) in enumerate(zip(self.captions, self.seeds))
+        ]
+        watch.begin(requests)
+        recipe = Recipe(self.chosen.name, policy, self.filters)
+        stats = self.model.maker.run_all(requests, recipe, keep, self.batch_size, watch)
+        done = [made[k] for k in range(len(requests))]
+        tokens = torch.stack([each.tokens for each in done])
+        passes = torch.tensor([each.passes for each in done])
+        return Pictures([each.image for each in done], tokens, passes, stats, self.captions)
 
 
 def read_request(
@@ -77,6 +88,7 @@ def read_request(
     seed: int,
     count: int | None,
     batch_size: int,
+    negative: str,
     **filters: Any,
 ) -> Request:
     """The inputs of a node as a request. Picture k has seed `seed + k`, as on the command line.
@@ -96,7 +108,7 @@ def read_request(
     captions = [lines[k % len(lines)] for k in range(len(lines) if count is None else count)]
     seeds = [(seed + k) % _SEEDS for k in range(len(captions))]
     own = choose_filters(model.pipe.pictures.filters, **filters)
-    return Request(model, chosen, captions, seeds, own, batch_size)
+    return Request(model, chosen, captions, seeds, own, batch_size, negative.strip() or None)
 
 
 def read_captions(prompt: str) -> list[str]:
@@ -128,6 +140,11 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
         Widget(
             "prompt", "text", "a red circle above a small blue square on grass",
             "What to draw. One caption a line: several lines make a batch.", is_multiline=True,
+        ),
+        Widget(
+            "negative", "text", "",
+            "What to steer away from, in all pictures; empty is the model's own. Needs a "
+            "guidance_scale other than 1, and a model that takes it.", is_multiline=True,
         ),
         Widget(
             "seed", "int", 0,

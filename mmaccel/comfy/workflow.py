@@ -13,7 +13,7 @@ from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import IMAGE, NodeSpec, Output, Socket, Widget
 from mmaccel.errors import OptionError
 
-_WIDE, _GAP, _HEAD, _SLOT, _LINE, _TEXT = 320, 60, 40, 20, 24, 100  # pixels on the page
+_WIDE, _GAP, _HEAD, _SLOT, _LINE, _TEXT = 320, 60, 40, 20, 24, 70  # pixels on the page
 _AFTER_SEED = "fixed"  # what the page does with a seed once a run is over
 
 
@@ -43,7 +43,7 @@ class Use:
         spec = spec_of(self.id)
         slots = _SLOT * max(len(spec.sockets), len(spec.outputs))
         lines = _LINE * (len(spec.widgets) + any(widget.is_seed for widget in spec.widgets))
-        text = _TEXT * any(widget.is_multiline for widget in spec.widgets)
+        text = _TEXT * sum(widget.is_multiline for widget in spec.widgets)
         return _HEAD + slots + lines + text + self.room
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal, run_node
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_request import Request, Served
 from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.results import Progress
 from tests.comfy.fake_comfy import FakeComfy, Interrupted, install
 from tests.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
 
@@ -220,17 +223,90 @@ def test_progress_counts_tokens_and_ends_full(
         count=3, batch_size=2)  # fmt: skip
     done = [value for value, _, _ in host.reports]
     assert {total for _, total, _ in host.reports} == {3 * N_TOKENS}
-    steps = [2 * k for k in range(1, N_TOKENS + 1)] + [2 * N_TOKENS]  # two rows, then the first's
+    steps = [2 * k for k in range(1, N_TOKENS + 1)]  # two rows, then the third in their place
     steps += [2 * N_TOKENS + k for k in range(1, N_TOKENS + 1)] + [3 * N_TOKENS]
     assert done == steps
+
+
+def test_a_preview_knows_who_stands_in_which_place(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some models draw with the caption and the seed; of a canvas the places are not told."""
+    asked: list[Any] = []
+    monkeypatch.setattr("mmaccel.comfy.watch.draw_progress", lambda *v: asked.append(v[2:]))
+    now = [0.0]
+    watch = Watch(Host(), model.pipe.pictures, 64, lambda: now[0])
+    requests = [Request(f"caption {k}", 10 + k, tag=k) for k in range(4)]
+    watch.begin(requests)
+    tokens, two = torch.zeros(2, N_TOKENS, dtype=torch.int64), torch.tensor([5, 7])
+    now[0] = 1.0
+    watch(Progress(tokens, two, two, 1, rows=(2, 1)))
+    done = [Served(request, Image.new("RGB", (1, 1)), tokens[0], 3) for request in requests]
+    watch.finish(done[1])
+    now[0] = 2.0
+    watch(Progress(tokens, two, two, 2, rows=(2, 1)))
+    watch.finish(done[0])
+    now[0] = 3.0
+    watch(SimpleNamespace(lengths=two))  # a canvas: the next two
+    assert asked == [
+        (["caption 2", "caption 1"], [12, 11]), (["caption 2", "caption 1"], [12, 11]),
+        (["caption 2", "caption 3"], [12, 13]),
+    ]  # fmt: skip
+    done_so_far = [value for value, _, _ in watch.host.reports]
+    assert done_so_far == [5 + 7, N_TOKENS + 5, 2 * N_TOKENS + 5 + 7]
+
+
+def test_an_interrupt_is_heard_between_two_pictures_of_a_batch(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turning tokens into pixels may take as long as many passes."""
+    drawn: list[Any] = []
+    render = model.pipe.pictures.render
+
+    def count(*values: Any) -> Any:
+        drawn.append(values)
+        return render(*values)
+
+    monkeypatch.setattr(type(model.pipe.pictures), "render", lambda self, *v: count(*v))
+    host = Host(stop_at=1 + N_TOKENS + 1)  # before the first pass, after each, after a picture
+    with pytest.raises(Interrupted):
+        run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
+            prompt=CAPTIONS[0], count=3, batch_size=3)  # fmt: skip
+    assert len(drawn) == 1
+
+
+def test_places_of_a_batch_change_nothing(model: OpenModel) -> None:
+    asked = dict(
+        model=model, policy=policy("Jacobi", window=3), prompt="\n".join(CAPTIONS), count=5
+    )
+    alone = run("GenerateImage", **asked, seed=4)
+    together = run("GenerateImage", **asked, seed=4, batch_size=2)
+    assert torch.equal(alone.values[0], together.values[0])
+    assert alone.values[1].passes == together.values[1].passes  # in the order of the captions
+    assert together.values[1].stats.passes < alone.values[1].stats.passes
+
+
+def test_a_negative_prompt_is_the_command_lines(model: OpenModel, tmp_path: Path) -> None:
+    said = ["--guidance", "3", "--negative", CAPTIONS[2], "--seed", "5"]
+    assert (
+        main(["generate", CAPTIONS[0], *said, "--model", model.name, "--out", str(tmp_path)]) == 0
+    )
+    (file,) = tmp_path.glob("0*.png")
+    asked = dict(model=model, prompt=CAPTIONS[0], seed=5, guidance_scale=3.0)
+    images, record = run("GenerateImage", **asked, negative=f" {CAPTIONS[2]}\n").values
+    with Image.open(file) as opened:
+        written = np.asarray(opened)
+    assert np.array_equal((images[0] * 255).round().to(torch.uint8).numpy(), written)
+    assert not torch.equal(run("GenerateImage", **asked).values[0], images)
+    assert f"negative     {CAPTIONS[2]}\n" in str(record)
+    with pytest.raises(OptionError, match="negative prompt: expected a guidance_scale other than"):
+        run("GenerateImage", **{**asked, "guidance_scale": 1.0}, negative=CAPTIONS[2])
 
 
 def test_progress_is_told_ten_times_a_second_at_most(model: OpenModel) -> None:
     now, host = [0.0], Host()
     watch = Watch(host, model.pipe.pictures, N_TOKENS, lambda: now[0])
-    watch.begin([CAPTIONS[0]], [0])
-    from mmaccel.results import Progress
-
+    watch.begin([Request(CAPTIONS[0], 0, tag=0)])
     tokens = torch.zeros(1, N_TOKENS, dtype=torch.int64)
     for k in range(100):  # one second in hundredths
         now[0] = k / 100
