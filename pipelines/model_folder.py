@@ -28,8 +28,8 @@ _CONFIGURING = (
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
-def content_hash(source: Path, decoder: Path | None = None) -> str:
-    """SHA-256 of what a model computes with, as 64 hexadecimal digits.
+def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
+    """The files of a model that decide what it computes.
 
     Args:
         source: a folder, of which the weights count and the JSON files that say how they are used,
@@ -48,8 +48,13 @@ def content_hash(source: Path, decoder: Path | None = None) -> str:
             files += [path for path in _own_files(shelf) if path.stem == "tokenizer"]
     for inner in sorted(folders):
         files += _own_files(inner)
+    return [*files, *([] if decoder is None else [decoder])]
+
+
+def content_hash(source: Path, decoder: Path | None = None) -> str:
+    """SHA-256 of what a model computes with, as 64 hexadecimal digits; see `content_files`."""
     digest = hashlib.sha256()
-    for file in [*files, *([] if decoder is None else [decoder])]:
+    for file in content_files(source, decoder):
         with file.open("rb") as opened:
             digest.update(file.name.encode("utf-8"))
             digest.update(hashlib.file_digest(opened, "sha256").digest())

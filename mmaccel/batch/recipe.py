@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.item import Item
@@ -13,29 +12,14 @@ from mmaccel.commands.machine import versions
 from mmaccel.commands.picture_files import plainly, short_hash
 from mmaccel.commands.run_setup import parse_size, pick_name
 from mmaccel.pipelines.encoded_captions import encode_captions
+from mmaccel.pipelines.picture_maker import Recipe
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.results import promise_in
-from mmaccel.samplers.filters import Filters
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image import TextToImage
 
 FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the pictures of a row are made.
-
-    Attributes:
-        name: short name of the policy.
-        policy: it.
-        filters: guidance, temperature and truncation.
-    """
-
-    name: str
-    policy: Any
-    filters: Filters
 
 
 def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:

@@ -1,4 +1,4 @@
-"""The worker: loads a model once and makes items, in this process, a shard's or an actor's."""
+"""The worker: keeps the items a maker makes, in this process, a shard's or an actor's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.batch.failures import ItemsFailed, Outside, WriteError
 from mmaccel.batch.item import Item
 from mmaccel.batch.manifest import Record, sha256_of
-from mmaccel.batch.recipe import Recipe, describe, fingerprint, make_recipe, negative_of
+from mmaccel.batch.recipe import describe, fingerprint, make_recipe, negative_of
 from mmaccel.batch.setup import Setup
 from mmaccel.commands.picture_files import write_png
 from mmaccel.errors import OptionError
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.picture_request import Served
+    from mmaccel.pipelines.picture_maker import Finished, Recipe
     from mmaccel.pipelines.text_to_image import TextToImage
 
 _NAMED = 20  # bad rows a message names
@@ -32,11 +32,12 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         from mmaccel.pipelines.model_folder import content_hash
+        from mmaccel.pipelines.picture_maker import Maker
 
         self.setup = setup
         pipe = setup.open()
         assert pipe.source is not None  # it was opened by name
-        self._pipe, self._usual = pipe, pipe.size
+        self._maker = Maker(pipe)
         self._weights = content_hash(pipe.source, setup.decoder)
         self._recipes: dict[tuple[str, int], tuple[Recipe, dict[str, Any]]] = {}
 
@@ -52,7 +53,7 @@ class Worker:
         wrong: dict[int, str] = {}
         for group in _groups(items):
             try:
-                pipe = self._open(group[0])
+                pipe = self._maker.resize(group[0].row.size)
             except OptionError as error:
                 wrong.setdefault(group[0].row.line, str(error))
                 continue
@@ -95,38 +96,33 @@ class Worker:
         """
         rows = self.setup.rows if rows is None else rows
         for group in _groups(items):
-            pipe = self._open(group[0])
+            pipe = self._maker.resize(group[0].row.size)
             recipes = [self._plan(item, pipe)[0] for item in group]
             for alike in _alike(recipes):
                 part = [group[k] for k in alike]
-                self._serve(pipe, part, recipes[alike[0]], deliver, rows)
+                self._serve(part, recipes[alike[0]], deliver, rows)
 
     def _serve(
-        self,
-        pipe: TextToImage,
-        items: list[Item],
-        recipe: Recipe,
-        deliver: Callable[[Record], None],
-        rows: int,
+        self, items: list[Item], recipe: Recipe, deliver: Callable[[Record], None], rows: int
     ) -> None:
         """Make items that may be decoded together."""
         from mmaccel.pipelines.picture_request import Request
 
         left = {item.key: item for item in items}
 
-        def write(served: Served) -> None:
+        def write(made: Finished) -> None:
             try:
-                deliver(self._write(served, recipe))
+                deliver(self._write(made))
             except Exception as error:
                 raise Outside from error
-            del left[served.request.tag.key]
+            del left[made.served.request.tag.key]
 
         requests = [
             Request(item.row.prompt, item.seed, item, negative_of(self.setup, item))
             for item in items
         ]
         try:
-            pipe.serve(requests, recipe.filters, policy=recipe.policy, rows=rows, deliver=write)
+            self._maker.run_all(requests, recipe, write, rows)
         except Outside as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
@@ -135,14 +131,12 @@ class Worker:
             # places are filled in order: what is being made are the first that are not finished
             raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
-    def _write(self, served: Served, recipe: Recipe) -> Record:
-        item: Item = served.request.tag
+    def _write(self, made: Finished) -> Record:
+        item: Item = made.served.request.tag
         _, facts = self._recipes[item.key]
-        width, height = served.image.size
-        own = {"tokens": len(served.tokens), "width": width, "height": height}
         file = self.setup.out / item.file
         try:
-            write_png(file, served.image, {**facts, **own})
+            write_png(file, made.served.image, {**facts, **made.shape})
             record: Record = {
                 "id": item.row.id,
                 "k": item.k,
@@ -157,11 +151,8 @@ class Worker:
                 "what is in the manifest is kept, go on with --resume"
             ) from error
         told = ("prompt", "negative", "seed", "model", "policy", "exactness")
-        record |= {name: facts[name] for name in told if name in facts} | own
-        record |= {"passes": served.passes, "recipe": fingerprint(facts)}
-        if recipe.policy.exactness == "relaxed":
-            record |= {"total_variation": served.total_variation, "nats": served.nats}
-        return record
+        record |= {name: facts[name] for name in told if name in facts}
+        return {**record, **made.shape, **made.cost, "recipe": fingerprint(facts)}
 
     def _plan(self, item: Item, pipe: TextToImage) -> tuple[Recipe, dict[str, Any]]:
         found = self._recipes.get(item.key)
@@ -170,13 +161,6 @@ class Worker:
             found = recipe, describe(self.setup, item, recipe, self._weights)
             self._recipes[item.key] = found
         return found
-
-    def _open(self, item: Item) -> TextToImage:
-        """The model for an item's size. Its weights are those that were loaded first."""
-        size = item.row.size or self._usual
-        if size != self._pipe.size:
-            self._pipe = self._pipe.resize(size)
-        return self._pipe
 
 
 def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:

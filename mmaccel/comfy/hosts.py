@@ -28,6 +28,15 @@ class _ComfyUI:
 
         return str(model_management.get_torch_device())
 
+    def make_room(self, size: int, device: str) -> None:
+        """See `Host.make_room`: ComfyUI keeps the models of earlier nodes where they last ran."""
+        import torch
+        from comfy import model_management
+
+        own = model_management.get_torch_device()
+        if torch.device(device).type == own.type:
+            model_management.free_memory(size, own)
+
 
 class V1Host(_ComfyUI):
     """Progress through `comfy.utils.ProgressBar`, which finds the running node by itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -13,7 +15,11 @@ import torch
 from mmaccel.catalog import MODELS
 from mmaccel.comfy.table import MODEL, PREFIX, Host, Made, NodeSpec, Output, Widget
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.model_folder import check_place, content_files
 from mmaccel.pipelines.picture_families import PICTURES
+from mmaccel.pipelines.picture_maker import Maker
 from mmaccel.pipelines.picture_models import find_source, is_hub_id
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import EXACT_DTYPE
@@ -21,6 +27,7 @@ from mmaccel.results import EXACT_DTYPE
 _AUTO = "auto"
 _DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 _SIDE = 16384  # pixels; no model draws more
+_WIDER = 2  # room is made for files of 16 bits read as 32, or for their passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +37,17 @@ class OpenModel:
     Attributes:
         name: as it was asked for.
         dtype: of the generator.
-        pipe: makes pictures.
+        maker: makes pictures.
     """
 
     name: str
     dtype: str
-    pipe: TextToImage
+    maker: Maker
+
+    @property
+    def pipe(self) -> TextToImage:
+        """The model itself."""
+        return self.maker.pipe
 
 
 # Held weakly: whoever wants a model twice gets it once, and ComfyUI alone decides how long it
@@ -63,11 +75,14 @@ def load_model(
         UnsupportedModelError: nothing we know.
     """
     place = host.device() if device == _AUTO else device
-    state = file_state(model=model, decoder=decoder)
-    key = (model, place, dtype, width, height, decoder, family, engine, state)
+    files = content_files(find_source(model), Path(decoder) if decoder else None)
+    key = (model, place, dtype, width, height, decoder, family, engine, _state(files))
     with _guard:
         found = _open.get(key)
         if found is None:
+            host.check_interrupt()  # a download may have taken long
+            gc.collect()  # a model that nobody holds any more may wait in a cycle for its end
+            host.make_room(_WIDER * sum(file.stat().st_size for file in files), place)
             pipe = TextToImage.from_pretrained(
                 model,
                 device=place,
@@ -77,18 +92,34 @@ def load_model(
                 family=family,
                 engine=engine,
             )
-            found = _open[key] = OpenModel(model, dtype, pipe)
+            found = _open[key] = OpenModel(model, dtype, Maker(pipe))
     return Made((found,))
 
 
-def check_model(*, model: str, width: int | None, height: int | None, **others: Any) -> None:
+def check_model(
+    *,
+    model: str,
+    device: str,
+    dtype: str,
+    width: int | None,
+    height: int | None,
+    decoder: str,
+    engine: str,
+    **others: Any,
+) -> None:
     """Refuse what can be seen to be wrong before anything is loaded.
 
     Raises:
-        OptionError: no such model on disk, or a size of one side only.
+        OptionError: no such file or device, or a size of one side only.
+        MissingBackendError: an engine that the device does not have.
     """
     if not is_hub_id(model):
         find_source(model)
+    if decoder:
+        Place(decoder=Path(decoder))
+    if device != _AUTO and dtype in _DTYPES:
+        check_place(device, getattr(torch, dtype))
+        Engine(engine).check(device)
     if (width is None) != (height is None):
         raise OptionError(
             f"width, height: expected both or neither, received {width or 0} and {height or 0}; "
@@ -100,9 +131,11 @@ def file_state(*, model: str, decoder: str, **others: Any) -> str:
     """What the files of a model look like from outside: another text once they are replaced."""
     if is_hub_id(model) and not Path(model).exists():
         return ""
-    root = find_source(model)
-    files = [*(root.rglob("*") if root.is_dir() else [root]), *([Path(decoder)] if decoder else [])]
-    facts = [(f.as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
+    return _state(content_files(find_source(model), Path(decoder) if decoder else None))
+
+
+def _state(files: Sequence[Path]) -> str:
+    facts = [(f.as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return repr(sorted(facts))
 
 
@@ -117,7 +150,7 @@ LOAD = NodeSpec(
     summary="Loads a model that makes pictures token by token, and keeps it while it is in use.",
     inputs=(
         Widget(
-            "model", "text", next(iter(MODELS)),
+            "model", "path", next(iter(MODELS)),
             f"A model that ships with mmaccel ({', '.join(MODELS)}), a folder or file, or an id "
             "of the Hugging Face hub such as owner/name, which is downloaded.",
         ),
@@ -133,7 +166,7 @@ LOAD = NodeSpec(
         ),
         _size("width"),
         _size("height"),
-        Widget("decoder", "text", "", "A file with the picture decoder, for checkpoints without."),
+        Widget("decoder", "path", "", "A file with the picture decoder, for checkpoints without."),
         Widget(
             "family", "choice", _AUTO, "How the checkpoint is read; auto finds out.",
             choices=(_AUTO, *PICTURES), stands_for=((_AUTO, None),),

@@ -13,6 +13,11 @@ from mmaccel.comfy.table import POLICY, PREFIX, Host, Made, NodeSpec, Output
 from mmaccel.pipelines.picture_model import pick_policy
 
 _WHAT = {"window": "token after token", "canvas": "in any order"}
+_PROMISES = {
+    "bitwise": "the same seed makes the same picture as token by token",
+    "distribution": "other pictures than token by token, of the same law",
+    "relaxed": "other pictures than token by token, and of another law",
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ def policy_node(name: str) -> NodeSpec:
     return NodeSpec(
         id=f"{PREFIX}{camel}Policy",
         title=f"MMAccel Policy: {name}",
-        summary=f"{entry.summary}. Promises: {promise}. For models that are decoded "
-        f"{_WHAT[entry.kind]}.",
+        summary=f"{entry.summary[0].upper()}{entry.summary[1:]}. Promises {promise}: "
+        f"{_PROMISES[promise]}. For models that are decoded {_WHAT[entry.kind]}.",
         inputs=policy_inputs(name),
         outputs=(Output("policy", POLICY, f"The policy {name}, for Generate and Compare."),),
         run=run,

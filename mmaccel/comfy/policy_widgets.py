@@ -6,6 +6,7 @@ refuses what it cannot take.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -47,12 +48,19 @@ _CHOICES: dict[str, Sequence[str]] = {  # field -> what may be possible; each po
     "choose": ("last", "first"),
 }
 _AUTO = "auto"
+_NOTES = {  # field -> what a page says of it, where Python can be given more
+    "cache": "What passes reuse: none is always right; prefix keeps what is left of the active "
+    "block, dual everything but the block, vicinity everything but the block and the columns "
+    "beside it; block keeps earlier blocks of a block-causal model, which is exact.",
+    "draft_model": "A smaller model with the same vocabulary, from MMAccel Load Model; without "
+    "one, drafts are looked up in what was made so far.",
+}
 
 
 def policy_inputs(name: str) -> tuple[Widget | Socket, ...]:
     """The inputs of a policy's node, one for each field its short name leaves open."""
     cls, preset = load(POLICIES[name].target), POLICIES[name].preset
-    notes = field_notes(cls)
+    notes = field_notes(cls) | _NOTES
     return tuple(_input(name, f, notes[f.name]) for f in fields(cls) if f.name not in preset)
 
 
@@ -94,9 +102,15 @@ def _number(
     if instead is None:
         return Widget(name, kind, default, note, least, most, step)
     shown, meant = instead
-    note = f"{note} {shown:g} stands for {meant}."
+    note = _in_its_words(note, meant, f"{shown:g}")
     default = shown if default == meant else default
     return Widget(name, kind, default, note, shown, most, step, stands_for=((shown, meant),))
+
+
+def _in_its_words(note: str, meant: Any, shown: str) -> str:
+    """A note that names a value as the page shows it."""
+    mark = re.compile(rf'"{meant}"|\b{meant}\b')
+    return mark.sub(shown, note) if mark.search(note) else f"{note} {shown} leaves it out."
 
 
 def _text(policy: str, name: str, default: Any, note: str, is_optional: bool) -> Widget:
@@ -107,7 +121,7 @@ def _text(policy: str, name: str, default: Any, note: str, is_optional: bool) ->
     if is_optional:
         shown = _AUTO if default is None else default
         auto = ((_AUTO, None),)
-        note = f"{note} {_AUTO} stands for None."
+        note = _in_its_words(note, None, _AUTO)
         return Widget(name, "choice", shown, note, choices=(_AUTO, *choices), stands_for=auto)
     return Widget(name, "choice", default, note, choices=choices)
 

@@ -25,8 +25,8 @@ def draw_progress(
     Args:
         pictures: the model; it is only asked to render.
         progress: what `on_step` gets, of either kind. Nothing of it is changed.
-        captions: of the batch.
-        seeds: of the batch.
+        captions: of its places.
+        seeds: of its places.
 
     Returns:
         None while there is nothing to show, and for models whose tokens lie in no rows.
@@ -43,7 +43,7 @@ def draw_progress(
     tokens = fill_unknown(progress.tokens[shown, : grid.frame].reshape(known.shape), known)
     names, numbers = [captions[k] for k in shown], [seeds[k] for k in shown]
     images = pictures.render(tokens.flatten(1), names, numbers)
-    return _side_by_side([_grey_out(image, mask) for image, mask in zip(images, known.cpu())])
+    return put_side_by_side([_grey_out(image, mask) for image, mask in zip(images, known.cpu())])
 
 
 def known_cells(progress: Any, rows: int, columns: int) -> Tensor:
@@ -78,9 +78,11 @@ def _grey_out(image: Image, known: Tensor) -> Image:
     return Image.composite(image, Image.new("RGB", image.size, _GREY), mask)
 
 
-def _side_by_side(images: Sequence[Image]) -> Image:
+def put_side_by_side(images: Sequence[Image]) -> Image:
+    """The first pictures in a row; all have the size of the first."""
     from PIL import Image
 
+    images = images[:_MOST]
     width, height = images[0].size
     strip = Image.new("RGB", (width * len(images), height))
     for k, image in enumerate(images):

@@ -41,6 +41,7 @@ class Record:
             ("policy", title),
             ("promise", promise(self.stats, model.dtype)),
             *([("compared", self.verdict)] if self.verdict else []),
+            *([("negative", asked.negative)] if asked.negative else []),
             ("model", f"{model.name} ({model.dtype} on {model.pipe.model.device})"),
         ]
         head = "\n".join(f"{name:13}{value}" for name, value in lines)

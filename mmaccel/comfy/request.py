@@ -9,13 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.catalog import find_policy
 from mmaccel.comfy.open_model import OpenModel
 from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_maker import Finished, Recipe
 from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.pictures import Pictures, join
+from mmaccel.pipelines.picture_request import Request as Wanted
+from mmaccel.pipelines.picture_request import Served
+from mmaccel.pipelines.pictures import Pictures
 from mmaccel.samplers.filters import Filters
 
 if TYPE_CHECKING:
@@ -38,6 +43,7 @@ class Request:
         seeds: one per picture.
         filters: guidance, temperature and truncation.
         batch_size: pictures made together.
+        negative: what all are guided away from; None is the model's own.
     """
 
     model: OpenModel
@@ -46,6 +52,7 @@ class Request:
     seeds: list[int]
     filters: Filters
     batch_size: int
+    negative: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -54,17 +61,23 @@ class Request:
 
     def make(self, policy: Any, watch: Watch) -> Pictures:
         """All pictures by a policy; `watch` is asked after every pass."""
-        batches = self.model.pipe.stream(
-            self.captions, self.filters, policy=policy, seed=self.seeds,
-            batch_size=self.batch_size, on_step=watch,
-        )  # fmt: skip
-        made: list[Pictures] = []
-        for first in range(0, len(self.captions), self.batch_size):
-            part = slice(first, first + self.batch_size)
-            watch.begin(self.captions[part], self.seeds[part])
-            made.append(next(batches))
-            watch.finish(made[-1].tokens.numel())
-        return join(made)
+        made: dict[int, Served] = {}
+
+        def keep(finished: Finished) -> None:
+            made[finished.served.request.tag] = finished.served
+            watch.finish(finished.served)
+
+        requests = [
+            Wanted(caption, seed, tag=k, negative=self.negative)
+            for k, (caption, seed) in enumerate(zip(self.captions, self.seeds))
+        ]
+        watch.begin(requests)
+        recipe = Recipe(self.chosen.name, policy, self.filters)
+        stats = self.model.maker.run_all(requests, recipe, keep, self.batch_size, watch)
+        done = [made[k] for k in range(len(requests))]
+        tokens = torch.stack([each.tokens for each in done])
+        passes = torch.tensor([each.passes for each in done])
+        return Pictures([each.image for each in done], tokens, passes, stats, self.captions)
 
 
 def read_request(
@@ -75,14 +88,17 @@ def read_request(
     seed: int,
     count: int | None,
     batch_size: int,
+    negative: str,
     **filters: Any,
 ) -> Request:
     """The inputs of a node as a request. Picture k has seed `seed + k`, as on the command line.
 
     Raises:
-        OptionError: a value outside its domain; a model that is its own draft model.
+        OptionError: a value outside its domain, a policy for another kind of model, or a model
+            that is its own draft model.
     """
     chosen = policy or default_policy(model.pipe.model)
+    find_policy(chosen.name, kind_of(model.pipe.model))
     if getattr(chosen.policy, "draft_model", None) is model.pipe.model:
         raise OptionError(
             "draft_model: expected another model than the one that is decoded, received the same; "
@@ -92,7 +108,7 @@ def read_request(
     captions = [lines[k % len(lines)] for k in range(len(lines) if count is None else count)]
     seeds = [(seed + k) % _SEEDS for k in range(len(captions))]
     own = choose_filters(model.pipe.pictures.filters, **filters)
-    return Request(model, chosen, captions, seeds, own, batch_size)
+    return Request(model, chosen, captions, seeds, own, batch_size, negative.strip() or None)
 
 
 def read_captions(prompt: str) -> list[str]:
@@ -126,8 +142,14 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
             "What to draw. One caption a line: several lines make a batch.", is_multiline=True,
         ),
         Widget(
+            "negative", "text", "",
+            "What to steer away from, in all pictures; empty is the model's own. Needs a "
+            "guidance_scale other than 1, and a model that takes it.", is_multiline=True,
+        ),
+        Widget(
             "seed", "int", 0,
-            "Of the first picture; the next has the next, as with mmaccel generate.",
+            "Of the first picture; the second has seed + 1, and so on, as with mmaccel generate. "
+            "A browser counts exactly up to 9007199254740992; larger ones come out rounded.",
             0, _SEEDS - 1, 1, is_seed=True,
         ),
         Widget(
@@ -136,22 +158,32 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
         ),
         Widget(
             "batch_size", "int", 1,
-            "Pictures made together. Promises hold for every number; more cost less time each.",
+            "Pictures made together: more take more memory, and less time each.",
             1, most, 1,
         ),
         Widget(
             "guidance_scale", "float", -1.0,
-            f"Classifier-free guidance; 1 is off. {_OWN}", -1, 100, 0.1, stands_for=own,
+            f"How closely to follow the prompt (classifier-free guidance); 1 is off. {_OWN}",
+            -1, 100, 0.1, stands_for=own,
         ),
         Widget(
-            "temperature", "float", -1.0, f"0 is greedy. {_OWN}", -1, 100, 0.05, stands_for=own
+            "temperature", "float", -1.0,
+            f"How freely tokens are drawn: 0 always takes the likeliest, 1 the model's own law. "
+            f"{_OWN}",
+            -1, 100, 0.05, stands_for=own,
         ),
         Widget(
             "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {_OWN}",
             -1, 2**31 - 1, 1, stands_for=((-1, None),),
         ),
-        Widget("top_p", "float", -1.0, f"Keep this much probability. {_OWN}", -1, 1, 0.01,
-               stands_for=own),
-        Widget("min_p", "float", -1.0, f"Least share of the likeliest. {_OWN}", -1, 1, 0.01,
-               stands_for=own),
+        Widget(
+            "top_p", "float", -1.0,
+            f"Keep the likeliest tokens that make up this share; 1 keeps all. {_OWN}",
+            -1, 1, 0.01, stands_for=own,
+        ),
+        Widget(
+            "min_p", "float", -1.0,
+            f"Keep tokens with this share of the likeliest one's; 0 keeps all. {_OWN}",
+            -1, 1, 0.01, stands_for=own,
+        ),
     )  # fmt: skip

@@ -16,7 +16,7 @@ PREFIX = "MMAccel"
 MODEL, POLICY, STATS = "MMACCEL_MODEL", "MMACCEL_POLICY", "MMACCEL_STATS"
 IMAGE, TEXT = "IMAGE", "STRING"
 
-Kind = Literal["int", "float", "bool", "choice", "text", "ids"]
+Kind = Literal["int", "float", "bool", "choice", "text", "path", "ids"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Widget:
 
     Attributes:
         name: of the input, and of the argument that takes it.
-        kind: "ids" is text that holds whole numbers.
+        kind: "ids" is text that holds whole numbers, "path" one that names a file or a model.
         default: what a new node shows.
         tooltip: one or two sentences.
         least, most, step: of a number.
@@ -86,6 +86,9 @@ class Host(Protocol):
 
     def device(self) -> str:
         """Where the host computes, as torch names it."""
+
+    def make_room(self, size: int, device: str) -> None:
+        """Let the host move what it keeps on a device out of the way of so many bytes."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from mmaccel.comfy.hosts import V1Host
 from mmaccel.comfy.table import NodeSpec, Socket, Widget
 from mmaccel.comfy.values import meanings, refusal, run_node
 
-_TYPES = {"int": "INT", "float": "FLOAT", "bool": "BOOLEAN", "text": "STRING", "ids": "STRING"}
+_TYPES = {
+    **{"int": "INT", "float": "FLOAT", "bool": "BOOLEAN"},
+    **dict.fromkeys(("text", "path", "ids"), "STRING"),
+}
 
 
 def v1_class(spec: NodeSpec) -> type:

@@ -93,7 +93,7 @@ def _input(io: Any, entry: Widget | Socket) -> Any:
         return io.Combo.Input(entry.name, options=list(entry.choices), **options)
     if entry.kind == "bool":
         return io.Boolean.Input(entry.name, **options)
-    if entry.kind in ("text", "ids"):
+    if entry.kind in ("text", "path", "ids"):
         return io.String.Input(entry.name, multiline=entry.is_multiline, **options)
     options |= {"min": entry.least, "max": entry.most, "step": entry.step}
     if entry.kind == "float":

@@ -22,6 +22,8 @@ def meaning_of(widget: Widget, value: Any) -> Any:
             return meant
     if widget.kind == "ids":
         return _read_ids(widget.name, value)
+    if widget.kind == "path":
+        return str(value).strip().strip("\"'").strip()  # as file managers copy it
     return float(value) if widget.kind == "float" and isinstance(value, int) else value
 
 
@@ -86,9 +88,14 @@ def check_widget(widget: Widget, value: Any) -> None:
     assert least is not None and most is not None  # every number in the table has both
     if not (is_number and least <= value <= most):  # which NaN is not
         raise OptionError(
-            f"{widget.name}: expected a number in {least:g}..{most:g}, received {value!r}; "
+            f"{widget.name}: expected a number in {_show(least)}..{_show(most)}, "
+            f"received {value!r}; "
             f"{widget.default} is what a new node has"
         )
+
+
+def _show(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _read_ids(name: str, text: Any) -> tuple[int, ...]:

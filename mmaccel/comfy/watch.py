@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmaccel.comfy.preview import draw_progress
+import torch
+
+from mmaccel.comfy.preview import draw_progress, put_side_by_side
 from mmaccel.comfy.table import Host
+from mmaccel.pipelines.picture_request import Request, Served
 
 _REPORT, _PREVIEW = 0.1, 0.5  # seconds between two at least
 _SHARE = 4  # a preview waits this many times as long as the last one took
@@ -31,21 +34,28 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._done = 0  # tokens of finished batches
-        self._captions: Sequence[str] = ()
-        self._seeds: Sequence[int] = ()
+        self._done = 0  # tokens of finished pictures
+        self._requests: Sequence[Request] = ()
+        self._finished: dict[int, Served] = {}
         self._reported = self._drawn = self.clock()
         self._wait = _PREVIEW
+        self._can_draw = self._is_clean = True  # clean: nothing unfinished was shown
 
-    def begin(self, captions: Sequence[str], seeds: Sequence[int]) -> None:
-        """The next batch; an interrupt that came in between is heard here."""
+    def begin(self, requests: Sequence[Request]) -> None:
+        """The next run, of requests whose tags are their indices."""
         self.host.check_interrupt()
-        self._captions, self._seeds = captions, seeds
+        self._requests, self._finished = requests, {}
 
-    def finish(self, tokens: int) -> None:
-        """A batch is finished, with this many tokens."""
-        self._done += tokens
-        self.host.report(min(self._done, self.total), self.total, None)
+    def finish(self, served: Served) -> None:
+        """A picture is finished; at the end no preview is left that shows less."""
+        self.host.check_interrupt()
+        self._finished[served.request.tag] = served
+        self._done += len(served.tokens)
+        if len(self._finished) < len(self._requests):
+            return
+        last = [self._finished[k].image for k in sorted(self._finished)]
+        picture = None if self._is_clean else put_side_by_side(last)
+        self.host.report(min(self._done, self.total), self.total, picture)
 
     def __call__(self, progress: Any) -> None:
         """See `mmaccel.results.OnStep`. Whatever the host raises ends the run."""
@@ -54,11 +64,28 @@ class Watch:
         if now - self._reported < _REPORT:
             return
         picture = None
-        if now - self._drawn >= self._wait:
-            picture = draw_progress(self.pictures, progress, self._captions, self._seeds)
+        if self._can_draw and now - self._drawn >= self._wait:
+            picture = self._draw(progress)
             self._drawn = self.clock()
             self._wait = max(_PREVIEW, _SHARE * (self._drawn - now))
             self.host.check_interrupt()  # drawing may have taken a while
-        done = self._done + int(progress.lengths.sum())
+        made = zip(self._rows(progress), progress.lengths.tolist())
+        done = self._done + sum(n for row, n in made if row not in self._finished)
         self.host.report(min(done, self.total), self.total, picture)
         self._reported = self.clock()
+
+    def _rows(self, progress: Any) -> Sequence[int]:
+        """Which request stands in each place; a canvas has those behind the finished ones."""
+        first, rows = len(self._finished), getattr(progress, "rows", ())
+        return rows or range(first, first + len(progress.lengths))
+
+    def _draw(self, progress: Any) -> Any:
+        try:
+            asked = [self._requests[row] for row in self._rows(progress)]
+            captions, seeds = [each.caption for each in asked], [each.seed for each in asked]
+            picture = draw_progress(self.pictures, progress, captions, seeds)
+        except torch.OutOfMemoryError:  # the run itself may have room: it goes on without
+            self._can_draw = False
+            return None
+        self._is_clean = self._is_clean and picture is None
+        return picture

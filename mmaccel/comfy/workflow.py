@@ -13,7 +13,7 @@ from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import IMAGE, NodeSpec, Output, Socket, Widget
 from mmaccel.errors import OptionError
 
-_WIDE, _GAP, _HEAD, _LINE = 320, 60, 60, 26  # pixels on the page
+_WIDE, _GAP, _HEAD, _SLOT, _LINE, _TEXT = 320, 60, 40, 20, 24, 70  # pixels on the page
 _AFTER_SEED = "fixed"  # what the page does with a seed once a run is over
 
 
@@ -26,12 +26,25 @@ class Use:
         column: where it stands, from the left.
         values: of widgets that are not their defaults.
         links: input -> (index of a node in the workflow, name of its output).
+        room: pixels below its widgets, for what a run shows there.
+        width: pixels.
     """
 
     id: str
     column: int
     values: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    room: int = 0
+    width: int = _WIDE
+
+    @property
+    def height(self) -> int:
+        """Pixels, its title left out."""
+        spec = spec_of(self.id)
+        slots = _SLOT * max(len(spec.sockets), len(spec.outputs))
+        lines = _LINE * (len(spec.widgets) + any(widget.is_seed for widget in spec.widgets))
+        text = _TEXT * sum(widget.is_multiline for widget in spec.widgets)
+        return _HEAD + slots + lines + text + self.room
 
 
 def _other(name: str, *inputs: Widget | Socket) -> NodeSpec:
@@ -80,16 +93,15 @@ def to_page(uses: Sequence[Use]) -> dict[str, Any]:
     below: dict[int, int] = {}  # column -> where the next node of it begins
     for number, use in enumerate(uses, 1):
         spec = spec_of(use.id)
-        height = _HEAD + _LINE * (len(spec.inputs) + len(spec.outputs))
-        height += 4 * _LINE * any(widget.is_multiline for widget in spec.widgets)
-        top = below.get(use.column, 60)
-        below[use.column] = top + height + _GAP
+        left = sum(max(u.width for u in uses if u.column == k) + _GAP for k in range(use.column))
+        top = below.get(use.column, _GAP)
+        below[use.column] = top + use.height + _GAP
         nodes.append(
             {
                 "id": number,
                 "type": use.id,
-                "pos": [60 + use.column * (_WIDE + _GAP), top],
-                "size": [_WIDE, height],
+                "pos": [_GAP + left, top],
+                "size": [use.width, use.height],
                 "flags": {},
                 "order": number - 1,
                 "mode": 0,
@@ -141,31 +153,39 @@ def _slot(use: Use, output: str) -> int:
 
 _LOAD, _POLICY = Use("MMAccelLoadModel", 0), Use("MMAccelJacobiPolicy", 0)
 _MADE = {"model": (0, "model"), "policy": (1, "policy")}
+_STATS = (
+    Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
+    Use("PreviewAny", 3, links={"source": (4, "text")}, room=260, width=560),
+)
 _CAPTIONS = "a red circle above a small blue square on grass\na large yellow star at night"
 
 EXAMPLES: dict[str, tuple[Use, ...]] = {
     "mmaccel_generate": (
         _LOAD,
         _POLICY,
-        Use("MMAccelGenerateImage", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE),
-        Use("SaveImage", 2, links={"images": (2, "images")}),
-        Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
-        Use("PreviewAny", 3, links={"source": (4, "text")}),
+        Use("MMAccelGenerateImage", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE, room=220),
+        Use("SaveImage", 2, links={"images": (2, "images")}, room=220),
+        *_STATS,
     ),
     "mmaccel_compare": (
         _LOAD,
         _POLICY,
-        Use("MMAccelCompare", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE),
-        Use("SaveImage", 2, {"filename_prefix": "mmaccel_compare"}, {"images": (2, "sheet")}),
-        Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
-        Use("PreviewAny", 3, links={"source": (4, "text")}),
+        Use("MMAccelCompare", 1, {"prompt": _CAPTIONS, "seed": 7}, _MADE, room=220),
+        Use(
+            "SaveImage",
+            2,
+            {"filename_prefix": "mmaccel_compare"},
+            {"images": (2, "sheet")},
+            room=320,
+            width=560,
+        ),
+        *_STATS,
     ),
     "mmaccel_canvas": (
         Use("MMAccelLoadModel", 0, {"model": "scenes-masked"}),
         Use("MMAccelLosslessUnmaskPolicy", 0, {"order": "halton"}),
-        Use("MMAccelGenerateImage", 1, {"seed": 7}, _MADE),
-        Use("SaveImage", 2, links={"images": (2, "images")}),
-        Use("MMAccelStats", 2, links={"stats": (2, "stats")}),
-        Use("PreviewAny", 3, links={"source": (4, "text")}),
+        Use("MMAccelGenerateImage", 1, {"seed": 7}, _MADE, room=220),
+        Use("SaveImage", 2, links={"images": (2, "images")}, room=220),
+        *_STATS,
     ),
 }

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 
 class Interrupted(Exception):
@@ -21,12 +22,14 @@ class FakeComfy:
 
     Attributes:
         reports: (done, total, picture or None), in order.
+        room: (bytes, device) that was asked for, in order.
         stop_at: number of the check that raises, from 1; 0 never does.
         checks: so far.
     """
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, int, Any]] = []
+        self.room: list[tuple[int, Any]] = []
         self.stop_at = self.checks = 0
 
     def throw(self) -> None:
@@ -77,7 +80,9 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
         )
 
     management = SimpleNamespace(
-        throw_exception_if_processing_interrupted=fake.throw, get_torch_device=lambda: "cpu"
+        throw_exception_if_processing_interrupted=fake.throw,
+        get_torch_device=lambda: torch.device("cpu"),
+        free_memory=lambda size, device: fake.room.append((size, device)),
     )
     modules: dict[str, dict[str, Any]] = {
         "comfy": {"model_management": management, "utils": SimpleNamespace(ProgressBar=Bar)},

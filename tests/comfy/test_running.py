@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from mmaccel.cli import main
+from mmaccel.comfy.hosts import V1Host
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.open_model import OpenModel, file_state
 from mmaccel.comfy.policies import NamedPolicy
@@ -18,9 +22,12 @@ from mmaccel.comfy.request import read_captions, to_tensor
 from mmaccel.comfy.table import Made
 from mmaccel.comfy.v1 import v1_class
 from mmaccel.comfy.v3 import v3_class
-from mmaccel.comfy.values import run_node
+from mmaccel.comfy.values import refusal, run_node
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_request import Request, Served
+from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.results import Progress
 from tests.comfy.fake_comfy import FakeComfy, Interrupted, install
 from tests.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
 
@@ -36,6 +43,7 @@ class Host:
     def __init__(self, stop_at: int = 0) -> None:
         self.stop_at, self.checks = stop_at, 0
         self.reports: list[tuple[int, int, Any]] = []
+        self.room: list[tuple[int, str]] = []
 
     def check_interrupt(self) -> None:
         self.checks += 1
@@ -47,6 +55,9 @@ class Host:
 
     def device(self) -> str:
         return "cpu"
+
+    def make_room(self, size: int, device: str) -> None:
+        self.room.append((size, device))
 
 
 def run(name: str, host: Host | None = None, **values: Any) -> Made:
@@ -171,10 +182,31 @@ def test_previews_change_nothing(model: OpenModel, monkeypatch: pytest.MonkeyPat
     assert shown.values[1].passes == plain.values[1].passes
     previews = [picture for _, _, picture in host.reports if picture is not None]
     assert len(previews) > 3 and {p.size for p in previews} <= {(16, 16), (32, 16)}
-    # the last one before the end shows the pictures as they will be, down to the last whole row
     grey = (128, 128, 128)
-    colours = [[c for _, c in p.getcolors(10**4)] for p in previews]
-    assert grey in colours[0] and len(colours[-1]) > len(colours[0])
+    assert grey in [colour for _, colour in previews[0].getcolors(10**4)]
+    # what stays on the page is finished: both pictures, side by side
+    last = host.reports[-1][2]
+    pixels = np.asarray(last).reshape(16, 2, 16, 3).transpose(1, 0, 2, 3) / np.float32(255)
+    assert np.array_equal(pixels, shown.values[0].numpy())
+
+
+def test_a_preview_that_finds_no_room_costs_the_preview_alone(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def full(*values: Any) -> Any:
+        asked.append(values)
+        raise torch.OutOfMemoryError("no room")
+
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("mmaccel.comfy.generate.Watch", make_watch(lambda: float(next(ticks))))
+    monkeypatch.setattr("mmaccel.comfy.watch.draw_progress", full)
+    host = Host()
+    made = run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
+               prompt=CAPTIONS[0])  # fmt: skip
+    assert len(asked) == 1 and made.values[0].shape[0] == 1
+    assert [picture for _, _, picture in host.reports if picture is not None] == []
 
 
 def make_watch(clock: Any) -> Any:
@@ -191,17 +223,92 @@ def test_progress_counts_tokens_and_ends_full(
         count=3, batch_size=2)  # fmt: skip
     done = [value for value, _, _ in host.reports]
     assert {total for _, total, _ in host.reports} == {3 * N_TOKENS}
-    steps = [2 * k for k in range(1, N_TOKENS + 1)] + [2 * N_TOKENS]  # two rows, then the first's
+    steps = [2 * k for k in range(1, N_TOKENS + 1)]  # two rows, then the third in their place
     steps += [2 * N_TOKENS + k for k in range(1, N_TOKENS + 1)] + [3 * N_TOKENS]
     assert done == steps
+
+
+def test_a_preview_knows_who_stands_in_which_place(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some models draw with the caption and the seed; of a canvas the places are not told."""
+    asked: list[Any] = []
+    monkeypatch.setattr("mmaccel.comfy.watch.draw_progress", lambda *v: asked.append(v[2:]))
+    now = [0.0]
+    watch = Watch(Host(), model.pipe.pictures, 64, lambda: now[0])
+    requests = [Request(f"caption {k}", 10 + k, tag=k) for k in range(4)]
+    watch.begin(requests)
+    tokens, two = torch.zeros(2, N_TOKENS, dtype=torch.int64), torch.tensor([5, 7])
+    now[0] = 1.0
+    watch(Progress(tokens, two, two, 1, rows=(2, 1)))
+    done = [Served(request, Image.new("RGB", (1, 1)), tokens[0], 3) for request in requests]
+    watch.finish(done[1])
+    now[0] = 2.0
+    watch(Progress(tokens, two, two, 2, rows=(2, 1)))
+    watch.finish(done[0])
+    now[0] = 3.0
+    watch(SimpleNamespace(lengths=two))  # a canvas: the next two
+    assert asked == [
+        (["caption 2", "caption 1"], [12, 11]), (["caption 2", "caption 1"], [12, 11]),
+        (["caption 2", "caption 3"], [12, 13]),
+    ]  # fmt: skip
+    done_so_far = [value for value, _, _ in watch.host.reports]
+    assert done_so_far == [5 + 7, N_TOKENS + 5, 2 * N_TOKENS + 5 + 7]
+
+
+def test_an_interrupt_is_heard_between_two_pictures_of_a_batch(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turning tokens into pixels may take as long as many passes."""
+    drawn: list[Any] = []
+    render = model.pipe.pictures.render
+
+    def count(*values: Any) -> Any:
+        drawn.append(values)
+        return render(*values)
+
+    monkeypatch.setattr(type(model.pipe.pictures), "render", lambda self, *v: count(*v))
+    host = Host(stop_at=1 + N_TOKENS + 1)  # before the first pass, after each, after a picture
+    with pytest.raises(Interrupted):
+        run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
+            prompt=CAPTIONS[0], count=3, batch_size=3)  # fmt: skip
+    assert len(drawn) == 1
+
+
+def test_places_of_a_batch_change_nothing(model: OpenModel) -> None:
+    asked = dict(
+        model=model, policy=policy("Jacobi", window=3), prompt="\n".join(CAPTIONS), count=5
+    )
+    alone = run("GenerateImage", **asked, seed=4)
+    passes = list(alone.values[1].passes)
+    assert passes != sorted(passes)  # of five made together, a later one is finished earlier
+    together = run("GenerateImage", **asked, seed=4, batch_size=5)
+    assert torch.equal(alone.values[0], together.values[0])
+    assert alone.values[1].passes == together.values[1].passes  # in the order of the captions
+    assert together.values[1].stats.passes < alone.values[1].stats.passes
+
+
+def test_a_negative_prompt_is_the_command_lines(model: OpenModel, tmp_path: Path) -> None:
+    said = ["--guidance", "3", "--negative", CAPTIONS[2], "--seed", "5"]
+    assert (
+        main(["generate", CAPTIONS[0], *said, "--model", model.name, "--out", str(tmp_path)]) == 0
+    )
+    (file,) = tmp_path.glob("0*.png")
+    asked = dict(model=model, prompt=CAPTIONS[0], seed=5, guidance_scale=3.0)
+    images, record = run("GenerateImage", **asked, negative=f" {CAPTIONS[2]}\n").values
+    with Image.open(file) as opened:
+        written = np.asarray(opened)
+    assert np.array_equal((images[0] * 255).round().to(torch.uint8).numpy(), written)
+    assert not torch.equal(run("GenerateImage", **asked).values[0], images)
+    assert f"negative     {CAPTIONS[2]}\n" in str(record)
+    with pytest.raises(OptionError, match="negative prompt: expected a guidance_scale other than"):
+        run("GenerateImage", **{**asked, "guidance_scale": 1.0}, negative=CAPTIONS[2])
 
 
 def test_progress_is_told_ten_times_a_second_at_most(model: OpenModel) -> None:
     now, host = [0.0], Host()
     watch = Watch(host, model.pipe.pictures, N_TOKENS, lambda: now[0])
-    watch.begin([CAPTIONS[0]], [0])
-    from mmaccel.results import Progress
-
+    watch.begin([Request(CAPTIONS[0], 0, tag=0)])
     tokens = torch.zeros(1, N_TOKENS, dtype=torch.int64)
     for k in range(100):  # one second in hundredths
         now[0] = k / 100
@@ -223,6 +330,82 @@ def test_a_model_is_loaded_once_and_let_go(tiny_folder: Path, tmp_path: Path) ->
     del first, half
     gc.collect()
     assert len(open_model._open) < before
+
+
+def test_a_model_nobody_holds_is_gone_before_the_next_is_loaded(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that do not fit in memory together: cycles must not keep the first one."""
+    other, seen = build_tiny(tmp_path / "m"), []
+    first = run("LoadModel", model=str(tiny_folder)).values[0]
+    first.pipe.in_a_cycle = first.pipe
+    kept, real = weakref.ref(first.pipe), TextToImage.from_pretrained
+
+    def load(*values: Any, **options: Any) -> Any:
+        seen.append(kept() is None)
+        return real(*values, **options)
+
+    monkeypatch.setattr(TextToImage, "from_pretrained", load)
+    gc.disable()
+    try:
+        del first
+        run("LoadModel", model=str(other))
+    finally:
+        gc.enable()
+    assert seen == [True]
+
+
+def test_the_host_is_asked_for_room_before_a_model_is_loaded(
+    comfy: FakeComfy, tmp_path: Path
+) -> None:
+    """Other nodes' models may fill the memory; twice the files' bytes are asked for, once."""
+    folder, host = build_tiny(tmp_path / "m"), Host()
+    files = ("config.json", "tokenizer.json", "words.json", "generation_config.json",
+             "model.safetensors", "tokenizer.safetensors")  # fmt: skip
+    size = 2 * sum((folder / f).stat().st_size for f in files if (folder / f).exists())
+    kept = run("LoadModel", host, model=str(folder)).values[0]
+    assert run("LoadModel", host, model=str(folder)).values[0] is kept
+    assert host.room == [(size, "cpu")] and host.checks == 1
+    cls: Any = v1_class(NODES["MMAccelLoadModel"])
+    cls().execute(model=str(folder), dtype="bfloat16")
+    assert comfy.room == [(size, torch.device("cpu"))]
+    V1Host().make_room(10, "cuda")  # which this ComfyUI does not compute on
+    assert len(comfy.room) == 1
+
+
+def test_an_interrupt_is_heard_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(TextToImage, "from_pretrained", lambda *a, **k: begun.append(a))
+    with pytest.raises(Interrupted):
+        run("LoadModel", Host(stop_at=1), model=str(build_tiny(tmp_path / "m")))
+    assert begun == []
+
+
+def test_a_path_may_be_pasted_as_file_managers_copy_it(tiny_folder: Path) -> None:
+    named = run("LoadModel", model=str(tiny_folder)).values[0]
+    assert run("LoadModel", model=f' "{tiny_folder}"\n').values[0] is named
+    assert refusal(NODES["MMAccelLoadModel"], {"model": " scenes "}) is None
+    assert "received ''" in str(refusal(NODES["MMAccelLoadModel"], {"model": '""'}))
+
+
+def test_only_files_of_the_model_are_looked_at(tmp_path: Path) -> None:
+    """A folder with everything in it, such as `/`, would keep the server busy for ever."""
+    folder = build_tiny(tmp_path / "m")
+    state = file_state(model=str(folder), decoder="")
+    deep = folder / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    (deep / "model.safetensors").write_bytes(b"x")
+    (folder / "notes.txt").write_text("x", encoding="utf-8")
+    assert file_state(model=str(folder), decoder="") == state
+    masked, _ = masked_beside_plain(tmp_path / "two")
+    before, (tokenizer,) = file_state(model=str(masked), decoder=""), [
+        f for f in (tmp_path / "two").rglob("tokenizer.safetensors")
+    ]  # fmt: skip
+    assert tokenizer.parent != masked  # it lies beside the model, and belongs to it
+    tokenizer.write_bytes(tokenizer.read_bytes())
+    assert file_state(model=str(masked), decoder="") != before
 
 
 def test_other_files_are_another_model(tmp_path: Path) -> None:
@@ -261,7 +444,7 @@ def test_a_caption_or_policy_the_model_cannot_take_stops_before_any_pass(
         run("GenerateImage", model=model, prompt="a red xylophone")
     with pytest.raises(OptionError, match="at least one word, received none"):
         run("GenerateImage", model=model, prompt=" \n ")
-    with pytest.raises(OptionError, match="policy: expected a policy such as mmaccel.Jacobi"):
+    with pytest.raises(OptionError, match="'stepwise', which decodes a canvas, not a window"):
         run("GenerateImage", model=model, policy=policy("Stepwise"), prompt=CAPTIONS[0])
     with pytest.raises(OptionError, match="another model than the one that is decoded"):
         own = policy("Speculative", draft_model=model)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +20,13 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
-from tests.house.source import ROOT
+from tests.comfy.comfy_server import HOME, PYTHON, SHELF, environment, make_base, running
 from tests.tiny_model import CAPTIONS, N_TOKENS
 
-HOME = os.environ.get("COMFYUI_PATH", "")
-PYTHON = os.environ.get("COMFYUI_PYTHON", sys.executable)
 HERE = Path(__file__).parent
-SHELF = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows" / "api"
-FIRST_SCHEMA = (
-    "from mmaccel.comfy.nodes import NODES\n"
-    "from mmaccel.comfy.v1 import v1_exports\n"
-    "globals().update(v1_exports(NODES.values()))\n"
-)
 pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")
 
 Graph = dict[str, Any]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-
-
-def make_base(folder: Path, schema: str) -> Path:
-    """What `--base-directory` names, with our pack alone."""
-    for name in ("user", "input", "output", "temp", "models", "custom_nodes"):
-        (folder / name).mkdir(parents=True)
-    if schema == "pack":
-        assert main(["comfy", str(folder)]) == 0
-    else:
-        pack = folder / "custom_nodes" / "mmaccel-nodes"
-        pack.mkdir()
-        (pack / "__init__.py").write_text(FIRST_SCHEMA, encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module", params=["pack", "v1"])
@@ -62,54 +34,25 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_base(tmp_path_factory.mktemp(request.param) / "base", request.param)
 
 
-def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        port: int = asked.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def talk(base: Path) -> Iterator[Callable[..., Any]]:
     """A running server; a call sends it jobs and returns what `http_driver.py` found."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    log = (base / "server.log").open("w", encoding="utf-8")
-    command = [PYTHON, "main.py", "--cpu", "--listen", "127.0.0.1", "--port", str(port)]
-    command += ["--base-directory", str(base), "--disable-api-nodes"]
-    command += ["--database-url", "sqlite:///:memory:"]
-    server = subprocess.Popen(
-        command, cwd=HOME, env=environment(), stdout=log, stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL, start_new_session=True,
+    with running(base) as url:
+        yield partial(send, url)
+
+
+def send(url: str, *jobs: dict[str, Any]) -> Any:
+    done = subprocess.run(
+        [PYTHON, str(HERE / "http_driver.py"), url], input=json.dumps(jobs), text=True,
+        capture_output=True, check=False, env=environment(),
     )  # fmt: skip
-
-    def send(*jobs: dict[str, Any]) -> Any:
-        done = subprocess.run(
-            [PYTHON, str(HERE / "http_driver.py"), url], input=json.dumps(jobs), text=True,
-            capture_output=True, check=False, env=environment(),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    try:
-        for _ in range(240):
-            assert server.poll() is None, (base / "server.log").read_text(encoding="utf-8")
-            if "To see the GUI" in (base / "server.log").read_text(encoding="utf-8"):
-                break
-            time.sleep(0.5)
-        else:
-            pytest.fail(f"no server after two minutes: {(base / 'server.log').read_text()}")
-        yield send
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGTERM)
-        server.wait(20)
-        log.close()
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def tiny_graph(name: str, folder: Path, **generate: Any) -> Graph:
     """An example workflow with the tiny model."""
-    graph: Graph = json.loads((SHELF / f"{name}.json").read_text(encoding="utf-8"))
+    graph: Graph = json.loads((SHELF / "api" / f"{name}.json").read_text(encoding="utf-8"))
     graph["1"]["inputs"]["model"] = str(folder)
     graph["3"]["inputs"] |= {"prompt": "\n".join(CAPTIONS[:2]), **generate}
     return graph

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 
 from mmaccel.catalog import POLICIES, load, make_policy
 from mmaccel.comfy.field_notes import field_notes
@@ -52,7 +53,7 @@ def test_a_policys_node_has_its_open_fields_in_order_and_its_own_defaults(name: 
 def test_everything_is_explained_and_every_default_is_possible(spec: NodeSpec) -> None:
     for entry in (*spec.inputs, *spec.outputs):
         assert len(entry.tooltip) > 12 and entry.tooltip.endswith("."), entry.name
-        assert not re.search(r"`|mmaccel\.\w+\.|^As in", entry.tooltip), entry.tooltip
+        assert not re.search(r"`|mmaccel\.\w+\.|^As in|None|stands for", entry.tooltip)
     assert refusal(spec, spec.defaults()) is None
     for widget in spec.widgets:
         if widget.kind in ("int", "float"):
@@ -104,6 +105,39 @@ def test_choices_are_what_the_policy_says_it_takes(pair: Any) -> None:
         "lossless-unmask", "order",  # lists the orders there are, and refuses one of them later
     ):  # fmt: skip
         assert set(listed[1].split(", ")) == set(real)
+
+
+def test_a_tooltip_names_what_the_page_shows() -> None:
+    def said(name: str, field: str) -> str:
+        return next(e.tooltip for e in _POLICY_NODES[name].inputs if e.name == field)
+
+    assert said("jacobi", "window") == "Tokens fed per pass, or 0 to choose by measured cost."
+    assert said("stepwise", "block").startswith("Slots per block; 0 takes the canvas as one")
+    assert said("lossless-unmask", "layout").endswith(
+        "auto takes entries where a cache is kept and rows otherwise."
+    )
+    assert said("entropy-bounded", "gamma").endswith("where neither is given. -1 leaves it out.")
+    assert said("gsd", "window") == "Tokens fed per pass."
+
+
+def test_what_can_be_seen_to_be_wrong_with_a_model_is_refused_before_it_is_loaded() -> None:
+    node = NODES["MMAccelLoadModel"]
+    assert "decoder: expected a file, received '/no/file'" in str(
+        refusal(node, {"decoder": "/no/file"})
+    )
+    assert "expected a model on a CUDA device, received one on cpu" in str(
+        refusal(node, {"device": "cpu", "engine": "graph"})
+    )
+    assert refusal(node, {"device": "auto", "engine": "graph"}) is None  # only ComfyUI knows where
+    if not torch.cuda.is_available():
+        assert "expected a device of this machine" in str(refusal(node, {"device": "cuda"}))
+
+
+def test_a_seed_has_64_bits_and_is_named_in_full() -> None:
+    node = NODES["MMAccelGenerateImage"]
+    assert refusal(node, {"seed": 2**64 - 1}) is None
+    said = str(refusal(node, {"seed": 2**64}))
+    assert "in 0..18446744073709551615, received 18446744073709551616" in said
 
 
 def test_an_order_that_looks_at_draws_is_not_offered_where_it_is_refused() -> None:

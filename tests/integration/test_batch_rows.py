@@ -136,7 +136,7 @@ def test_sizes_of_a_file_share_one_model(
         held = parameters(opened[0])
         worker.check(items)
         worker.run_all(items, lambda record: None)
-    assert len(opened) == 1 and parameters(worker._pipe) == held and held
+    assert len(opened) == 1 and parameters(worker._maker.pipe) == held and held
     found = told(tmp_path)
     for row in rows:
         facts, _, pixels = found[row.id]
