@@ -26,7 +26,7 @@ from mmaccel.errors import BusyError, NumericsError, OptionError
 from mmaccel.pipelines.engine import Engine
 from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.replay import Replay
-from tests.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny, masked_beside_plain
+from tests.tiny_model import CAPTIONS, break_weights, build_tiny, masked_beside_plain
 
 Opener = Callable[[str], Path]
 
