@@ -39,7 +39,8 @@ class Worker:
         assert pipe.source is not None  # it was opened by name
         self._maker = Maker(pipe)
         self._weights = content_hash(pipe.source, setup.decoder)
-        self._recipes: dict[tuple[str, int], tuple[Recipe, dict[str, Any]]] = {}
+        self._same: dict[Recipe, Recipe] = {}  # one object for all items that are made alike
+        self._plans: dict[tuple[str, int], tuple[Recipe, str]] = {}
 
     def check(self, items: Sequence[Item]) -> dict[tuple[str, int], str]:
         """Find out before any work whether all items can be made, and what each is made from.
@@ -69,7 +70,7 @@ class Worker:
                 f"--prompts: expected rows that {self.setup.model} can make, received {len(named)} "
                 f"that it cannot. {'. '.join(named[:_NAMED])}{more}"
             )
-        return {item.key: fingerprint(self._recipes[item.key][1]) for item in items}
+        return {item.key: self._plans[item.key][1] for item in items}
 
     def close(self) -> None:
         """Nothing: the model goes with this object."""
@@ -133,7 +134,8 @@ class Worker:
 
     def _write(self, made: Finished) -> Record:
         item: Item = made.served.request.tag
-        _, facts = self._recipes[item.key]
+        recipe, mark = self._plans[item.key]
+        facts = describe(self.setup, item, recipe, self._weights)
         file = self.setup.out / item.file
         try:
             write_png(file, made.served.image, {**facts, **made.shape})
@@ -152,14 +154,16 @@ class Worker:
             ) from error
         told = ("prompt", "negative", "seed", "model", "policy", "exactness")
         record |= {name: facts[name] for name in told if name in facts}
-        return {**record, **made.shape, **made.cost, "recipe": fingerprint(facts)}
+        return {**record, **made.shape, **made.cost, "recipe": mark}
 
-    def _plan(self, item: Item, pipe: TextToImage) -> tuple[Recipe, dict[str, Any]]:
-        found = self._recipes.get(item.key)
+    def _plan(self, item: Item, pipe: TextToImage) -> tuple[Recipe, str]:
+        """How an item is made, and the fingerprint of what it is made from."""
+        found = self._plans.get(item.key)
         if found is None:
             recipe = make_recipe(self.setup, item, pipe)
-            found = recipe, describe(self.setup, item, recipe, self._weights)
-            self._recipes[item.key] = found
+            recipe = self._same.setdefault(recipe, recipe)
+            mark = fingerprint(describe(self.setup, item, recipe, self._weights))
+            found = self._plans[item.key] = recipe, mark
         return found
 
 
