@@ -29,8 +29,10 @@ from typing import Any
 import torch
 
 import mmaccel
+from mmaccel.catalog import make_policy
 from mmaccel.commands.machine import describe_machine
 from mmaccel.commands.picture_files import write_whole
+from mmaccel.commands.run_setup import parse_fields
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
 from mmaccel.evaluation.routes import Routes, Way
@@ -146,6 +148,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=64, help="fresh captions")
     parser.add_argument("--rows", default="8,16", help="with commas")
     parser.add_argument("--windows", default="32,16,1", help="with commas; 1 is Autoregressive")
+    parser.add_argument("--policy", help="short name, in the place of windows")
+    parser.add_argument("--set", action="append", default=[], help="a field of it as name=value")
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--no-library", action="store_true", help="leave transformers' loop out")
@@ -158,6 +162,8 @@ def main() -> None:
     policies: list[Policy] = [
         mmaccel.Jacobi(w) if w > 1 else mmaccel.Autoregressive() for w in windows
     ]
+    if options.policy is not None:
+        policies = [make_policy(options.policy, **parse_fields(options.set))]
     cells: dict[tuple[str, int, int], Job] = {}  # way, policy, rows
     if not options.no_library:
         cells["library", -1, 1] = Job()
@@ -169,7 +175,8 @@ def main() -> None:
         for way, at, rows in order[turn:] + order[:turn]:
             bench.run(way, None if at < 0 else policies[at], rows, cells[way, at, rows])
             seconds = cells[way, at, rows].seconds[-1]
-            print(f"{way} {windows[at] if at >= 0 else ''} {rows}: {seconds:.1f}", file=sys.stderr)
+            shown = repr(policies[at]) if at >= 0 else ""
+            print(f"{way} {shown} {rows}: {seconds:.1f}", file=sys.stderr)
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
