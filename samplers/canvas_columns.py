@@ -124,6 +124,13 @@ class Columns:
             queries.view(rows, -1),
         )
 
+    def in_rows(self, logits: Tensor, copies: int) -> Tensor:
+        """Logits of entries `[R, K * Q, V]` as rows `[G * K * B, Q, V]`."""
+        if copies == 1:
+            return logits
+        split = logits.unflatten(1, (copies, -1)).unflatten(0, (self.branches, -1))
+        return split.transpose(1, 2).flatten(0, 2)
+
     def _reads(self, sets: Sets, columns: Tensor, is_fresh: Tensor, aside: Tensor) -> Tensor:
         """Places that the entries of each copy look at, `[R, K, 1 or C, P]` bool."""
         rows, copies, count = aside.shape

@@ -16,6 +16,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.canvas import Canvas
 from mmaccel.samplers.canvas_columns import Columns, Sets
+from mmaccel.samplers.canvas_live import forward_live
 from mmaccel.samplers.evidence import Evidence, read_logits
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
@@ -30,6 +31,7 @@ class CanvasLook:
         width: Q.
 
     Attributes:
+        live: `[n]` int64, rows that the next pass is for; None: all.
         seconds: spent in the model.
     """
 
@@ -47,6 +49,7 @@ class CanvasLook:
     ) -> None:
         self.model, self.filters, self.cache = model, filters, cache
         self._layout, self.seconds = prompt.layout, 0.0
+        self.live: Tensor | None = None
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
         n = prompt.tokens.shape[1] + canvas.length
@@ -113,7 +116,10 @@ class CanvasLook:
         own = slots[: fed.shape[1]]  # the active block is the same in all copies
         began = time.perf_counter()
         entries, n_entries = self._plan(canvas, fed, own)
-        logits = self._in_rows(self.model.forward(entries), copies, slots.shape[1])
+        if self._by_entry:
+            logits = self.columns.in_rows(self.model.forward(entries), copies)
+        else:
+            logits = forward_live(self.model, entries, self.live, fed.shape[1])
         self.seconds += time.perf_counter() - began
         return self._read(logits, canvas, slots, is_open, copies), n_entries
 
@@ -148,7 +154,9 @@ class CanvasLook:
             columns.index < (columns.rows(sight) + columns.first)[:, None]
         )  # [R, N]
         if not self._by_entry:
-            return columns.whole(fed, seen, slots), columns.is_real.sum() * fed.shape[0]
+            is_real = columns.is_real.unflatten(0, (columns.branches, -1))
+            is_real = is_real if self.live is None else is_real[:, self.live]
+            return columns.whole(fed, seen, slots), is_real.sum() * fed.shape[0]
         base = columns.rows(canvas.base[:batch]) + columns.first
         if self.cache.kind == "block":
             computed = seen & (columns.index >= self._kept[:, None])
@@ -184,13 +192,6 @@ class CanvasLook:
         )
         random = (drawn.coins * self.model.vocab_size).long().clamp(max=self.model.vocab_size - 1)
         return torch.where(canvas.is_committed, canvas.tokens, random)
-
-    def _in_rows(self, logits: Tensor, copies: int, width: int) -> Tensor:
-        """Logits of entries `[R, K * Q, V]` as rows `[G * K * B, Q, V]`."""
-        if not self._by_entry or copies == 1:
-            return logits
-        split = logits.view(self.columns.branches, -1, copies, width, logits.shape[-1])
-        return split.transpose(1, 2).flatten(0, 2)
 
     def _noise_of(self, copies: int) -> Noise:
         if copies not in self._noise:

@@ -21,6 +21,7 @@ from mmaccel.errors import NumericsError
 from mmaccel.places import EndedRow
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas import PER_ROW, Canvas
+from mmaccel.samplers.canvas_live import live_rows
 from mmaccel.samplers.canvas_look import CanvasLook
 from mmaccel.samplers.ledger import Ledger
 from mmaccel.samplers.noise import Noise
@@ -88,18 +89,21 @@ class CanvasRows:
                 tuple(rows),
             )
         if self.seats is not None:
-            return self._turn_over(self.seats, is_live)
+            is_live = self._turn_over(self.seats, is_live)
+        self._eyes.live = live_rows(is_live, self.canvas.tokens.device)
         return any(is_live)
 
-    def _turn_over(self, seats: SeatPlan, is_live: list[bool]) -> bool:
-        """Hand out rows that have ended, and let others take their places."""
+    def _turn_over(self, seats: SeatPlan, is_live: list[bool]) -> list[bool]:
+        """Hand out rows that have ended, and let others take their places; returns which places
+        hold a row that has not.
+        """
         while True:  # a newcomer may have nothing open: its layout gives it all
             free = [k for k, is_one in enumerate(seats.is_open) if is_one and not is_live[k]]
             for place in free:
                 seats.hand_out(place, self.row(place, seats.rows[place]))
             taken = seats.fill(free)
             if not taken:
-                return seats.n_open > 0
+                return is_live
             self.restart(torch.tensor(taken, device=self.canvas.tokens.device), seats)
             is_live = self.canvas.is_live.tolist()
 

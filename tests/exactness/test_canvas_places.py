@@ -165,6 +165,56 @@ def test_rows_end_and_take_places_out_of_order() -> None:
     assert made.stats.passes < fixed
 
 
+class Counted:
+    """A denoiser that writes down the rows of its passes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.rows = model, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, entries: Any) -> torch.Tensor:
+        self.rows.append(len(entries.tokens))
+        logits: torch.Tensor = self._model.forward(entries)
+        return logits
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
+@pytest.mark.parametrize("name", ["stepwise", "entropy", "stepwise uniform"])
+def test_a_pass_leaves_out_rows_that_have_ended(name: str, guided: bool) -> None:
+    wanted = [decode(CASES[name], [row], guided) for row in ALL]
+    lengths = [own.stats.passes for own in wanted]
+    for places in (None, Places(2), Places(3)):
+        model = Counted(bed(CASES[name][0]))
+        made = decode(CASES[name], ALL, guided, places, model=model)
+        assert sum(model.rows) == sum(lengths) * (1 + guided)
+        assert made.stats.positions == sum(own.stats.positions for own in wanted)
+        for row, own in enumerate(wanted):
+            assert made.tokens[row].equal(own.tokens[0])
+        if places is None:
+            live = [sum(n > k for n in lengths) * (1 + guided) for k in range(max(lengths))]
+            assert model.rows == live and live[0] > live[-1]
+
+
+def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
+    case = LOSSLESS["confidence"]
+    model = Counted(bed("masked"))
+    made = decode(case, ALL, True, model=model)
+    for row in ALL:
+        assert made.tokens[row].equal(decode(case, [row], True).tokens[0])
+    passes = made.passes.tolist()
+    assert model.rows == [
+        (4 if k else 1) * 2 * sum(n > k for n in passes) for k in range(max(passes))
+    ]
+
+
+def test_rows_of_a_model_that_keeps_something_stay() -> None:
+    model = Counted(bed("shifted"))
+    decode(CASES["stepwise dual"], ALL, False, model=model)
+    assert set(model.rows) == {len(ALL)}
+
+
 def test_progress_tells_which_rows_stand_where() -> None:
     seen: list[CanvasProgress] = []
     given: list[EndedRow] = []
