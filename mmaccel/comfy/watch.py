@@ -69,19 +69,14 @@ class Watch:
             self._drawn = self.clock()
             self._wait = max(_PREVIEW, _SHARE * (self._drawn - now))
             self.host.check_interrupt()  # drawing may have taken a while
-        made = zip(self._rows(progress), progress.lengths.tolist())
+        made = zip(progress.rows, progress.lengths.tolist())
         done = self._done + sum(n for row, n in made if row not in self._finished)
         self.host.report(min(done, self.total), self.total, picture)
         self._reported = self.clock()
 
-    def _rows(self, progress: Any) -> Sequence[int]:
-        """Which request stands in each place; a canvas has those behind the finished ones."""
-        first, rows = len(self._finished), getattr(progress, "rows", ())
-        return rows or range(first, first + len(progress.lengths))
-
     def _draw(self, progress: Any) -> Any:
         try:
-            asked = [self._requests[row] for row in self._rows(progress)]
+            asked = [self._requests[row] for row in progress.rows]
             captions, seeds = [each.caption for each in asked], [each.seed for each in asked]
             picture = draw_progress(self.pictures, progress, captions, seeds)
         except torch.OutOfMemoryError:  # the run itself may have room: it goes on without

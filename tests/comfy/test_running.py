@@ -231,7 +231,7 @@ def test_progress_counts_tokens_and_ends_full(
 def test_a_preview_knows_who_stands_in_which_place(
     model: OpenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some models draw with the caption and the seed; of a canvas the places are not told."""
+    """Some models draw with the caption and the seed."""
     asked: list[Any] = []
     monkeypatch.setattr("mmaccel.comfy.watch.draw_progress", lambda *v: asked.append(v[2:]))
     now = [0.0]
@@ -247,7 +247,7 @@ def test_a_preview_knows_who_stands_in_which_place(
     watch(Progress(tokens, two, two, 2, rows=(2, 1)))
     watch.finish(done[0])
     now[0] = 3.0
-    watch(SimpleNamespace(lengths=two))  # a canvas: the next two
+    watch(SimpleNamespace(lengths=two, rows=(2, 3)))  # a canvas
     assert asked == [
         (["caption 2", "caption 1"], [12, 11]), (["caption 2", "caption 1"], [12, 11]),
         (["caption 2", "caption 3"], [12, 13]),
@@ -313,7 +313,7 @@ def test_progress_is_told_ten_times_a_second_at_most(model: OpenModel) -> None:
     for k in range(100):  # one second in hundredths
         now[0] = k / 100
         lengths = torch.tensor([min(k // 6, N_TOKENS)])
-        watch(Progress(tokens, lengths, lengths, k))
+        watch(Progress(tokens, lengths, lengths, k, rows=(0,)))
     assert 8 <= len(host.reports) <= 10
     assert host.checks == 102  # at the beginning, after each pass, and after the picture
     assert sum(picture is not None for _, _, picture in host.reports) == 1
