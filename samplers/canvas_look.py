@@ -31,6 +31,7 @@ class CanvasLook:
         width: Q.
 
     Attributes:
+        by_entry: whether passes are over chosen columns.
         live: `[n]` int64, rows that the next pass is for; None: all.
         seconds: spent in the model.
     """
@@ -53,17 +54,16 @@ class CanvasLook:
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
         n = prompt.tokens.shape[1] + canvas.length
-        self._by_entry = cache.keeps or layout == "entries"
+        self.by_entry = cache.keeps or layout == "entries"
         widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
         widest["block"] = model.block or width  # the prompt's part of the first block included
         scratch = min(n, widest.get(cache.kind, width)) if cache.keeps else n
         block = model.block if model.has_store else None
-        rows = prompt.tokens.shape[0]
-        room = (copies, scratch + self.spare(width)) if self._by_entry else ()
+        room = (copies, scratch + self.spare(width)) if self.by_entry else ()
         self._shape = (canvas.length, block, *room)
         self.columns = Columns(prompt, *self._shape)
-        own = (rows, self.columns.places) if self._by_entry else (rows * copies, self.columns.n)
-        model.reserve(*own)
+        n_rows = len(prompt.tokens) * (1 if self.by_entry else copies)
+        model.reserve(n_rows, self.columns.places if self.by_entry else n)
         self._kept = self.columns.pad.clone()  # [R], first column that is not written for good
         self._refreshed = torch.zeros_like(canvas.begun)
         self._moved = torch.ones_like(canvas.begun, dtype=torch.bool)
@@ -116,7 +116,7 @@ class CanvasLook:
         own = slots[: fed.shape[1]]  # the active block is the same in all copies
         began = time.perf_counter()
         entries, n_entries = self._plan(canvas, fed, own)
-        if self._by_entry:
+        if self.by_entry:
             logits = self.columns.in_rows(self.model.forward(entries), copies)
         else:
             logits = forward_live(self.model, entries, self.live, fed.shape[1])
@@ -153,7 +153,7 @@ class CanvasLook:
         seen = columns.is_real & (
             columns.index < (columns.rows(sight) + columns.first)[:, None]
         )  # [R, N]
-        if not self._by_entry:
+        if not self.by_entry:
             is_real = columns.is_real.unflatten(0, (columns.branches, -1))
             is_real = is_real if self.live is None else is_real[:, self.live]
             return columns.whole(fed, seen, slots), is_real.sum() * fed.shape[0]

@@ -73,6 +73,11 @@ class CanvasRows:
         return order
 
     @property
+    def live(self) -> Tensor | None:
+        """`[n]` int64, rows that the last pass was of; None: all."""
+        return self._eyes.live
+
+    @property
     def is_open(self) -> bool:
         """Whether any slot is still to be committed. Cost: one host synchronisation.
 
@@ -90,7 +95,8 @@ class CanvasRows:
             )
         if self.seats is not None:
             is_live = self._turn_over(self.seats, is_live)
-        self._eyes.live = live_rows(is_live, self.canvas.tokens.device)
+        device = self.canvas.tokens.device
+        self._eyes.live = None if self._eyes.by_entry else live_rows(is_live, device)
         return any(is_live)
 
     def _turn_over(self, seats: SeatPlan, is_live: list[bool]) -> list[bool]:

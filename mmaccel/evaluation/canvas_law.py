@@ -159,7 +159,7 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
     def prescribe(seen: Evidence) -> Evidence:
         canvas = run.canvas
         drawn = draws[:, min(len(trace.before), draws.shape[1] - 1)].gather(1, seen.slots)
-        chances = watched.laws(seen).gather(-1, drawn[..., None])[..., 0]  # [N, Q]
+        chances = watched.laws(seen, run.live).gather(-1, drawn[..., None])[..., 0]  # [N, Q]
         trace.before.append(torch.where(canvas.is_committed, canvas.tokens, -1))
         trace.asked.append(canvas.spread(seen.slots, seen.is_open, False) & canvas.active())
         wide = torch.ones(n, length, dtype=torch.float64)
@@ -188,12 +188,14 @@ class _Watched:
         self._logits = torch.where(is_none.all(-1, keepdim=True), 0.0, logits)
         return self._logits
 
-    def laws(self, seen: Evidence) -> Tensor:
-        """`[N, Q, V]` float64, what evidence says; to the last digit where it is of this pass."""
+    def laws(self, seen: Evidence, live: Tensor | None) -> Tensor:
+        """`[N, Q, V]` float64, what evidence says; to the last digit where it is of this pass,
+        which was of the rows `live`.
+        """
         told = seen.law.double().softmax(-1)
         scores = self._logits.double()
         if self._model.mask_token is not None:
             scores = scores.index_fill(-1, torch.tensor([self._model.mask_token]), float("-inf"))
-        exact = scores.softmax(-1)
+        exact = scores.softmax(-1) if live is None else told.index_copy(0, live, scores.softmax(-1))
         is_same = ((exact - told).abs() < _CLOSE) | ~seen.is_open[..., None]
         return torch.where(is_same.all(-1, keepdim=True), exact, told)
