@@ -57,7 +57,10 @@ class Denoiser(Protocol):
             passes, with a mask per entry. Without it every pass is over all columns in their
             order: C = P, `places` counts, and `reads` is `[R, 1, P]`.
 
-    It may have `max_positions`, int: prompt and canvas together that it was made for.
+    It may have `max_positions`, int: prompt and canvas together that it was made for; and
+    `any_rows`, True where a row of a pass depends on its entries and on what was written at its
+    places, and on nothing that belongs to a row of the prompt. Only such a model takes `Places`,
+    and its passes leave out rows that have ended.
     """
 
     vocab_size: int

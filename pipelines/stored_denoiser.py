@@ -72,7 +72,7 @@ class StoredDenoiser(ABC):
             )
         self.model, self.mask_token, self.shift, self.block = model, mask_token, shift, block
         self.vocab_size = full if vocab_size is None else vocab_size
-        self.has_store = True
+        self.has_store = self.any_rows = True
         self._n_layers, self.max_positions = n_layers, most
         self._placement: Placement | None = None
         self._before: Predecessors | None = None

@@ -41,7 +41,7 @@ class WholeDenoiser:
         OptionError: an option outside its domain.
     """
 
-    has_store = False
+    has_store, any_rows = False, True
     shift = 0
     usual_mask: int | None = None
 

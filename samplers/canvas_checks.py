@@ -8,6 +8,7 @@ from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.samplers.cache_plan import CachePlan
+from mmaccel.samplers.canvas_live import takes_any_rows
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
@@ -26,8 +27,9 @@ def check_run(
 
     Raises:
         OptionError: no model of masked tokens, no slots, more than the model has positions for,
-            blocks that do not divide them, a mask token in the prompt, a processor, a block-causal
-            cache on a model that is none, or guidance whose branches begin their blocks elsewhere.
+            blocks that do not divide them, places on a model that keeps something for its rows, a
+            mask token in the prompt, a processor, a block-causal cache on a model that is none, or
+            guidance whose branches begin their blocks elsewhere.
         ShapeError: noise for another batch.
         UnsupportedModelError: a cache on a model that keeps nothing.
     """
@@ -38,6 +40,11 @@ def check_run(
         raise ShapeError(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
             "make it for this batch"
+        )
+    if prompt.places is not None and not takes_any_rows(model):
+        raise OptionError(
+            f"places: expected none for a {type(model).__name__}, which keeps something for each "
+            f"row of the prompt, received {prompt.places!r}; decode batch by batch"
         )
     if filters.processor is not None:
         raise OptionError(

@@ -11,11 +11,16 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
 
 
-def live_rows(is_live: list[bool] | None, device: torch.device) -> Tensor | None:
+def live_rows(model: Denoiser, is_live: list[bool], device: torch.device) -> Tensor | None:
     """Indices `[n]` int64 of rows that take part; None where all do, or none."""
-    if is_live is None or all(is_live) or not any(is_live):
+    if not takes_any_rows(model) or all(is_live) or not any(is_live):
         return None
     return torch.tensor([row for row, is_one in enumerate(is_live) if is_one], device=device)
+
+
+def takes_any_rows(model: Denoiser) -> bool:
+    """Whether nothing in a model belongs to a row of the prompt."""
+    return bool(getattr(model, "any_rows", False))
 
 
 def forward_live(model: Denoiser, entries: CanvasPass, live: Tensor | None, batch: int) -> Tensor:

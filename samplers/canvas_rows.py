@@ -95,8 +95,8 @@ class CanvasRows:
             )
         if self.seats is not None:
             is_live = self._turn_over(self.seats, is_live)
-        device = self.canvas.tokens.device
-        self._eyes.live = None if self._eyes.by_entry else live_rows(is_live, device)
+        eyes, device = self._eyes, self.canvas.tokens.device
+        eyes.live = None if eyes.by_entry else live_rows(eyes.model, is_live, device)
         return any(is_live)
 
     def _turn_over(self, seats: SeatPlan, is_live: list[bool]) -> list[bool]:

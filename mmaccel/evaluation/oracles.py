@@ -19,7 +19,7 @@ class OracleDenoiser:
     """
 
     block: int | None = None
-    has_store = False
+    has_store, any_rows = False, True
     mask_token: int | None
 
     def __init__(self, joint: Tensor) -> None:

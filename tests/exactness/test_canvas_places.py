@@ -26,6 +26,7 @@ from mmaccel import (
     MaskedParallel,
     Noise,
     NumericsError,
+    OptionError,
     Places,
     RevisedParallel,
     Stepwise,
@@ -212,6 +213,17 @@ def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
 def test_rows_of_a_model_that_keeps_something_stay() -> None:
     model = Counted(bed("shifted"))
     decode(CASES["stepwise dual"], ALL, False, model=model)
+    assert set(model.rows) == {len(ALL)}
+
+
+def test_a_model_that_keeps_something_for_its_rows_takes_no_places() -> None:
+    """And none of its rows are left out."""
+    model = Counted(bed("masked"))
+    model.any_rows = False
+    with pytest.raises(OptionError, match="places: expected none for a Counted"):
+        decode(CASES["stepwise"], ALL, False, Places(2), model=model)
+    assert not model.rows
+    decode(CASES["stepwise"], ALL, False, model=model)
     assert set(model.rows) == {len(ALL)}
 
 
