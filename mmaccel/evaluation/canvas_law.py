@@ -189,9 +189,7 @@ class _Watched:
         return self._logits
 
     def laws(self, seen: Evidence, live: Tensor | None) -> Tensor:
-        """`[N, Q, V]` float64, what evidence says; to the last digit where it is of this pass,
-        which was of the rows `live`.
-        """
+        """`[N, Q, V]` float64, what evidence says; to the last digit in the rows of this pass."""
         told = seen.law.double().softmax(-1)
         scores = self._logits.double()
         if self._model.mask_token is not None:
