@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.commands.machine import describe_machine
@@ -158,9 +156,9 @@ def main() -> None:
     captions = make_captions(EVALUATION_SEED, range(options.count))
     bench = Bench(options.model, captions, options.guidance)
     sizes = [int(text) for text in options.rows.split(",")]
-    windows = [int(text) for text in options.windows.split(",")]
     policies: list[Policy] = [
-        mmaccel.Jacobi(w) if w > 1 else mmaccel.Autoregressive() for w in windows
+        mmaccel.Jacobi(int(w)) if int(w) > 1 else mmaccel.Autoregressive()
+        for w in options.windows.split(",")
     ]
     if options.policy is not None:
         policies = [make_policy(options.policy, **parse_fields(options.set))]
@@ -174,9 +172,8 @@ def main() -> None:
     for turn in range(options.repeat):
         for way, at, rows in order[turn:] + order[:turn]:
             bench.run(way, None if at < 0 else policies[at], rows, cells[way, at, rows])
-            seconds = cells[way, at, rows].seconds[-1]
-            shown = repr(policies[at]) if at >= 0 else ""
-            print(f"{way} {shown} {rows}: {seconds:.1f}", file=sys.stderr)
+            shown = (way, policies[at] if at >= 0 else "", rows, cells[way, at, rows].seconds[-1])
+            print(*shown, file=sys.stderr)
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
@@ -184,7 +181,6 @@ def main() -> None:
         "captions": captions,
         "guidance": options.guidance,
         "dtype": "float32",
-        "torch": torch.__version__,
         "cells": [
             summarize(options.model, policies[at], rows, {
                 "continuous": job,
@@ -195,8 +191,7 @@ def main() -> None:
             for (way, at, rows), job in cells.items() if way == "continuous"
         ],
     }  # fmt: skip
-    text = json.dumps(report, indent=1) + "\n"
-    print(text)
+    print(text := json.dumps(report, indent=1) + "\n")
     if options.json is not None:
         write_whole(options.json, lambda path: path.write_text(text, encoding="utf-8"))
 

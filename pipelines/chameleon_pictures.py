@@ -30,7 +30,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.encoded_captions import make_rows, refuse_negatives
+from mmaccel.pipelines.encoded_captions import NoNegatives, make_rows
 from mmaccel.pipelines.image_token_window import ImageTokenWindow
 from mmaccel.pipelines.picture_model import stack_rows
 from mmaccel.pipelines.pictures import to_images
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _OPEN, _END_OF_TURN = "<racm3:break>", "<reserved08706>"
 
 
-class ChameleonPictures:
+class ChameleonPictures(NoNegatives):
     """A `PictureModel`.
 
     Args:
@@ -54,6 +54,7 @@ class ChameleonPictures:
     """
 
     family = "Chameleon"
+    instead = "whose authors guide away from a picture of nothing in particular"
     examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
     recommended = Filters(guidance_scale=3.0, temperature=0.7, top_p=0.9)
 
@@ -77,11 +78,6 @@ class ChameleonPictures:
         text = self.say(check_caption(caption, self.tokenizer))
         words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), *self.opening()]
-
-    def encode_negative(self, caption: str) -> list[int]:
-        """See `PictureModel.encode_negative`: there are none."""
-        self._refuse([caption])
-        return []
 
     def resize(self, size: tuple[int, int]) -> ChameleonPictures:
         """See `PictureModel.resize`; there is one size."""
@@ -107,7 +103,7 @@ class ChameleonPictures:
         negatives: Sequence[list[int] | None] | None = None,
     ) -> Prompt:
         """See `PictureModel.prompt`."""
-        self._refuse(negatives)
+        self.refuse_negatives(negatives)
         rows = make_rows(encoded, guided, None, self.unconditional())
         branches = 2 if guided else 1
         return self.window.begin(stack_rows(rows, branches, self.layout, self.window.device))
@@ -116,10 +112,6 @@ class ChameleonPictures:
         """See `PictureModel.render`."""
         grid = tokens.view(-1, self.layout.rows, self.layout.columns)[..., : self.layout.width]
         return to_images(self.decoder.decode(self._codes[grid.flatten(1)]))
-
-    def _refuse(self, negatives: Sequence[Any | None] | None) -> None:
-        usual = "whose authors guide away from a picture of nothing in particular"
-        refuse_negatives(negatives, self.family, usual)
 
     def find(self, name: str) -> int:
         """The id of a special token.

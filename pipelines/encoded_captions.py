@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
@@ -151,20 +151,30 @@ def make_rows(
     return [*encoded, *[unconditional if ids is None else ids for ids in own]]
 
 
-def refuse_negatives(negatives: Sequence[Any | None] | None, family: str, usual: str) -> None:
-    """Refuse negative captions for a family whose authors draw without.
+class NoNegatives:
+    """A part of a `PictureModel` whose authors draw without negative captions.
 
-    Args:
-        negatives: as in `PictureModel.prompt`.
+    Attributes:
         family: its name, for people.
-        usual: what its authors do instead, in words.
-
-    Raises:
-        OptionError: there is one.
+        instead: what its authors do, in words.
     """
-    found = [each for each in negatives or () if each is not None]
-    if found:
-        raise OptionError(
-            f"negative prompt: expected none for {family}, {usual}, received {found[0]!r:.80}; "
-            "leave it out"
-        )
+
+    family: ClassVar[str]
+    instead: ClassVar[str]
+
+    def encode_negative(self, caption: str) -> Any:
+        """See `PictureModel.encode_negative`: there are none."""
+        self.refuse_negatives([caption])
+
+    def refuse_negatives(self, negatives: Sequence[Any | None] | None) -> None:
+        """Refuse what `PictureModel.prompt` is given as `negatives`.
+
+        Raises:
+            OptionError: there is one.
+        """
+        found = [each for each in negatives or () if each is not None]
+        if found:
+            raise OptionError(
+                f"negative prompt: expected none for {self.family}, {self.instead}, received "
+                f"{found[0]!r:.80}; leave it out"
+            )

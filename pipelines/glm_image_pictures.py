@@ -30,7 +30,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     unreadable,
 )
-from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.encoded_captions import NoNegatives
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.glm_image import GlmImage, GlmImageWindow, make_positions
 from mmaccel.pipelines.picture_model import stack_rows
@@ -44,7 +44,7 @@ _STEP = 32  # pixels a token
 _SIDE = 1024
 
 
-class GlmImagePictures:
+class GlmImagePictures(NoNegatives):
     """A `PictureModel`.
 
     Args:
@@ -53,6 +53,7 @@ class GlmImagePictures:
         painting: further arguments of the pipeline's call, such as num_inference_steps.
     """
 
+    family, instead = "GLM-Image", "whose first part was trained without guidance"
     examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
 
     def __init__(self, pipe: Any, size: tuple[int, int], **painting: Any) -> None:
@@ -79,11 +80,6 @@ class GlmImagePictures:
         ids: list[int] = self._prepare(text)["input_ids"][0].tolist()
         return ids
 
-    def encode_negative(self, caption: str) -> list[int]:
-        """See `PictureModel.encode_negative`: there are none."""
-        refuse_negatives([caption], "GLM-Image", "whose first part was trained without guidance")
-        return []
-
     def prompt(
         self,
         encoded: Sequence[list[int]],
@@ -95,7 +91,7 @@ class GlmImagePictures:
         Raises:
             OptionError: guidance, or negative captions.
         """
-        refuse_negatives(negatives, "GLM-Image", "whose first part was trained without guidance")
+        self.refuse_negatives(negatives)
         if guided:
             raise OptionError(
                 "guidance_scale: expected 1, as GLM-Image's first part was trained without "

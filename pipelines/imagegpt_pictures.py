@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place, check_size, load_model, load_processor
-from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.encoded_captions import NoNegatives
 from mmaccel.pipelines.imagegpt import ImageGPT
 from mmaccel.pipelines.picture_model import stack_rows
 from mmaccel.pipelines.pictures import to_images
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TABLES = r"\.attn\.(masked_)?bias$"  # causal masks, which older files keep
 
 
-class ImageGPTPictures:
+class ImageGPTPictures(NoNegatives):
     """A `PictureModel` without captions.
 
     Args:
@@ -39,6 +39,7 @@ class ImageGPTPictures:
         palette: `[V - 1, 3]`, colours in -1..1.
     """
 
+    family, instead = "ImageGPT", "which takes no captions"
     examples: tuple[str, ...] = ("",)
 
     def __init__(self, model: Any, palette: Tensor) -> None:
@@ -63,11 +64,6 @@ class ImageGPTPictures:
             )
         return [self._start]
 
-    def encode_negative(self, caption: str) -> list[int]:
-        """See `PictureModel.encode_negative`: there are none."""
-        refuse_negatives([caption], "ImageGPT", "which takes no captions")
-        return []
-
     def resize(self, size: tuple[int, int]) -> ImageGPTPictures:
         """See `PictureModel.resize`; there is one size."""
         check_size(Place(size=size), self.size)
@@ -84,7 +80,7 @@ class ImageGPTPictures:
         Raises:
             OptionError: guidance, or negative captions.
         """
-        refuse_negatives(negatives, "ImageGPT", "which takes no captions")
+        self.refuse_negatives(negatives)
         if guided:
             raise OptionError(
                 "guidance_scale: expected 1, as ImageGPT takes no captions, received another; "

@@ -23,7 +23,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.encoded_captions import NoNegatives
 from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.janus import Janus, JanusCodes
 from mmaccel.pipelines.janus_call import prepare_picture
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _GUIDANCE = 5.0
-_UNGUIDED = "whose authors guide away from padding in the place of the words"
 
 
-class JanusPictures:
+class JanusPictures(NoNegatives):
     """A `PictureModel`.
 
     Args:
@@ -46,6 +45,8 @@ class JanusPictures:
         processor: `JanusProcessor`.
     """
 
+    family = "Janus"
+    instead = "whose authors guide away from padding in the place of the words"
     examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
 
     def __init__(self, model: Any, processor: Any) -> None:
@@ -67,11 +68,6 @@ class JanusPictures:
         ids: list[int] = made["input_ids"][0].tolist()
         return ids
 
-    def encode_negative(self, caption: str) -> list[int]:
-        """See `PictureModel.encode_negative`: there are none."""
-        refuse_negatives([caption], "Janus", _UNGUIDED)
-        return []
-
     def resize(self, size: tuple[int, int]) -> JanusPictures:
         """See `PictureModel.resize`; there is one size."""
         check_size(Place(size=size), self.size)
@@ -84,7 +80,7 @@ class JanusPictures:
         negatives: Sequence[list[int] | None] | None = None,
     ) -> Prompt:
         """See `PictureModel.prompt`; the unconditional rows are the library's own."""
-        refuse_negatives(negatives, "Janus", _UNGUIDED)
+        self.refuse_negatives(negatives)
         longest = max(map(len, encoded))
         ids = torch.tensor([[0] * (longest - len(row)) + row for row in encoded])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in encoded])

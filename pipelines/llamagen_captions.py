@@ -23,7 +23,7 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.encoded_captions import NoNegatives
 from mmaccel.pipelines.llamagen import resize
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.pictures import to_images
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 UNGUIDED = "whose authors guide away from a condition that was learned for none"
 
 
-class CaptionPictures:
+class CaptionPictures(NoNegatives):
     """A `PictureModel` whose captions go through T5.
 
     Args:
@@ -48,6 +48,7 @@ class CaptionPictures:
         encoder: T5's encoder.
     """
 
+    family, instead = "LlamaGen", UNGUIDED
     examples: tuple[str, ...] = ("a photo of a red fox in the snow",)
     filters = Filters(guidance_scale=7.5, top_k=1000)
 
@@ -84,11 +85,6 @@ class CaptionPictures:
             )
         return ids
 
-    def encode_negative(self, caption: str) -> list[int]:
-        """See `PictureModel.encode_negative`: there are none."""
-        refuse_negatives([caption], "LlamaGen", UNGUIDED)
-        return []
-
     @torch.no_grad()
     def prompt(
         self,
@@ -97,7 +93,7 @@ class CaptionPictures:
         negatives: Sequence[list[int] | None] | None = None,
     ) -> Prompt:
         """See `PictureModel.prompt`; features stand on the right, zeros before them."""
-        refuse_negatives(negatives, "LlamaGen", UNGUIDED)
+        self.refuse_negatives(negatives)
         room, device = self.window.model.config.cls_token_num, self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (room - len(ids))] for ids in encoded]
         lengths = torch.tensor([len(ids) for ids in encoded], device=device)

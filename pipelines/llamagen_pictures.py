@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.encoded_captions import refuse_negatives
+from mmaccel.pipelines.encoded_captions import NoNegatives
 from mmaccel.pipelines.llamagen import resize
 from mmaccel.pipelines.llamagen_captions import UNGUIDED, CaptionPictures, count_side, load_t5
 from mmaccel.pipelines.llamagen_files import load_tokenizer, load_transformer
@@ -36,7 +36,7 @@ _STEP = 16  # pixels a token
 _FILES = (".pt", ".pth", ".safetensors")
 
 
-class ClassPictures:
+class ClassPictures(NoNegatives):
     """A `PictureModel` whose captions are class labels.
 
     Args:
@@ -44,6 +44,7 @@ class ClassPictures:
         tokenizer: VQ-16.
     """
 
+    family, instead = "LlamaGen", UNGUIDED
     examples: tuple[str, ...] = ("207", "360", "387", "974", "88", "979", "417", "279")
     filters = Filters(guidance_scale=4.0, top_k=2000)
 
@@ -78,11 +79,6 @@ class ClassPictures:
             )
         return int(text)
 
-    def encode_negative(self, caption: str) -> int:
-        """See `PictureModel.encode_negative`: there are none."""
-        refuse_negatives([caption], "LlamaGen", UNGUIDED)
-        return self.encode(caption)
-
     def prompt(
         self,
         encoded: Sequence[int],
@@ -90,7 +86,7 @@ class ClassPictures:
         negatives: Sequence[int | None] | None = None,
     ) -> Prompt:
         """See `PictureModel.prompt`."""
-        refuse_negatives(negatives, "LlamaGen", UNGUIDED)
+        self.refuse_negatives(negatives)
         labels = torch.tensor(list(encoded), device=self.window.device)
         return replace(self.window.condition(labels, guided), layout=self.layout)
 

@@ -8,7 +8,7 @@ per row beside the canvas (memories, revisers, orders) is told so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasInterrupt
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.errors import NumericsError
 from mmaccel.places import EndedRow
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas import PER_ROW, Canvas
@@ -28,6 +27,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.orders import Order, make_order
 from mmaccel.samplers.seat_plan import SeatPlan
 from mmaccel.samplers.tally import count_gains
+from mmaccel.samplers.window_checks import no_law
 
 
 class RowState(Protocol):
@@ -56,6 +56,7 @@ class CanvasRows:
     stats: Stats
     is_new = False
 
+    _states: Sequence[RowState] = ()
     _began: float
     _told: Tensor  # [B], slots that `on_step` was told of
     _is_bad: Tensor  # [B]
@@ -64,7 +65,7 @@ class CanvasRows:
 
     def keep(self, state: RowState) -> None:
         """From now on it is told when rows take the places of others."""
-        self._states = [*getattr(self, "_states", ()), state]
+        self._states = [*self._states, state]
 
     def order(self, name: str) -> Order:
         """An order of the rows that stand in the places, whichever these are."""
@@ -88,11 +89,7 @@ class CanvasRows:
         if any(is_bad):
             places = [place for place, is_one in enumerate(is_bad) if is_one]
             rows = places if self.seats is None else [self.seats.rows[k] for k in places]
-            raise NumericsError(
-                "scores: expected finite logits with at least one possible token, received NaN, "
-                "infinity or none; check the model's dtype and weights, or loosen the layout",
-                tuple(rows),
-            )
+            raise no_law(tuple(rows), "layout")
         if self.seats is not None:
             is_live = self._turn_over(self.seats, is_live)
         eyes, device = self._eyes, self.canvas.tokens.device
@@ -124,7 +121,7 @@ class CanvasRows:
         self._told = self._told.index_copy(0, places, fresh.lengths[places])
         self.ledger.restart(places)
         self._eyes.restart(places, prompt)
-        for state in getattr(self, "_states", ()):
+        for state in self._states:
             state.restart(places)
         self.is_new = True
 

@@ -32,14 +32,15 @@ def check_run(policy: Policy, model: Any, prompt: Prompt, length: int, noise: No
         )
 
 
-def no_law(rows: tuple[int, ...]) -> NumericsError:
+def no_law(rows: tuple[int, ...], loosen: str = "filters") -> NumericsError:
     """The error of scores that are no law.
 
     Args:
         rows: whose they are.
+        loosen: what may have left no token.
     """
     return NumericsError(
         "scores: expected finite logits with at least one possible token, received NaN, "
-        "infinity or none; check the model's dtype and weights, or loosen the filters",
+        f"infinity or none; check the model's dtype and weights, or loosen the {loosen}",
         rows,
     )

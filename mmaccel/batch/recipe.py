@@ -11,7 +11,7 @@ from mmaccel.catalog import make_policy
 from mmaccel.commands.machine import versions
 from mmaccel.commands.picture_files import plainly, short_hash
 from mmaccel.commands.run_setup import parse_size, pick_name
-from mmaccel.pipelines.encoded_captions import encode_captions
+from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
 from mmaccel.pipelines.picture_maker import Recipe
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.results import promise_in
@@ -43,7 +43,7 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
 def negative_of(setup: Setup, item: Item) -> str | None:
     """What an item is guided away from; None is the model's own."""
     said = setup.negative if item.row.negative is None else item.row.negative
-    return said if said and said.strip() else None
+    return spread_negatives(said, 1)[0]
 
 
 def describe(setup: Setup, item: Item, recipe: Recipe, weights: str) -> dict[str, Any]:

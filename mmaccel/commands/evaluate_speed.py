@@ -56,7 +56,7 @@ def speed(
             "fewer say nothing about p90 (mmaccel bench measures quickly)"
         )
     sizes = parse_sizes(batch_sizes)
-    load("mmaccel.evaluation.library_checks:check_names")(baseline or [])
+    load("mmaccel.evaluation.baseline_checks:check_names")(baseline or [])
     if prompts is not None:
         read_captions(prompts)
     if plots:
@@ -115,14 +115,14 @@ def _open_baselines(
 
     found, left_out = {}, {}
     for name in names:
-        reason = load("mmaccel.evaluation.library_checks:find_obstacle")(
+        reason = load("mmaccel.evaluation.baseline_checks:find_obstacle")(
             pipe, name, captions[0], filters
         )
         if reason:
             left_out[name] = reason
             stderr_console().print(f"--baseline {name} is left out: {reason}", markup=False)
         else:
-            make = load("mmaccel.evaluation.library_decoding:LibraryDecoding")
+            make = load("mmaccel.evaluation.baseline_decoding:BaselineDecoding")
             found[name] = make(pipe, name, captions)
     return found, left_out
 

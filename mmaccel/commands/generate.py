@@ -105,7 +105,7 @@ def generate(
         pick_name,
     )
     from mmaccel.commands.terminal import Stopped
-    from mmaccel.pipelines.encoded_captions import encode_captions
+    from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
     from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.noise import Noise
@@ -155,7 +155,7 @@ def generate(
     if count is None:
         count = 8 if len(captions) == 1 and model in MODELS else len(captions)
     captions = [captions[k % len(captions)] for k in range(count)]
-    negative = negative if negative and negative.strip() else None
+    (negative,) = spread_negatives(negative, 1)
     encode_captions(pipe.pictures, captions, [negative] * count, filters)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)

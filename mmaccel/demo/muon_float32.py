@@ -2,8 +2,9 @@
 
 Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982. `torch.optim.Muon` casts each matrix to
 bfloat16 for its Newton-Schulz iteration, which a CPU without such instructions computes by the
-element: it took nine tenths of a training step there (measured on an AVX2 processor). Departure:
-the precision alone, and matrices of one shape go through the iteration together.
+element: on two cores of an AVX2 processor a step of `scenes-masked`'s optimiser took 13.5 s, this
+one 0.3 s, beside 3.3 s of forward and backward passes. Departure: the precision alone, and matrices
+of one shape go through the iteration together.
 """
 
 from __future__ import annotations

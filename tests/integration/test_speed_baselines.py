@@ -15,9 +15,9 @@ import torch
 
 from mmaccel import Autoregressive, TextToImage
 from mmaccel.cli import main
-from mmaccel.evaluation import library_decoding
-from mmaccel.evaluation.library_checks import find_obstacle
-from mmaccel.evaluation.library_decoding import BASELINES, LibraryDecoding
+from mmaccel.evaluation import baseline_decoding
+from mmaccel.evaluation.baseline_checks import find_obstacle
+from mmaccel.evaluation.baseline_decoding import BASELINES, BaselineDecoding
 from mmaccel.samplers.filters import Filters
 from tests.tiny_model import CAPTIONS, N_TOKENS
 
@@ -36,7 +36,7 @@ def pipe(tiny_folder: Path) -> TextToImage:
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are traced, and run as they are: the same shapes and counts in a second."""
-    monkeypatch.setattr(library_decoding, "BACKEND", "eager")
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "eager")
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -50,7 +50,7 @@ def test_tokens_and_counts_are_those_of_the_plain_loop(
 ) -> None:
     filters = replace(pipe.pictures.filters, **options)
     plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, **options)
-    decoding = LibraryDecoding(pipe, name, CAPTIONS)
+    decoding = BaselineDecoding(pipe, name, CAPTIONS)
     before = set(vars(pipe.model.model))
     (made,) = decoding.stream(CAPTIONS, filters, seed=SEEDS, batch_size=3)
     assert torch.equal(made.tokens, plain.tokens) and made.prompts == CAPTIONS
@@ -72,7 +72,7 @@ def test_tokens_and_counts_are_those_of_the_plain_loop(
 
 def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
     """The longest caption last: a cache for the first alone is too small, and compiles again."""
-    decoding = LibraryDecoding(pipe, "compiled", CAPTIONS)
+    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
     captions = [CAPTIONS[2], CAPTIONS[0], CAPTIONS[1]]
     made = [decoding.decode([c], pipe.pictures.filters, [1], N_TOKENS) for c in captions]
     decoding.close()
@@ -93,7 +93,7 @@ def test_the_model_is_called_as_often_as_passes_are_counted(
         return forward(*arguments, **options)
 
     monkeypatch.setattr(model, "forward", counting)
-    decoding = LibraryDecoding(pipe, "static", CAPTIONS)
+    decoding = BaselineDecoding(pipe, "static", CAPTIONS)
     tokens, stats = decoding.decode([CAPTIONS[2]], pipe.pictures.filters, [1], N_TOKENS)
     longest = max(len(pipe.pictures.encode(caption)) for caption in CAPTIONS)
     assert calls == [(2, longest), *[(2, 1)] * (N_TOKENS - 1)]  # guidance: two rows of one pass
@@ -106,10 +106,10 @@ def test_the_model_is_called_as_often_as_passes_are_counted(
 def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library_decoding, "BACKEND", "inductor")
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "inductor")
     filters = replace(pipe.pictures.filters, temperature=0.0)
     assert find_obstacle(pipe, "compiled", CAPTIONS[0], filters) == ""
-    decoding = LibraryDecoding(pipe, "compiled", CAPTIONS)
+    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
     tokens, stats = decoding.decode(CAPTIONS, filters, SEEDS, N_TOKENS)
     decoding.close()
     plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, temperature=0.0)
@@ -125,7 +125,7 @@ def test_what_stands_against_a_baseline_is_said(
     assert "makes no pictures of object" in find_obstacle(other, "static", CAPTIONS[0], filters)
     with_processor = Filters(processor=lambda scores, line, columns: scores)
     assert "processor" in find_obstacle(pipe, "static", CAPTIONS[0], with_processor)
-    monkeypatch.setattr(library_decoding, "BACKEND", "no such backend")
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "no such backend")
     reason = find_obstacle(pipe, "compiled", CAPTIONS[0], filters)
     assert reason.startswith("torch.compile does not work here (") and "no such backend" in reason
     assert find_obstacle(pipe, "static", CAPTIONS[0], filters) == ""
@@ -166,7 +166,7 @@ def test_the_report_has_the_baselines(tiny_folder: Path, tmp_path: Path, capsys:
 def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(library_decoding, "BACKEND", "no such backend")
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "no such backend")
     options = ("--out", tmp_path / "s", "--batch-sizes", 1, "--no-plots", "--baseline", "compiled")
     assert evaluate("speed", tiny_folder, *options) == 0
     said = capsys.readouterr()

@@ -31,11 +31,11 @@ BASELINES = ("transformers", "static", "compiled")
 BACKEND = "inductor"  # of torch.compile
 
 
-class LibraryDecoding:
+class BaselineDecoding:
     """`stream` as `TextToImage` has it, by transformers' `generate`.
 
     Args:
-        pipe: a `TextToImage` that `mmaccel.evaluation.library_checks.find_obstacle` has nothing
+        pipe: a `TextToImage` that `mmaccel.evaluation.baseline_checks.find_obstacle` has nothing
             against.
         name: one of `BASELINES`.
         captions: all that will be asked for.

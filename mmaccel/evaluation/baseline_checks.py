@@ -1,4 +1,4 @@
-"""What stands against a baseline of `mmaccel.evaluation.library_decoding`, model and machine."""
+"""What stands against a baseline of `mmaccel.evaluation.baseline_decoding`, model and machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from mmaccel.errors import OptionError
-from mmaccel.evaluation import library_decoding
-from mmaccel.evaluation.library_decoding import BASELINES, LibraryDecoding
+from mmaccel.evaluation import baseline_decoding
+from mmaccel.evaluation.baseline_decoding import BASELINES, BaselineDecoding
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.samplers.filters import Filters
@@ -52,7 +52,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, filters: Filters) -> str:
         reason = _try(lambda: _compile(pipe.model.device))
         if reason:
             return f"torch.compile does not work here ({reason}); on a processor it needs g++"
-    decoding = LibraryDecoding(pipe, "static" if name == "compiled" else name, [caption])
+    decoding = BaselineDecoding(pipe, "static" if name == "compiled" else name, [caption])
     try:
         reason = _try(lambda: decoding.decode([caption], filters, [0], _TRIED))
     finally:
@@ -61,7 +61,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, filters: Filters) -> str:
 
 
 def _compile(device: torch.device) -> None:
-    program = torch.compile(lambda x: x * 2 + 1, backend=library_decoding.BACKEND, dynamic=False)
+    program = torch.compile(lambda x: x * 2 + 1, backend=baseline_decoding.BACKEND, dynamic=False)
     program(torch.ones(5, device=device))
 
 
