@@ -42,6 +42,9 @@ _PUBLIC = {
     "RepetitionAwareSampling": "mmaccel.pipelines.repetition_aware",
     "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
     "TextToImage": "mmaccel.pipelines.text_to_image",
+    "TextToSpeech": "mmaccel.pipelines.text_to_speech",
+    "Speech": "mmaccel.pipelines.speech",
+    "Utterance": "mmaccel.pipelines.speech",
     "Request": "mmaccel.pipelines.picture_request",
     "Served": "mmaccel.pipelines.picture_request",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
@@ -88,7 +91,9 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.picture_request import Request, Served
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
+    from mmaccel.pipelines.speech import Speech, Utterance
     from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.pipelines.text_to_speech import TextToSpeech
     from mmaccel.pipelines.window_model import CausalLMWindow
     from mmaccel.places import Places
     from mmaccel.results import Generation, Progress, Stats

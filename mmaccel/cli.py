@@ -1,4 +1,4 @@
-"""The command line: `mmaccel generate | gallery | bench | comfy | evaluate | doctor | models`.
+"""The command line: `mmaccel generate | speak | gallery | bench | evaluate` and others.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 done but not all well (items failed, a promise was
 broken), 130 stopped with Ctrl-C.
@@ -23,6 +23,7 @@ from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
+from mmaccel.commands.speak import speak
 from mmaccel.commands.terminal import Stopped
 from mmaccel.errors import MMAccelError, OptionError
 
@@ -48,7 +49,7 @@ def root(
         raise typer.Exit()
 
 
-for command in (generate, gallery, bench, comfy, doctor, models):
+for command in (generate, speak, gallery, bench, comfy, doctor, models):
     app.command()(command)
 app.add_typer(evaluate)
 

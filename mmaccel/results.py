@@ -49,7 +49,8 @@ class Stats:
         seconds: wall time of the run.
         forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
             time to launch passes, not to finish them.
-        pixel_seconds: time behind the run that made pictures of the tokens; 0.0 where none were.
+        pixel_seconds: time behind the run that made pictures, or sound, of the tokens; 0.0 where
+            none were.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
         notes: what is worth knowing of a run that went as asked, as a budget that bought nothing.
@@ -124,7 +125,7 @@ class Stats:
         if len(self.accepted) > 1 and not self.positions:  # a canvas has no first slot
             shares = " ".join(f"{100 * share:.0f}" for share in self.kept_by_slot[:16])
             lines.append(("kept by slot", f"{shares} %" + " …" * (len(self.accepted) > 16)))
-        parts = [("model", self.forward_seconds), ("pixels", self.pixel_seconds)]
+        parts = [("model", self.forward_seconds), ("rendering", self.pixel_seconds)]
         parts.insert(1, ("sampler", self.seconds - self.forward_seconds))
         shown = ", ".join(f"{name} {value:.2f}" for name, value in parts if value)
         shown = f" ({shown})" if self.forward_seconds else ""  # not measured where we fell back

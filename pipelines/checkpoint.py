@@ -145,18 +145,19 @@ def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
     return height // step, width // step
 
 
-def check_caption(caption: Any, tokenizer: Any = None) -> str:
-    """A caption without blanks around it.
+def check_caption(caption: Any, tokenizer: Any = None, what: str = "a caption") -> str:
+    """A caption, or another prompt, without blanks around it.
 
     Args:
         caption: what the user gave.
         tokenizer: of transformers; its control tokens cannot be written in a caption.
+        what: it is to be, for the message.
 
     Raises:
         OptionError: no text, nothing in it, or a control token.
     """
     if not isinstance(caption, str) or not caption.strip():
-        raise OptionError(f"prompt: expected a caption, received {caption!r}; write one")
+        raise OptionError(f"prompt: expected {what}, received {caption!r}; write one")
     known = [] if tokenizer is None else tokenizer.get_added_vocab()
     names = [n for n in known if n.startswith("<") and n.endswith(">")]
     for name in names:

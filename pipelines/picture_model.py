@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser, kind_of
-from mmaccel.contracts import Prompt, TokenModel, check_policy
+from mmaccel.contracts import Layout, Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
@@ -94,14 +94,14 @@ class PictureModel(Protocol):
 
 
 def stack_rows(
-    rows: Sequence[Sequence[int]], branches: int, layout: Grid, device: torch.device, pad: int = 0
+    rows: Sequence[Sequence[int]], branches: int, layout: Layout, device: torch.device, pad: int = 0
 ) -> Prompt:
     """Rows of ids, branch by branch, as one prompt.
 
     Args:
         rows: R lists of ids, none empty.
         branches: G; R is a multiple of it.
-        layout: of a picture.
+        layout: of what is made.
         device: where the tensors go.
         pad: fills short rows on the right; it is never attended to.
     """

@@ -6,8 +6,6 @@ which `huggingface_hub` downloads to its cache and finds there the next time.
 
 from __future__ import annotations
 
-import os
-import re
 from importlib import import_module
 from pathlib import Path
 
@@ -15,11 +13,11 @@ import mmaccel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.model_folder import check_place
+from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.picture_families import PICTURES, find_picture_family
 from mmaccel.pipelines.picture_model import PictureModel
 
 _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
-_HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 def open_pictures(
@@ -60,31 +58,5 @@ def find_source(name: str | Path) -> Path:
         OptionError: there is none; with the names that ship.
     """
     shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
-    shipped = sorted(file.parent.name for file in shelf.glob("*/config.json"))
-    reason = ""
-    if isinstance(name, str | Path) and str(name).strip():
-        for path in [*([shelf / name] if str(name) in shipped else []), Path(name)]:
-            if os.path.exists(path):  # which takes a name that is too long for no path
-                return path
-        if is_hub_id(str(name)):
-            try:
-                return _download(str(name))
-            except (OSError, ValueError) as error:
-                reason = f" ({' '.join(str(error).split())[:160]})"
-    raise OptionError(
-        f"model: expected a folder, a file, an id of the Hugging Face hub such as owner/name, or "
-        f"one of: {', '.join(shipped) or '(none)'}; received "
-        f"{name if name is None else str(name)!r}{reason}; check the spelling"
-    )
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a name may be an id of the hub, which only asking the hub can tell."""
-    return _HUB.fullmatch(name) is not None
-
-
-def _download(name: str) -> Path:
-    """From the hub, or what is cached of it where the hub cannot be reached."""
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(name))
+    shipped = sorted(file.parent for file in shelf.glob("*/config.json"))
+    return find_model(name, {folder.name: folder for folder in shipped})

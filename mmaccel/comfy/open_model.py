@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 
 from mmaccel.catalog import MODELS
+from mmaccel.comfy.kept_models import KeptModels, state_of
 from mmaccel.comfy.table import MODEL, PREFIX, Host, Made, NodeSpec, Output, Widget
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.model_folder import check_place, content_files
+from mmaccel.pipelines.model_source import is_hub_id
 from mmaccel.pipelines.picture_families import PICTURES
 from mmaccel.pipelines.picture_maker import Maker
-from mmaccel.pipelines.picture_models import find_source, is_hub_id
+from mmaccel.pipelines.picture_models import find_source
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import EXACT_DTYPE
 
-_AUTO = "auto"
+AUTO = "auto"
 _DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 _SIDE = 16384  # pixels; no model draws more
-_WIDER = 2  # room is made for files of 16 bits read as 32, or for their passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +47,7 @@ class OpenModel:
         return self.maker.pipe
 
 
-# Held weakly: whoever wants a model twice gets it once, and ComfyUI alone decides how long it
-# stays (its cache of outputs holds it, and freeing that cache frees the memory).
-_open: WeakValueDictionary[tuple[Any, ...], OpenModel] = WeakValueDictionary()
-_guard = Lock()
+_kept: KeptModels[OpenModel] = KeptModels()
 
 
 def load_model(
@@ -74,26 +68,56 @@ def load_model(
         OptionError: no such model, device or size; a file is missing.
         UnsupportedModelError: nothing we know.
     """
-    place = host.device() if device == _AUTO else device
+    place = host.device() if device == AUTO else device
     files = content_files(find_source(model), Path(decoder) if decoder else None)
-    key = (model, place, dtype, width, height, decoder, family, engine, _state(files))
-    with _guard:
-        found = _open.get(key)
-        if found is None:
-            host.check_interrupt()  # a download may have taken long
-            gc.collect()  # a model that nobody holds any more may wait in a cycle for its end
-            host.make_room(_WIDER * sum(file.stat().st_size for file in files), place)
-            pipe = TextToImage.from_pretrained(
-                model,
-                device=place,
-                dtype=getattr(torch, dtype),
-                size=None if width is None or height is None else (width, height),
-                decoder=decoder or None,
-                family=family,
-                engine=engine,
-            )
-            found = _open[key] = OpenModel(model, dtype, Maker(pipe))
-    return Made((found,))
+    key = (model, place, dtype, width, height, decoder, family, engine, state_of(files))
+
+    def load() -> OpenModel:
+        pipe = TextToImage.from_pretrained(
+            model,
+            device=place,
+            dtype=getattr(torch, dtype),
+            size=None if width is None or height is None else (width, height),
+            decoder=decoder or None,
+            family=family,
+            engine=engine,
+        )
+        return OpenModel(model, dtype, Maker(pipe))
+
+    return Made((_kept.find(key, host, place, files, load),))
+
+
+def place_widgets(what: str) -> tuple[Widget, Widget]:
+    """Device and dtype of a part of a model."""
+    note = (
+        f"Of the {what}. {EXACT_DTYPE} keeps every promise to the bit, the others up to rounding."
+    )
+    return (
+        Widget(
+            "device", "choice", AUTO, "Where it runs; auto is where ComfyUI computes.",
+            choices=(AUTO, "cpu", "cuda"),
+        ),
+        Widget("dtype", "choice", EXACT_DTYPE, note, choices=_DTYPES),
+    )  # fmt: skip
+
+
+def check_where(device: str, dtype: str, engine: str) -> None:
+    """Refuse a place that is known, and does not do.
+
+    Raises:
+        OptionError: no such device.
+        MissingBackendError: an engine that the device does not have.
+    """
+    if device != AUTO and dtype in _DTYPES:
+        check_place(device, getattr(torch, dtype))
+        Engine(engine).check(device)
+
+
+ENGINE = Widget(
+    "engine", "choice", "auto",
+    "How passes are carried out: eager, graph (a captured step, CUDA only), or auto.",
+    choices=("auto", "eager", "graph"),
+)  # fmt: skip
 
 
 def check_model(
@@ -117,9 +141,7 @@ def check_model(
         find_source(model)
     if decoder:
         Place(decoder=Path(decoder))
-    if device != _AUTO and dtype in _DTYPES:
-        check_place(device, getattr(torch, dtype))
-        Engine(engine).check(device)
+    check_where(device, dtype, engine)
     if (width is None) != (height is None):
         raise OptionError(
             f"width, height: expected both or neither, received {width or 0} and {height or 0}; "
@@ -131,12 +153,7 @@ def file_state(*, model: str, decoder: str, **others: Any) -> str:
     """What the files of a model look like from outside: another text once they are replaced."""
     if is_hub_id(model) and not Path(model).exists():
         return ""
-    return _state(content_files(find_source(model), Path(decoder) if decoder else None))
-
-
-def _state(files: Sequence[Path]) -> str:
-    facts = [(f.as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    return repr(sorted(facts))
+    return state_of(content_files(find_source(model), Path(decoder) if decoder else None))
 
 
 def _size(name: str) -> Widget:
@@ -154,28 +171,15 @@ LOAD = NodeSpec(
             f"A model that ships with mmaccel ({', '.join(MODELS)}), a folder or file, or an id "
             "of the Hugging Face hub such as owner/name, which is downloaded.",
         ),
-        Widget(
-            "device", "choice", _AUTO, "Where it runs; auto is where ComfyUI computes.",
-            choices=(_AUTO, "cpu", "cuda"),
-        ),
-        Widget(
-            "dtype", "choice", EXACT_DTYPE,
-            f"Of the generator. {EXACT_DTYPE} keeps every promise to the bit, the others up to "
-            "rounding.",
-            choices=_DTYPES,
-        ),
+        *place_widgets("generator"),
         _size("width"),
         _size("height"),
         Widget("decoder", "path", "", "A file with the picture decoder, for checkpoints without."),
         Widget(
-            "family", "choice", _AUTO, "How the checkpoint is read; auto finds out.",
-            choices=(_AUTO, *PICTURES), stands_for=((_AUTO, None),),
+            "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
+            choices=(AUTO, *PICTURES), stands_for=((AUTO, None),),
         ),
-        Widget(
-            "engine", "choice", "auto",
-            "How passes are carried out: eager, graph (a captured step, CUDA only), or auto.",
-            choices=("auto", "eager", "graph"),
-        ),
+        ENGINE,
     ),
     outputs=(Output("model", MODEL, "The loaded model."),),
     run=load_model,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import find_policy
+from mmaccel.comfy.law_widgets import OWN, law_widgets
 from mmaccel.comfy.open_model import OpenModel
 from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
@@ -26,10 +27,9 @@ from mmaccel.samplers.filters import Filters
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_SEEDS = 2**64
+SEEDS = 2**64
 _MOST = 4096
 _FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-_OWN = "-1 takes what the model's authors recommend."
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def read_request(
         )
     lines = read_captions(prompt)
     captions = [lines[k % len(lines)] for k in range(len(lines) if count is None else count)]
-    seeds = [(seed + k) % _SEEDS for k in range(len(captions))]
+    seeds = [(seed + k) % SEEDS for k in range(len(captions))]
     own = choose_filters(model.pipe.pictures.filters, **filters)
     return Request(model, chosen, captions, seeds, own, batch_size, negative.strip() or None)
 
@@ -150,7 +150,7 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
             "seed", "int", 0,
             "Of the first picture; the second has seed + 1, and so on, as with mmaccel generate. "
             "A browser counts exactly up to 9007199254740992; larger ones come out rounded.",
-            0, _SEEDS - 1, 1, is_seed=True,
+            0, SEEDS - 1, 1, is_seed=True,
         ),
         Widget(
             "count", "int", 0, "Number of pictures; 0 makes one of each caption.", 0, most, 1,
@@ -163,27 +163,8 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
         ),
         Widget(
             "guidance_scale", "float", -1.0,
-            f"How closely to follow the prompt (classifier-free guidance); 1 is off. {_OWN}",
+            f"How closely to follow the prompt (classifier-free guidance); 1 is off. {OWN}",
             -1, 100, 0.1, stands_for=own,
         ),
-        Widget(
-            "temperature", "float", -1.0,
-            f"How freely tokens are drawn: 0 always takes the likeliest, 1 the model's own law. "
-            f"{_OWN}",
-            -1, 100, 0.05, stands_for=own,
-        ),
-        Widget(
-            "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {_OWN}",
-            -1, 2**31 - 1, 1, stands_for=((-1, None),),
-        ),
-        Widget(
-            "top_p", "float", -1.0,
-            f"Keep the likeliest tokens that make up this share; 1 keeps all. {_OWN}",
-            -1, 1, 0.01, stands_for=own,
-        ),
-        Widget(
-            "min_p", "float", -1.0,
-            f"Keep tokens with this share of the likeliest one's; 0 keeps all. {_OWN}",
-            -1, 1, 0.01, stands_for=own,
-        ),
+        *law_widgets(),
     )  # fmt: skip

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 PREFIX = "MMAccel"
 MODEL, POLICY, STATS = "MMACCEL_MODEL", "MMACCEL_POLICY", "MMACCEL_STATS"
-IMAGE, TEXT = "IMAGE", "STRING"
+SPEAKER = "MMACCEL_SPEECH_MODEL"
+IMAGE, AUDIO, TEXT = "IMAGE", "AUDIO", "STRING"
 
 Kind = Literal["int", "float", "bool", "choice", "text", "path", "ids"]
 

@@ -9,7 +9,17 @@ from mmaccel.comfy.hosts import V3Host
 from mmaccel.comfy.table import NodeSpec, Output, Socket, Widget
 from mmaccel.comfy.values import meanings, refusal, run_node
 
-_NEEDED = ("ComfyNode", "Schema", "NodeOutput", "Custom", "Int", "Float", "Boolean", "String")
+_NEEDED = (
+    "ComfyNode",
+    "Schema",
+    "NodeOutput",
+    "Custom",
+    "Int",
+    "Float",
+    "Boolean",
+    "String",
+    "Audio",
+)
 
 
 def has_v3() -> bool:
@@ -75,7 +85,8 @@ def v3_exports(specs: Iterable[NodeSpec]) -> dict[str, Any]:
 
 
 def _type(io: Any, kind: str) -> Any:
-    return {"IMAGE": io.Image, "STRING": io.String}.get(kind) or io.Custom(kind)
+    own = {"IMAGE": io.Image, "AUDIO": io.Audio, "STRING": io.String}
+    return own.get(kind) or io.Custom(kind)
 
 
 def _output(io: Any, output: Output) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.table import IMAGE, NodeSpec, Output, Socket, Widget
+from mmaccel.comfy.table import AUDIO, IMAGE, NodeSpec, Output, Socket, Widget
 from mmaccel.errors import OptionError
 
 _WIDE, _GAP, _HEAD, _SLOT, _LINE, _TEXT = 320, 60, 40, 20, 24, 70  # pixels on the page
@@ -60,6 +60,11 @@ OTHERS: dict[str, NodeSpec] = {  # nodes every ComfyUI has
         _other(
             "SaveImage",
             Socket("images", IMAGE, ""),
+            Widget("filename_prefix", "text", "mmaccel", ""),
+        ),
+        _other(
+            "SaveAudio",
+            Socket("audio", AUDIO, ""),
             Widget("filename_prefix", "text", "mmaccel", ""),
         ),
         _other("PreviewImage", Socket("images", IMAGE, "")),
@@ -186,6 +191,18 @@ EXAMPLES: dict[str, tuple[Use, ...]] = {
         Use("MMAccelLosslessUnmaskPolicy", 0, {"order": "halton"}),
         Use("MMAccelGenerateImage", 1, {"seed": 7}, _MADE, room=220),
         Use("SaveImage", 2, links={"images": (2, "images")}, room=220),
+        *_STATS,
+    ),
+    "mmaccel_speech": (
+        Use("MMAccelLoadSpeechModel", 0),
+        _POLICY,
+        Use(
+            "MMAccelGenerateSpeech",
+            1,
+            {"seed": 7},
+            {"speech_model": (0, "speech_model"), "policy": (1, "policy")},
+        ),
+        Use("SaveAudio", 2, links={"audio": (2, "audio")}, room=120),
         *_STATS,
     ),
 }

@@ -63,7 +63,9 @@ def short_hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
 
 
-def picture_name(seed: int, prompt: str, policy: str, recipe: Mapping[str, Any]) -> str:
+def picture_name(
+    seed: int, prompt: str, policy: str, recipe: Mapping[str, Any], suffix: str = ".png"
+) -> str:
     """A file name that sorts by seed and can be read: `0003-a-red-circle-jacobi-1c9f03ab.png`.
 
     Another caption, or anything else in `recipe`, gives another name: only the same picture is
@@ -72,7 +74,7 @@ def picture_name(seed: int, prompt: str, policy: str, recipe: Mapping[str, Any])
     words = split_words(prompt)
     mark = short_hash({"words": words, **recipe})
     shown = ["".join(c for c in word if c.isalnum())[:_LONGEST] for word in words[:3]]
-    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, mark]) + ".png"
+    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, mark]) + suffix
 
 
 def describe(

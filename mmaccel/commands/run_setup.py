@@ -111,6 +111,22 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[-1])
 
 
+def parse_dtype(name: str) -> Any:
+    """The value of `--dtype` as torch has it.
+
+    Raises:
+        OptionError: none of `DTYPES`.
+    """
+    if name not in DTYPES:
+        raise OptionError(
+            f"--dtype: expected one of {', '.join(DTYPES)}, received {name!r}; "
+            f"{EXACT_DTYPE} keeps every promise"
+        )
+    import torch
+
+    return getattr(torch, name)
+
+
 def open_pipeline(
     model: str,
     device: str,
@@ -134,12 +150,7 @@ def open_pipeline(
         MissingBackendError: engine "graph" on another device than CUDA.
     """
     pixels = parse_size(size)
-    if dtype not in DTYPES:
-        raise OptionError(
-            f"--dtype: expected one of {', '.join(DTYPES)}, received {dtype!r}; "
-            f"{EXACT_DTYPE} keeps every promise"
-        )
-    import torch
+    kind = parse_dtype(dtype)
     from transformers.utils import logging
 
     from mmaccel.pipelines.text_to_image import TextToImage
@@ -148,7 +159,7 @@ def open_pipeline(
     pipe = TextToImage.from_pretrained(
         model,
         device=device,
-        dtype=getattr(torch, dtype),
+        dtype=kind,
         size=pixels,
         decoder=decoder,
         family=family,

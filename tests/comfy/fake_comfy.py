@@ -96,6 +96,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
             NodeOutput=_NodeOutput,
             Custom=_type,
             Image=_type("IMAGE"),
+            Audio=_type("AUDIO"),
             String=_type("STRING"),
             Int=_type("INT"),
             Float=_type("FLOAT"),

@@ -326,10 +326,10 @@ def test_a_model_is_loaded_once_and_let_go(tiny_folder: Path, tmp_path: Path) ->
     assert half is not first and half.dtype == "bfloat16"
     from mmaccel.comfy import open_model
 
-    before = len(open_model._open)
+    before = len(open_model._kept)
     del first, half
     gc.collect()
-    assert len(open_model._open) < before
+    assert len(open_model._kept) < before
 
 
 def test_a_model_nobody_holds_is_gone_before_the_next_is_loaded(

@@ -20,6 +20,7 @@ PAGE = sorted(SHELF.glob("*.json"))
 # what a ComfyUI 0.8 lists in /object_info: inputs, then outputs
 THEIRS: dict[str, tuple[dict[str, str], list[str]]] = {
     "SaveImage": ({"images": "IMAGE", "filename_prefix": "text"}, []),
+    "SaveAudio": ({"audio": "AUDIO", "filename_prefix": "text"}, []),
     "PreviewAny": ({"source": "*"}, []),
 }
 
@@ -42,7 +43,7 @@ def test_files_are_written_from_the_table() -> None:
         if not (ROOT / name).is_file() or (ROOT / name).read_text(encoding="utf-8") != text
     ]  # fmt: skip
     assert stale == [], "run scripts/update_comfy.py"
-    assert [f.name for f in API] == [f.name for f in PAGE] and len(API) >= 3
+    assert [f.name for f in API] == [f.name for f in PAGE] and len(API) >= 4
 
 
 @pytest.mark.parametrize("file", API, ids=lambda f: f.stem)
@@ -62,7 +63,7 @@ def test_api_format(file: Path) -> None:
         if spec is not None:
             values = {k: v for k, v in node["inputs"].items() if not isinstance(v, list)}
             assert refusal(spec, values) is None
-    assert any(node["class_type"] == "SaveImage" for node in graph.values())
+    assert any(node["class_type"] in ("SaveImage", "SaveAudio") for node in graph.values())
 
 
 @pytest.mark.parametrize("file", PAGE, ids=lambda f: f.stem)

@@ -48,7 +48,7 @@ def test_stats_tell_kept_slots_and_parts_of_the_time() -> None:
         "exactness    distribution",
         "guidance     2 rows of a pass per row",
         "kept by slot 100 75 75 %",
-        "seconds      2.25 (model 1.50, sampler 0.50, pixels 0.25)",
+        "seconds      2.25 (model 1.50, sampler 0.50, rendering 0.25)",
         "fell back    a reason",
         "fell back    another",
     ]

@@ -1,0 +1,117 @@
+"""The node that loads a model that speaks, and what it hands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmaccel.comfy.kept_models import KeptModels, state_of
+from mmaccel.comfy.open_model import AUTO, ENGINE, check_where, place_widgets
+from mmaccel.comfy.table import PREFIX, SPEAKER, Host, Made, NodeSpec, Output, Widget
+from mmaccel.pipelines.model_folder import content_files
+from mmaccel.pipelines.model_source import find_model, is_hub_id
+from mmaccel.pipelines.speech_models import CODECS, SPEECH
+from mmaccel.pipelines.text_to_speech import TextToSpeech
+
+
+@dataclass(frozen=True, eq=False)
+class OpenSpeaker:
+    """A loaded model that speaks.
+
+    Attributes:
+        name: as it was asked for.
+        dtype: of the language model.
+        pipe: the model.
+    """
+
+    name: str
+    dtype: str
+    pipe: TextToSpeech
+
+
+_kept: KeptModels[OpenSpeaker] = KeptModels()
+
+
+def load_speaker(
+    host: Host, *, model: str, codec: str, device: str, dtype: str, family: str | None, engine: str
+) -> Made:
+    """Load a model that speaks, or hand out the one that is loaded already.
+
+    Raises:
+        OptionError: no such model, codec or device.
+        UnsupportedModelError: nothing we know.
+        MissingBackendError: a package that the codec needs is not installed.
+    """
+    place = host.device() if device == AUTO else device
+    files = _files(model, codec)
+    key = (model, codec, place, dtype, family, engine, state_of(files))
+
+    def load() -> OpenSpeaker:
+        pipe = TextToSpeech.from_pretrained(
+            model, codec=codec or None, device=place, dtype=getattr(torch, dtype), family=family,
+            engine=engine,
+        )  # fmt: skip
+        return OpenSpeaker(model, dtype, pipe)
+
+    return Made((_kept.find(key, host, place, files, load),))
+
+
+def check_speaker(
+    *, model: str, codec: str, device: str, dtype: str, engine: str, **others: Any
+) -> None:
+    """Refuse what can be seen to be wrong before anything is loaded.
+
+    Raises:
+        OptionError: no such folder or device.
+        MissingBackendError: an engine that the device does not have.
+    """
+    if not is_hub_id(model):
+        find_model(model, {})
+    if codec and not is_hub_id(codec):
+        find_model(codec, {}, "codec")
+    check_where(device, dtype, engine)
+
+
+def file_state(*, model: str, codec: str, **others: Any) -> str:
+    """What the files of a model look like from outside: another text once they are replaced."""
+    is_local = all(Path(name).exists() for name in (model, codec) if name)
+    return state_of(_files(model, codec)) if is_local else ""
+
+
+def _files(model: str, codec: str) -> list[Path]:
+    """Those of the model, and of a codec that was named; others lie in the hub's cache."""
+    files = content_files(find_model(model, {}))
+    return [*files, *(content_files(find_model(codec, {}, "codec")) if codec else [])]
+
+
+LOAD_SPEAKER = NodeSpec(
+    id=f"{PREFIX}LoadSpeechModel",
+    title="MMAccel Load Speech Model",
+    summary="Loads a model that speaks token by token, with its codec, and keeps both while they "
+    "are in use.",
+    inputs=(
+        Widget(
+            "model", "path", "HKUSTAudio/Llasa-1B",
+            "A folder, or an id of the Hugging Face hub such as owner/name, which is downloaded.",
+        ),
+        Widget(
+            "codec", "path", "",
+            "What turns codes into sound: a folder or an id of the hub. Empty takes the one its "
+            f"authors published ({', '.join(CODECS.values())}).",
+        ),
+        *place_widgets("language model"),
+        Widget(
+            "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
+            choices=(AUTO, *SPEECH), stands_for=((AUTO, None),),
+        ),
+        ENGINE,
+    ),
+    outputs=(Output("speech_model", SPEAKER, "The loaded model."),),
+    run=load_speaker,
+    check=check_speaker,
+    fingerprint=file_state,
+    folder="speech",
+)  # fmt: skip

@@ -1,0 +1,38 @@
+"""Sound on disk: WAV files, and beside each a JSON file with what it was made from."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.commands.picture_files import write_whole
+
+_FULL = 2**15 - 1  # of 16 bits
+
+
+def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[str, Any]) -> None:
+    """Write a mono WAV of 16 bits, and `facts` under the same name with `.json`.
+
+    Args:
+        file: the final name; either both files are there in the end, or the JSON alone.
+        waveform: `[samples]` float in -1..1; what lies outside is cut.
+        sample_rate: in Hz.
+        facts: ready for JSON.
+    """
+    text = json.dumps(dict(facts), indent=1) + "\n"
+    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
+    samples = waveform.mul(_FULL).round().clamp(-_FULL, _FULL).short().numpy()
+
+    def write(path: Path) -> None:
+        with wave.open(str(path), "wb") as sound:
+            sound.setnchannels(1)
+            sound.setsampwidth(2)
+            sound.setframerate(sample_rate)
+            sound.writeframes(samples.astype("<i2").tobytes())
+
+    write_whole(file, write)

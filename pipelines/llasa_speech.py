@@ -1,0 +1,95 @@
+"""Llasa: a Llama that continues text with the codes of X-codec2, one every 20 ms.
+
+Z. Ye et al., "Llasa: Scaling Train-Time and Inference-Time Compute for Llama-based Speech
+Synthesis", 2025 (arXiv 2502.04128); the codec is X-codec2 of the same paper, in transformers.
+
+Departures: only codes and the end token may be drawn; the authors draw from the whole vocabulary
+and drop what is no code. No speech prompt: the model chooses the voice.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.checkpoint import Place, check_caption, load_model
+from mmaccel.pipelines.speech_parts import find_ids, find_range, load_window
+from mmaccel.samplers.filters import Filters
+from mmaccel.tokenizers_vq.frames import Frames
+
+_ENCODERS = ("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_encoder")
+
+
+class LlasaSpeech:
+    """A `SpeechModel`.
+
+    Args:
+        window: the language model.
+        tokenizer: of transformers, with a chat template.
+        codec: `Xcodec2Model`; its encoders are not used.
+
+    Raises:
+        UnsupportedModelError: a tokenizer without the codes of the codec.
+    """
+
+    filters = Filters(temperature=0.8)
+    repetition_penalty = 1.0
+    voices: tuple[str, ...] = ()
+
+    def __init__(self, window: TokenModel, tokenizer: Any, codec: Any) -> None:
+        self.window, self.tokenizer, self.codec = window, tokenizer, codec
+        count = math.prod(codec.config.quantization_levels)
+        self._first = find_range(tokenizer, "<|s_{}|>", 0, count)
+        (end,) = find_ids(tokenizer, "<|SPEECH_GENERATION_END|>")
+        self.layout = Frames(((self._first, self._first + count),), window.vocab_size, (end,))
+        self.sample_rate: int = codec.config.sampling_rate
+        self.frame_samples: int = codec.config.hop_length
+
+    def encode(self, text: str, voice: str | None) -> list[int]:
+        """See `SpeechModel.encode`."""
+        if voice is not None:
+            raise OptionError(
+                f"voice: expected none for Llasa, which chooses by itself, received {voice!r}; "
+                "leave it out"
+            )
+        words = check_caption(text, self.tokenizer, "text to say")
+        asked = f"<|TEXT_UNDERSTANDING_START|>{words}<|TEXT_UNDERSTANDING_END|>"
+        chat = [
+            {"role": "user", "content": f"Convert the text to speech:{asked}"},
+            {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"},
+        ]
+        options = dict(tokenize=True, return_dict=True, continue_final_message=True)
+        ids: list[int] = self.tokenizer.apply_chat_template(chat, **options)["input_ids"]
+        return ids
+
+    def render(self, tokens: Tensor, seed: int) -> Tensor:
+        """See `SpeechModel.render`; the codec draws nothing."""
+        codes = (tokens - self._first)[None, None]  # [1, 1, n]
+        sound = self.codec.decode(codes.to(self.codec.device)).audio_values.flatten()
+        return sound.float().clamp(-1, 1).cpu()
+
+
+def load_llasa(source: Path, tokenizer: Any, codec: Path, place: Place) -> LlasaSpeech:
+    """Load the parts.
+
+    Args:
+        source: folder of the language model.
+        tokenizer: its tokenizer.
+        codec: folder of an `Xcodec2Model`.
+        place: where they go; the codec in float32.
+
+    Raises:
+        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
+            together.
+    """
+    from transformers import Xcodec2Model
+
+    sound = load_model(Xcodec2Model, codec, Place(place.device))
+    for name in _ENCODERS:
+        setattr(sound, name, None)  # two thirds of its memory
+    return LlasaSpeech(load_window(source, place), tokenizer, sound)

@@ -1,0 +1,63 @@
+"""The parts of a model that speaks: a language model in windows, and its tokenizer's codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.checkpoint import Place, load_model
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.window_trial import check_by_trial
+
+
+def load_window(source: Path, place: Place) -> CausalLMWindow:
+    """A language model of transformers, tried out once: its windows give its own logits.
+
+    Raises:
+        UnsupportedModelError: tensors that are missing or surplus, or a model whose passes cannot
+            be windows.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(AutoModelForCausalLM, source, place)
+    window = CausalLMWindow(model)
+    check_by_trial(model, window)
+    return window
+
+
+def find_ids(tokenizer: Any, *names: str) -> list[int]:
+    """Ids of tokens by their names.
+
+    Raises:
+        UnsupportedModelError: a tokenizer that does not know one of them.
+    """
+    known = tokenizer.get_vocab()
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer that knows {missing[0]}, received a "
+            f"{type(tokenizer).__name__} of {len(known)} tokens without it; name another --family"
+        )
+    return [known[name] for name in names]
+
+
+def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
+    """The id of the first of many tokens whose ids follow each other.
+
+    Args:
+        tokenizer: of transformers.
+        name: of the tokens, with {} where their numbers stand.
+        first: number of the first.
+        count: of them.
+
+    Raises:
+        UnsupportedModelError: one is missing, or their ids have gaps.
+    """
+    low, high = find_ids(tokenizer, name.format(first), name.format(first + count - 1))
+    if high - low != count - 1:
+        raise UnsupportedModelError(
+            f"model: expected {count} tokens {name.format(first)}.. with ids in a row, received "
+            f"{low}..{high}; give a checkpoint and a codec that belong together"
+        )
+    return low

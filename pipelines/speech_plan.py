@@ -1,0 +1,91 @@
+"""A call of `TextToSpeech`, checked: what is to be said, how long it may be, under which law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.picture_model import choose_filters, stack_rows
+from mmaccel.pipelines.pictures import check_at_least_one
+from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
+from mmaccel.pipelines.speech_length import count_slots
+from mmaccel.pipelines.speech_model import SpeechModel
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+_WHOLE_PREFIX = 2**31 - 1  # tokens that the repetition penalty looks back at
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call will do.
+
+    Attributes:
+        texts: B of them.
+        voice: who says them.
+        filters: temperature, truncation and penalty.
+        prompt: B rows.
+        length: slots of a row, the last of which is for an end alone.
+        places: rows in the making at most.
+        noise: of B rows.
+    """
+
+    texts: list[str]
+    voice: str | None
+    filters: Filters
+    prompt: Prompt
+    length: int
+    places: int
+    noise: Noise
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of each text."""
+        pairs = zip(self.noise.seeds.tolist(), self.noise.items.tolist())
+        return [int(seed + item) for seed, item in pairs]
+
+
+def make_plan(
+    speech: SpeechModel, texts: Sequence[str], seed: int | Sequence[int], *,
+    voice: str | None = None, max_seconds: float | None = None, batch_size: int | None = None,
+    **filters: Any,
+) -> Plan:  # fmt: skip
+    """What a call with these arguments will do; everything is checked, nothing is made.
+
+    Args:
+        speech: the model.
+        texts: B of them; for the others see `TextToSpeech.__call__`.
+
+    Raises:
+        OptionError: as there.
+    """
+    chosen, layout, device = pick_filters(speech, **filters), speech.layout, speech.window.device
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+        raise OptionError(f"text: expected a text or a list of them, received {texts!r}; write one")
+    rows = [speech.encode(each, voice) for each in texts]
+    length = count_slots(speech, max(map(len, rows)), max_seconds)
+    places = len(rows) if batch_size is None else batch_size
+    check_at_least_one("batch_size", places)
+    noise = Noise.from_seed(seed, len(rows), device)
+    prompt = stack_rows(rows, 1, layout, device)
+    prompt = replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device))
+    return Plan(list(texts), voice, chosen, prompt, length, places, noise)
+
+
+def pick_filters(
+    speech: SpeechModel, *, repetition_penalty: float | None = None, **given: Any
+) -> Filters:
+    """The filters of a run: what is given, and what is recommended where that is None.
+
+    Raises:
+        OptionError: a value outside its domain.
+    """
+    chosen, penalty = choose_filters(speech.filters, **given), repetition_penalty
+    penalty = speech.repetition_penalty if penalty is None else penalty
+    rule = WindowedRepetitionPenalty(penalty, _WHOLE_PREFIX)
+    return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)

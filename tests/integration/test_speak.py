@@ -1,0 +1,150 @@
+"""`mmaccel speak`: the pipeline's sound in WAV files, what they were made from, every bad input."""
+
+from __future__ import annotations
+
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmaccel import Autoregressive, TextToSpeech
+from mmaccel.cli import main
+from mmaccel.commands import speech_job
+from mmaccel.commands.sound_files import write_sound
+from mmaccel.pipelines.model_folder import content_hash
+from tests.speech_beds import TEXTS, build_speech
+
+SECONDS = 0.05
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build_speech("llasa", tmp_path_factory.mktemp("llasa"))
+
+
+def speak(parts: tuple[Path, Path], out: Path, *arguments: Any) -> int:
+    model, codec = parts
+    fixed = ["--model", model, "--codec", codec, "--out", out, "--max-seconds", SECONDS]
+    return main([str(argument) for argument in ("speak", *arguments, *fixed)])
+
+
+def read(file: Path) -> tuple[int, np.ndarray[Any, Any]]:
+    with wave.open(str(file)) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth()) == (1, 2)
+        data = sound.readframes(sound.getnframes())
+        return sound.getframerate(), np.frombuffer(data, "<i2")
+
+
+@pytest.mark.parametrize("policy", [(), ("--policy", "autoregressive"), ("--window", "5")])
+def test_files_hold_the_pipelines_sound(
+    parts: tuple[Path, Path], tmp_path: Path, policy: tuple[str, ...], capsys: Any
+) -> None:
+    assert speak(parts, tmp_path, *TEXTS, "--seed", 3, "--batch-size", 2, *policy) == 0
+    plain = TextToSpeech.from_pretrained(parts[0], codec=parts[1])(
+        TEXTS, policy=Autoregressive(), seed=[3, 4, 5], max_seconds=SECONDS
+    )
+    files = sorted(tmp_path.glob("*.wav"))
+    assert len(files) == 3 and sorted(tmp_path.iterdir()) == sorted(
+        [*files, *(file.with_suffix(".json") for file in files)]
+    )
+    for file, made in zip(files, plain.utterances, strict=True):
+        rate, samples = read(file)
+        wanted = np.rint(made.waveform.double().numpy() * 32767)
+        assert rate == 16000 and np.abs(samples - wanted).max() <= 1
+        facts = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        assert facts["text"] == made.text and facts["seed"] == made.seed
+        assert facts["is_finished"] == made.is_finished and facts["tokens"] == len(made.tokens)
+        assert facts["weights"] == content_hash(parts[0]) and facts["exactness"] == "bitwise"
+        assert facts["temperature"] == 0.8 and facts["repetition_penalty"] == 1.0
+        assert facts["policy"] == ("autoregressive" if "--policy" in policy else "jacobi")
+    said = capsys.readouterr().out
+    assert f"3 utterances, {sum(u.seconds for u in plain.utterances):.1f} s of sound" in said
+    assert said.count("was cut at") == sum(not u.is_finished for u in plain.utterances)
+
+
+def test_only_the_same_utterance_is_overwritten(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    for arguments in ((), (), ("--seed", "1"), ("--temperature", "0.5"), ("--batch-size", "2")):
+        assert speak(parts, tmp_path, TEXTS[0], *arguments) == 0
+    assert len(list(tmp_path.glob("*.wav"))) == 3  # batches do not change what is exact
+    for rows in (1, 2):
+        arguments = ("--policy", "sjd", "--batch-size", str(rows))
+        assert speak(parts, tmp_path, TEXTS[0], *arguments) == 0
+    assert len(list(tmp_path.glob("*.wav"))) == 5
+
+
+BAD = [
+    (["--policy", "entropy-bounded"], "policy: expected one of"),
+    (["--policy", "nonsense"], "policy: expected one of"),
+    (["--window", "0"], "window: expected an integer in 1..4096"),
+    (["--voice", "tara"], "voice: expected none for Llasa"),
+    (["--temperature", "-1"], "temperature: expected a number >= 0"),
+    (["--repetition-penalty", "0"], "penalty: expected a finite number > 0"),
+    (["--batch-size", "0"], "--batch-size: expected at least 1"),
+    (["--dtype", "int8"], "--dtype: expected one of float32"),
+    (["--device", "cuda:9"], "device: expected"),
+    (["--engine", "graph"], "engine='graph': expected a model on a CUDA device"),
+    (["--family", "bark"], "family: expected one of llasa, orpheus"),
+    (["--set", "window"], "--set: expected name=value"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=lambda value: str(value)[:30])
+def test_wrong_use_is_refused_before_a_folder_is_made(
+    parts: tuple[Path, Path], tmp_path: Path, arguments: list[str], said: str, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    code = speak(parts, out, TEXTS[0], *arguments)
+    assert code == (1 if "graph" in arguments else 2) and said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_missing_model_or_codec_is_named(parts: tuple[Path, Path], capsys: Any) -> None:
+    assert main(["speak", "a fox"]) == 2
+    assert "--model" in capsys.readouterr().err
+    assert main(["speak", "a fox", "--model", "no-such"]) == 2
+    assert "model: expected a folder" in capsys.readouterr().err
+    assert main(["speak", "a fox", "--model", str(parts[0]), "--codec", "no-such"]) == 2
+    assert "codec: expected a folder" in capsys.readouterr().err
+    assert main(["speak", "--model", str(parts[0])]) == 2
+
+
+def test_what_is_said_before_ctrl_c_is_kept(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    write = speech_job.write_sound
+    calls: list[Path] = []
+
+    def once(file: Path, *rest: Any) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        write(file, *rest)
+
+    monkeypatch.setattr(speech_job, "write_sound", once)
+    assert speak(parts, tmp_path, *TEXTS) == 130
+    assert "kept 1 of 3 utterances" in capsys.readouterr().err
+    assert [file.suffix for file in sorted(tmp_path.iterdir())] == [".json", ".wav"]
+
+
+def test_a_sound_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.wav"
+    write_sound(file, torch.tensor([0.0, 0.5, -1.0, 1.0]), 8000, {"text": "ü"})
+    rate, samples = read(file)
+    assert rate == 8000 and samples.tolist() == [0, 16384, -32767, 32767]
+    assert json.loads(file.with_suffix(".json").read_text(encoding="utf-8")) == {"text": "ü"}
+    before = file.read_bytes()
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wave.Wave_write, "writeframes", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_sound(file, torch.ones(9), 8000, {})
+    assert file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.wav"]
