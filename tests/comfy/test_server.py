@@ -10,17 +10,20 @@ import copy
 import json
 import subprocess
 import time
+import wave
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from tests.comfy.comfy_server import HOME, PYTHON, SHELF, environment, make_base, running
+from tests.speech_beds import TEXTS, build_speech
 from tests.tiny_model import CAPTIONS, N_TOKENS
 
 HERE = Path(__file__).parent
@@ -107,6 +110,41 @@ def test_a_comparison_is_saved(talk: Any, base: Path, tiny_folder: Path) -> None
         assert opened.width > 2 * 240
     (text,) = result["history"]["outputs"]["5"]["text"]
     assert "compared     The same images, token for token" in text
+
+
+_READ = """
+import json, sys, av
+sound = av.open(sys.argv[1])
+rate = sound.streams.audio[0].rate
+frames = [frame.to_ndarray().astype("float64") for frame in sound.decode(audio=0)]
+scale = {"s16": 2**15, "s16p": 2**15, "s32": 2**31, "s32p": 2**31}
+scale = scale.get(sound.streams.audio[0].format.name, 1)
+print(json.dumps([rate, [x / scale for frame in frames for x in frame.reshape(-1).tolist()]]))
+"""
+
+
+def test_speech_is_the_command_lines(talk: Any, base: Path, tmp_path: Path) -> None:
+    model, codec = build_speech("llasa", tmp_path)
+    graph: Graph = json.loads((SHELF / "api" / "mmaccel_speech.json").read_text(encoding="utf-8"))
+    graph["1"]["inputs"] |= {"model": str(model), "codec": str(codec)}
+    graph["3"]["inputs"] |= {"text": TEXTS[0], "seed": 11, "max_seconds": 0.05}
+    (result,) = talk({"graph": graph})["jobs"]
+    assert result["events"][-1][0] == "execution_success", result["events"][-1]
+    (saved,) = result["history"]["outputs"]["4"]["audio"]
+    file = base / "output" / saved["subfolder"] / saved["filename"]
+    done = subprocess.run(
+        [PYTHON, "-c", _READ, str(file)], text=True, capture_output=True, check=True
+    )
+    rate, samples = json.loads(done.stdout)
+    arguments = ["speak", TEXTS[0], "--seed", "11", "--max-seconds", "0.05"]
+    arguments += ["--model", str(model), "--codec", str(codec), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    with wave.open(str(next((tmp_path / "out").glob("*.wav")))) as own:
+        assert own.getframerate() == rate == 16000
+        wanted = np.frombuffer(own.readframes(own.getnframes()), "<i2") / 2**15
+    assert len(samples) == len(wanted) and np.abs(np.array(samples) - wanted).max() < 3 / 2**15
+    (text,) = result["history"]["outputs"]["5"]["text"]
+    assert "bitwise: same seed, same tokens" in text and "seed 11: " in text
 
 
 def bad_graphs(folder: Path) -> dict[str, tuple[Graph, str, str]]:
