@@ -14,9 +14,9 @@ from mmaccel.pipelines.picture_model import pick_policy
 
 _WHAT = {"window": "token after token", "canvas": "in any order"}
 _PROMISES = {
-    "bitwise": "the same seed makes the same picture as token by token",
-    "distribution": "other pictures than token by token, of the same law",
-    "relaxed": "other pictures than token by token, and of another law",
+    "bitwise": "the same seed makes the same result as token by token",
+    "distribution": "other results than token by token, of the same law",
+    "relaxed": "other results than token by token, and of another law",
 }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mmaccel.comfy.examples import EXAMPLES
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import NodeSpec
-from mmaccel.comfy.workflow import EXAMPLES, to_api, to_page
+from mmaccel.comfy.workflow import to_api, to_page
 
 _PAGE = "docs/comfyui.md"
 _SHELF = "mmaccel/comfy/pack/example_workflows"

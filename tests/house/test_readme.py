@@ -13,6 +13,7 @@ import torch
 
 from tests.house.source import ROOT
 from tests.llada2_bed import build_pipe
+from tests.speech_beds import build_speech
 from tests.tiny_model import N_CODES, build_tiny
 
 README = ROOT / "README.md"
@@ -32,12 +33,14 @@ def provide(name: str, folder: Path) -> Any:
         return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
     if name == "llada2":
         return build_pipe("blocks")
+    if name in ("speech_model", "codec"):
+        return build_speech("llasa", folder)[name == "codec"]
     assert name == "model", f"README: expected '# requires: model, inputs', received {name!r}"
     folder.mkdir()
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/extending.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/extending.md", "docs/speech.md"])
 def test_python_blocks_run_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
