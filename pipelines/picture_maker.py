@@ -1,7 +1,7 @@
 """A maker: one loaded model that turns requests into pictures and what is known of each.
 
-It writes nothing. Batches, their shards and Ray's actors keep what it makes in files
-(`mmaccel.batch.worker`); the nodes of ComfyUI hand it on.
+It writes nothing. `mmaccel generate`, batches, their shards and Ray's actors keep what it makes in
+files (for the latter three see `mmaccel.batch.worker`); the nodes of ComfyUI hand it on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mmaccel.canvas_contracts import OnCanvasStep
 from mmaccel.pipelines.picture_request import Request, Served
+from mmaccel.pipelines.pictures import Pictures
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters
 
@@ -89,6 +92,35 @@ class Maker:
         made: list[Finished] = []
         self.run_all([request], recipe, made.append, 1)
         return made[0]
+
+    def draw(
+        self,
+        requests: Sequence[Request],
+        recipe: Recipe,
+        rows: int,
+        on_step: OnStep | OnCanvasStep | None = None,
+        deliver: Callable[[Served], None] | None = None,
+    ) -> Pictures:
+        """Make pictures and hand them out together, in the order of the requests.
+
+        Args:
+            requests: each with its own index as its tag.
+            recipe, rows, on_step: as in `run_all`.
+            deliver: called with every picture as soon as it is finished.
+        """
+        made: dict[int, Served] = {}
+
+        def keep(finished: Finished) -> None:
+            made[finished.served.request.tag] = finished.served
+            if deliver is not None:
+                deliver(finished.served)
+
+        stats = self.run_all(requests, recipe, keep, rows, on_step)
+        done = [made[k] for k in range(len(requests))]
+        tokens = torch.stack([each.tokens for each in done])
+        passes = torch.tensor([each.passes for each in done])
+        captions = [request.caption for request in requests]
+        return Pictures([each.image for each in done], tokens, passes, stats, captions)
 
     def run_all(
         self,

@@ -17,10 +17,9 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.picture_maker import Finished, Recipe
+from mmaccel.pipelines.picture_maker import Recipe
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.picture_request import Request as Wanted
-from mmaccel.pipelines.picture_request import Served
 from mmaccel.pipelines.pictures import Pictures
 from mmaccel.samplers.filters import Filters
 
@@ -61,23 +60,13 @@ class Request:
 
     def make(self, policy: Any, watch: Watch) -> Pictures:
         """All pictures by a policy; `watch` is asked after every pass."""
-        made: dict[int, Served] = {}
-
-        def keep(finished: Finished) -> None:
-            made[finished.served.request.tag] = finished.served
-            watch.finish(finished.served)
-
         requests = [
             Wanted(caption, seed, tag=k, negative=self.negative)
             for k, (caption, seed) in enumerate(zip(self.captions, self.seeds))
         ]
         watch.begin(requests)
         recipe = Recipe(self.chosen.name, policy, self.filters)
-        stats = self.model.maker.run_all(requests, recipe, keep, self.batch_size, watch)
-        done = [made[k] for k in range(len(requests))]
-        tokens = torch.stack([each.tokens for each in done])
-        passes = torch.tensor([each.passes for each in done])
-        return Pictures([each.image for each in done], tokens, passes, stats, self.captions)
+        return self.model.maker.draw(requests, recipe, self.batch_size, watch, watch.finish)
 
 
 def read_request(

@@ -27,6 +27,8 @@ from mmaccel.pipelines.comparison import (
     title_of,
 )
 from mmaccel.pipelines.model_folder import content_hash
+from mmaccel.pipelines.picture_maker import Maker, Recipe
+from mmaccel.pipelines.picture_request import Request
 from mmaccel.pipelines.picture_sheet import draw_sheet
 from mmaccel.pipelines.warm_up import warm_up
 from mmaccel.results import EXACT_DTYPE
@@ -71,16 +73,14 @@ class Job:
 
     def batches(self, policy: Any, on_step: Any) -> Iterator[Pictures]:
         """All pictures by a policy; picture k has seed `seed + k` and depends on that alone."""
-        seeds = [self.seed + k for k in range(len(self.captions))]
-        return self.pipe.stream(
-            self.captions,
-            self.filters,
-            policy=policy,
-            negatives=[self.negative] * len(seeds),
-            seed=seeds,
-            batch_size=self.batch_size,
-            on_step=on_step,
-        )
+        maker, recipe = Maker(self.pipe), Recipe(self.name, policy, self.filters)
+        for first in range(0, len(self.captions), self.batch_size):
+            requests = [
+                Request(caption, self.seed + first + k, k, self.negative)
+                for k, caption in enumerate(self.captions[first : first + self.batch_size])
+            ]
+            made = maker.draw(requests, recipe, self.batch_size, on_step)
+            yield replace(made, first=first)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -192,15 +192,15 @@ def test_interval_of_the_tokens_a_pass() -> None:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """The generator's dtype at every call of `TextToImage.stream`."""
+    """The generator's dtype at every run of a policy."""
     dtypes: list[torch.dtype] = []
-    stream = TextToImage.stream
+    decode = TextToImage._decode
 
     def spy(pipe: TextToImage, *args: Any, **options: Any) -> Any:
         dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
-        return stream(pipe, *args, **options)
+        return decode(pipe, *args, **options)
 
-    monkeypatch.setattr(TextToImage, "stream", spy)
+    monkeypatch.setattr(TextToImage, "_decode", spy)
     return dtypes
 
 
