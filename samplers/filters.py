@@ -33,6 +33,7 @@ prefix of window entry (b, w) is `line[b, :columns[b, w]]`, where -1 stands for 
 left."""
 
 _NEVER = float("-inf")
+_COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
 
 
 def _is_within(value: Any, low: float, high: float) -> bool:
@@ -52,7 +53,7 @@ class Filters:
 
     Args:
         guidance_scale: s in ``u + s (c - u)`` on raw logits; 1 leaves the conditional branch alone.
-        temperature: >= 0; 0 takes the most likely token (the lowest id at a tie).
+        temperature: 0, which takes the most likely token (the lowest id at a tie), or >= 1e-30.
         top_k: keep the k most likely tokens (and those tied with the k-th); None keeps all.
         top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1] or
             None.
@@ -82,6 +83,11 @@ class Filters:
             raise OptionError(
                 f"temperature: expected a number >= 0, received {self.temperature!r}; "
                 "0 is greedy, 1 the model's own law"
+            )
+        if 0 < self.temperature < _COLDEST:
+            raise OptionError(
+                f"temperature: expected 0 or a number >= {_COLDEST:g}, received "
+                f"{self.temperature!r}, by which scores cannot be divided; 0 is greedy"
             )
         if self.top_k is not None and not (
             isinstance(self.top_k, Integral) and _is_within(self.top_k, 1, math.inf)

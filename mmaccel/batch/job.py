@@ -131,6 +131,7 @@ class Job:
             "status": "failed",
             "seed": item.seed,
             "prompt": item.row.prompt,
+            **({"negative": item.row.negative} if item.row.negative else {}),
             "recipe": self.recipes[item.key],
             "error": " ".join(str(error).split())[:1000],
         }

@@ -57,9 +57,10 @@ class Told:
 
 
 def run(
-    folder: Path, maker: Any, retries: int = 1, most: int | None = None
-) -> tuple[Outcome, list[Record], Told]:
-    items = make_items([Row("a", "x", n=N)], 0)
+    folder: Path, maker: Any, retries: int = 1, most: int | None = None,
+    negative: str | None = None,
+) -> tuple[Outcome, list[Record], Told]:  # fmt: skip
+    items = make_items([Row("a", "x", negative, n=N)], 0)
     told, manifest = Told(), Manifest(folder / "manifest.jsonl")
     job = Job(items, {item.key: "r" for item in items}, manifest, told, retries, most)
     try:
@@ -88,6 +89,13 @@ def test_one_failed_item_ends_no_job(tmp_path: Path, retries: int) -> None:
     # 4..7 were made together: each is tried alone, 5 once more for every retry, and 8, 9 follow
     alone = [[4], *[[5]] * (1 + retries), [6], [7]]
     assert maker.calls == [list(range(N)), *alone, [8, 9]]
+
+
+@pytest.mark.parametrize("negative", [None, "", "blurred"])
+def test_a_failed_item_says_what_it_was_to_be(tmp_path: Path, negative: str | None) -> None:
+    _, lines, _ = run(tmp_path, Maker(4, {5: 99}, RuntimeError), 0, negative=negative)
+    (bad,) = [line for line in lines if line["status"] == "failed"]
+    assert bad.get("negative") == (negative or None)
 
 
 def test_an_item_that_was_alone_has_had_its_first_try(tmp_path: Path) -> None:

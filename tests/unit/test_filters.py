@@ -178,6 +178,8 @@ def test_agreement_with_transformers() -> None:
         {"temperature": -0.1},
         {"temperature": math.nan},
         {"temperature": math.inf},
+        {"temperature": 1e-320},
+        {"temperature": 9e-31},
         {"top_k": 0},
         {"top_k": True},
         {"top_p": 0.0},
