@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,10 +43,16 @@ def bench(
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved picture by picture."""
     from mmaccel.catalog import MODELS, find_policy, load, make_policy
-    from mmaccel.commands.machine import describe_machine
     from mmaccel.commands.measure import Setup, measure
     from mmaccel.commands.picture_files import write_whole
-    from mmaccel.commands.run_setup import check_count, open_folder, open_pipeline, parse_window
+    from mmaccel.commands.report_files import new_report, write_json
+    from mmaccel.commands.run_setup import (
+        check_count,
+        check_file_name,
+        open_folder,
+        open_pipeline,
+        parse_window,
+    )
     from mmaccel.commands.terminal import Stopped
     from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
@@ -58,6 +62,7 @@ def bench(
 
     check_count("count", count)
     check_count("batch-size", batch_size)
+    check_file_name("--json", json_file)
     if family == "canvas":
         from mmaccel.commands.bench_canvas import bench_canvas
 
@@ -76,10 +81,6 @@ def bench(
     for name, text in lists.items():
         if text is not None and not _split(text):
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
-    if json_file is not None and (json_file.exists() != json_file.is_file() or not json_file.name):
-        raise OptionError(
-            f"--json: expected a file name, received {str(json_file)!r}; name a file in a folder"
-        )
     setups = []
     for dtype in _split(dtypes):
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
@@ -121,22 +122,18 @@ def bench(
     done = rows[0].images if rows else 0
     if rows:
         card = _read_card(next(iter(pipes.values())).source)
-        if json_file is not None:
-            report = {
-                "command": shlex.join(["mmaccel", *sys.argv[1:]]),
-                "machine": describe_machine(device),
-                "model": model,
-                "card": card,
-                "captions": captions[:done],
-                "batch_size": batch_size,
-                "temperature": filters[0].temperature,
-                "seed": seed,
-                "rows": [row.to_dict() for row in rows],
-            }
-            written = json.dumps(report, indent=1) + "\n"
+        report = new_report(
+            device,
+            model=model,
+            card=card,
+            captions=captions[:done],
+            batch_size=batch_size,
+            temperature=filters[0].temperature,
+            seed=seed,
+            rows=[row.to_dict() for row in rows],
+        )
         try:
-            if json_file is not None:
-                write_whole(json_file, lambda path: path.write_text(written, encoding="utf-8"))
+            write_json(json_file, report)
         finally:
             _print(rows, card, batch_size)
     if done < count:

@@ -38,8 +38,8 @@ def exactness(
     broken."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
-    from mmaccel.commands.evaluate_files import check_file, new_report, write_json
     from mmaccel.commands.evaluate_setup import pick_captions, read_captions
+    from mmaccel.commands.report_files import check_file, new_report, write_json
     from mmaccel.commands.run_setup import check_count, open_pipeline, parse_fields, pick_name
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.comparison import make_plain

@@ -33,7 +33,7 @@ def pictures(
     """Fréchet distance and KID, with n and bias; scenes' captions are read back where pictures
     carry them."""
     from mmaccel.catalog import load
-    from mmaccel.commands.evaluate_files import check_file, new_report, write_json, write_lines
+    from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines
     from mmaccel.commands.run_setup import check_count
 
     check_count("batch-size", batch_size)

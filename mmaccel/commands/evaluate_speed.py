@@ -40,9 +40,9 @@ def speed(
     writes speed.md, speed.json, speed.jsonl and plots."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
-    from mmaccel.commands.evaluate_files import new_report, write_lines
     from mmaccel.commands.evaluate_setup import parse_sizes, pick_captions, read_captions
     from mmaccel.commands.evaluate_speed_files import tell_failure, write_runs
+    from mmaccel.commands.report_files import new_report, write_lines
     from mmaccel.commands.run_setup import open_folder, open_pipeline, parse_fields, pick_name
     from mmaccel.errors import OptionError
     from mmaccel.pipelines.comparison import make_plain

@@ -22,7 +22,7 @@ def words(
 ) -> None:
     """Word error rate: substituted, deleted and inserted words over words of the reference."""
     from mmaccel.catalog import load
-    from mmaccel.commands.evaluate_files import check_file, new_report, write_json, write_lines
+    from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines
 
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)

@@ -95,6 +95,20 @@ def open_folder(folder: Path, option: str = "--out") -> None:
         ) from error
 
 
+def check_file_name(option: str, file: Path | None) -> None:
+    """Refuse what no file can be written under; None is fine.
+
+    Raises:
+        OptionError: a folder, a device, no name, or "-", as results go into files alone.
+    """
+    if file is None:
+        return
+    if not file.name or str(file) == "-" or (file.exists() and not file.is_file()):
+        raise OptionError(
+            f"{option}: expected a file name, received {str(file)!r}; name a file in a folder"
+        )
+
+
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """The value of `--size`: `768` or `1024x768`, width first.
 

@@ -298,6 +298,8 @@ def test_version(capsys) -> None:
         (["--windows", ""], "--windows: expected at least one"),
         (["--dtypes", ""], "--dtypes: expected at least one"),
         (["--json", "."], "--json: expected a file name"),
+        (["--json", "-"], "--json: expected a file name, received '-'"),
+        (["--family", "canvas", "--json", "-"], "--json: expected a file name, received '-'"),
         ([""], "prompt"),
     ],
 )

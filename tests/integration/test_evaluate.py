@@ -133,6 +133,7 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
         (("--features", "no_such_module:f"), "no_such_module"),
         (("--features", "json:loads2"), "loads2"),
         (("--json", empty), "expected a file name"),
+        (("--json", "-"), "expected a file name, received '-'"),
         (("--batch-size", "0"), "at least 1"),
     ):
         assert evaluate("pictures", own, "--against", own, *options) in (1, 2)

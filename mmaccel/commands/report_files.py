@@ -1,4 +1,4 @@
-"""What the `evaluate` commands write: reports and lines, whole or not at all."""
+"""What `bench` and the `evaluate` commands write: reports and lines, whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 from mmaccel.commands.machine import describe_machine
 from mmaccel.commands.picture_files import write_whole
-from mmaccel.commands.run_setup import open_folder
-from mmaccel.errors import OptionError
+from mmaccel.commands.run_setup import check_file_name, open_folder
 
 
 def new_report(device: str = "cpu", **facts: Any) -> dict[str, Any]:
@@ -25,16 +24,12 @@ def check_file(option: str, file: Path | None) -> None:
     """Refuse a file that cannot be written, before anything is measured; None is fine.
 
     Raises:
-        OptionError: a folder, or no name.
+        OptionError: see `check_file_name`.
         OSError: its folder cannot be written.
     """
-    if file is None:
-        return
-    if not file.name or file.is_dir():
-        raise OptionError(
-            f"{option}: expected a file name, received {str(file)!r}; name a file in a folder"
-        )
-    open_folder(file.parent, option)
+    check_file_name(option, file)
+    if file is not None:
+        open_folder(file.parent, option)
 
 
 def write_text(file: Path, text: str) -> None:
