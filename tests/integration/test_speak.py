@@ -148,3 +148,53 @@ def test_a_sound_is_written_whole_or_not_at_all(
         write_sound(file, torch.ones(9), 8000, {})
     assert file.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.wav"]
+
+
+def test_what_is_heard_otherwise_has_another_name(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    """Capitals and full stops, which pictures' names pass over; and another codec."""
+    for text in ("blue cat", "blue cat.", "Blue cat", " blue cat "):
+        assert speak(parts, tmp_path, text) == 0
+    assert len(list(tmp_path.glob("*.wav"))) == 3
+    other = build_speech("llasa", tmp_path / "other")[1]
+    file = other / "config.json"
+    file.write_text(file.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert speak((parts[0], other), tmp_path, "blue cat") == 0
+    assert len(list(tmp_path.glob("*.wav"))) == 4
+    facts = [json.loads(f.read_text(encoding="utf-8")) for f in tmp_path.glob("*.json")]
+    hashes = {content_hash(parts[1]), content_hash(other)}
+    assert {each["codec"] for each in facts} == hashes and len(hashes) == 2
+
+
+def test_a_length_that_others_shortened_is_in_the_name(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Without a length asked for, the longest text decides how much room there is for all."""
+    model, codec = map(str, parts)
+    fixed = ["--model", model, "--codec", codec, "--out", str(tmp_path)]
+    for texts in (["fox"], ["fox", "the grass in the snow"], ["fox", "the grass in the snow"]):
+        assert main(["speak", *texts, *fixed]) == 0
+    facts = [json.loads(f.read_text(encoding="utf-8")) for f in tmp_path.glob("*.json")]
+    # 160 positions; 14 ids beside a text's own; 20 samples of 16000 a second for a code
+    seconds = sorted((each["text"], each["max_seconds"]) for each in facts)
+    assert seconds == [
+        ("fox", (160 - 14 - 5) / 800), ("fox", (160 - 14 - 1) / 800),
+        ("the grass in the snow", (160 - 14 - 5) / 800),
+    ]  # fmt: skip
+
+
+def test_long_words_of_wide_letters_fit_a_file_name(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    text = " ".join(letter * 30 for letter in "\U0001d400\U0001d401狐")
+    assert speak(parts, tmp_path, text, "--seed", -1, "--policy", "autoregressive") == 0
+    (file,) = tmp_path.glob("*.wav")
+    assert "\U0001d400" * 15 + "-" + "\U0001d401" * 15 + "-" + "狐" * 20 + "-" in file.name
+
+
+def test_half_a_character_and_wrong_values_are_one_line(
+    parts: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    assert speak(parts, tmp_path / "out", "a \udcff fox") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "in whole characters" in said
+    assert not (tmp_path / "out").exists()
