@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmaccel.contracts import Prompt
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.picture_model import choose_filters, stack_rows
 from mmaccel.pipelines.pictures import check_at_least_one
 from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
@@ -62,12 +62,13 @@ def make_plan(
         texts: B of them; for the others see `TextToSpeech.__call__`.
 
     Raises:
-        OptionError: as there.
+        OptionError, UnsupportedModelError: as there.
     """
     chosen, layout, device = pick_filters(speech, **filters), speech.layout, speech.window.device
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise OptionError(f"text: expected a text or a list of them, received {texts!r}; write one")
     rows = [speech.encode(each, voice) for each in texts]
+    _check_ids(rows, speech.window.vocab_size)
     length = count_slots(speech, max(map(len, rows)), max_seconds)
     places = len(rows) if batch_size is None else batch_size
     check_at_least_one("batch_size", places)
@@ -75,6 +76,15 @@ def make_plan(
     prompt = stack_rows(rows, 1, layout, device)
     prompt = replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device))
     return Plan(list(texts), voice, chosen, prompt, length, places, noise)
+
+
+def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:
+    largest = max(map(max, rows))
+    if largest >= size:
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer of the model's {size} ids, received a text with id "
+            f"{largest}; give a checkpoint and a tokenizer that belong together"
+        )
 
 
 def pick_filters(
