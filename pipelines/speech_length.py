@@ -27,13 +27,7 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
     columns, limit = speech.layout.columns, getattr(speech.window, "max_positions", None)
     room = math.inf if limit is None else (limit - prompt) // columns  # the last is not fed
     per_second = speech.sample_rate / speech.frame_samples
-    asked: Any = _USUAL if max_seconds is None else max_seconds
-    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
-    if not is_number or not 0 < asked <= _MOST:
-        raise OptionError(
-            f"max_seconds: expected a number in 0..{_MOST:g}, 0 excluded, received {asked!r}; "
-            f"{_USUAL:g} suits most texts"
-        )
+    asked = _USUAL if max_seconds is None else check_seconds(max_seconds)
     frames = max(1, math.ceil(asked * per_second - _ROUNDING))
     if max_seconds is None:
         frames = min(frames, max(1, int(min(room, frames))))
@@ -45,3 +39,18 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
             f"and {frames * columns} of {asked:g} s; shorten the text{remedy}"
         )
     return frames * columns + 1
+
+
+def check_seconds(asked: Any) -> float:
+    """A length that was asked for.
+
+    Raises:
+        OptionError: no number, or one outside 0..3600, or 0.
+    """
+    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    if not is_number or not 0 < asked <= _MOST:
+        raise OptionError(
+            f"max_seconds: expected a number in 0..{_MOST:g}, 0 excluded, received {asked!r}; "
+            f"{_USUAL:g} suits most texts"
+        )
+    return float(asked)

@@ -10,13 +10,14 @@ import torch
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.checkpoint import check_caption
 from mmaccel.pipelines.picture_model import choose_filters, stack_rows
 from mmaccel.pipelines.pictures import check_at_least_one
 from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
-from mmaccel.pipelines.speech_length import count_slots
+from mmaccel.pipelines.speech_length import check_seconds, count_slots
 from mmaccel.pipelines.speech_model import SpeechModel
 from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, check_seed
 
 _WHOLE_PREFIX = 2**31 - 1  # tokens that the repetition penalty looks back at
 
@@ -45,9 +46,9 @@ class Plan:
 
     @property
     def seeds(self) -> list[int]:
-        """Of each text."""
+        """Of each text, in 0..2**64-1."""
         pairs = zip(self.noise.seeds.tolist(), self.noise.items.tolist())
-        return [int(seed + item) for seed, item in pairs]
+        return [int(seed + item) % 2**64 for seed, item in pairs]
 
 
 def make_plan(
@@ -76,6 +77,28 @@ def make_plan(
     prompt = stack_rows(rows, 1, layout, device)
     prompt = replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device))
     return Plan(list(texts), voice, chosen, prompt, length, places, noise)
+
+
+def check_call(
+    texts: Sequence[str], seed: int | Sequence[int], *, max_seconds: float | None = None,
+    repetition_penalty: float | None = None, **filters: Any,
+) -> None:  # fmt: skip
+    """Refuse what no model takes, before one is loaded.
+
+    Args:
+        texts: as in `make_plan`, like all others.
+
+    Raises:
+        OptionError: with what is wrong.
+    """
+    for text in texts:
+        check_caption(text, None, "text to say")
+    check_seed(seed)
+    if max_seconds is not None:
+        check_seconds(max_seconds)
+    choose_filters(Filters(), **filters)
+    if repetition_penalty is not None:
+        WindowedRepetitionPenalty(repetition_penalty, _WHOLE_PREFIX)
 
 
 def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:

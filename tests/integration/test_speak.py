@@ -198,3 +198,24 @@ def test_half_a_character_and_wrong_values_are_one_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "in whole characters" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["  "], ["fox", ""], ["fox", "--seed", 2**64], ["fox", "cat", "--seed", 2**64 - 1],
+     ["fox", "--max-seconds", "nan"], ["fox", "--top-k", -1], ["fox", "--min-p", 2],
+     ["fox", "--repetition-penalty", 0]],
+    ids=str,
+)  # fmt: skip
+def test_what_no_model_takes_is_refused_before_one_is_loaded(
+    arguments: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(speech_job, "open_speaker", load)
+    assert main([str(a) for a in ("speak", *arguments, "--model", "x", "--out", tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "expected" in said and "received" in said
+    with pytest.raises(AssertionError, match="loaded"):
+        main(["speak", "fox", "--model", "x", "--seed", str(2**64 - 1)])

@@ -219,3 +219,12 @@ def test_the_length_that_is_proposed_is_taken() -> None:
         for asked in (None, 1.0):
             with pytest.raises(OptionError, match="; shorten the text$"):
                 count_slots(_model(limit, 7, 24000, 2048), prompt, asked)
+
+
+def test_seeds_are_told_without_a_sign(pipe: TextToSpeech, family: str) -> None:
+    options: dict[str, Any] = dict(max_seconds=SECONDS[family], temperature=9.0)
+    for seed in (-1, 2**64 - 1):
+        made = pipe(["fox", "fox"], seed=seed, **options)
+        assert [each.seed for each in made.utterances] == [2**64 - 1, 0]
+        alone = pipe("fox", seed=[made[0].seed], **options)
+        assert torch.equal(alone[0].waveform, made[0].waveform) and len(alone[0].waveform)
