@@ -219,3 +219,15 @@ def test_what_no_model_takes_is_refused_before_one_is_loaded(
     assert said.count("\n") == 1 and "expected" in said and "received" in said
     with pytest.raises(AssertionError, match="loaded"):
         main(["speak", "fox", "--model", "x", "--seed", str(2**64 - 1)])
+
+
+def test_where_the_sound_cannot_be_written_its_facts_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wave.Wave_write, "writeframes", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_sound(tmp_path / "a.wav", torch.ones(9), 8000, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
