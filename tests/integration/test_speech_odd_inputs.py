@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,7 +115,7 @@ def test_ids_that_the_model_does_not_have_are_refused_before_any_pass(
     from transformers import AutoModelForCausalLM
 
     source, codec = folders[family]
-    size = {"llasa": FIRST + LLASA_CODES + 3, "orpheus": FIRST + 28}[family]  # Llasa: its request
+    size = {"llasa": FIRST + LLASA_CODES + 5, "orpheus": FIRST + 28}[family]  # Llasa: its request
     folder = shutil.copytree(source, tmp_path / "small")
     model = AutoModelForCausalLM.from_pretrained(source)
     model.resize_token_embeddings(size)
@@ -145,6 +146,21 @@ def test_a_template_that_does_not_go_on_is_refused_when_the_model_is_loaded(
     else:
         file.write_text(template, encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match="expected a tokenizer with a chat template"):
+        TextToSpeech.from_pretrained(folder, codec=folders["llasa"][1])
+
+
+def test_a_mark_that_is_cut_into_pieces_is_refused(
+    folders: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """It is in the vocabulary, but the tokenizer does not know that it is one token."""
+    folder = shutil.copytree(folders["llasa"][0], tmp_path / "llasa")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    added = content["added_tokens"]
+    content["added_tokens"] = [t for t in added if t["content"] != "<|SPEECH_GENERATION_START|>"]
+    assert len(content["added_tokens"]) == len(added) - 1
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match="received a prompt that ends otherwise"):
         TextToSpeech.from_pretrained(folder, codec=folders["llasa"][1])
 
 
