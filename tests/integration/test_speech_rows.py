@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmaccel import TextToSpeech
-from mmaccel.pipelines import speech_models
+from mmaccel.pipelines import speech_models, speech_parts
 from mmaccel.pipelines.speech import Utterance
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.pipelines.speech_rows import RowSpeaker
@@ -136,3 +136,13 @@ def test_the_codec_that_none_names_is_the_authors(
     authors = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
     assert asked == [model, authors[family]]
     assert (pipe.source, pipe.codec) == (model, codec)
+
+
+def test_a_model_is_tried_before_it_is_handed_out(
+    folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, codec = folders[family]
+    tried: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(speech_parts, "check_by_trial", lambda *both: tried.append(both))
+    speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
+    assert tried == [(speech.window.model, speech.window)]
