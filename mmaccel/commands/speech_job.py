@@ -96,7 +96,11 @@ class SpeechJob:
         }
 
     def write(self, made: Utterance) -> None:
-        """Write one utterance; only the same one is overwritten."""
+        """Write one utterance; only the same one is overwritten.
+
+        Raises:
+            OSError: it cannot be written; with what was kept.
+        """
         is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
         recipe = {**self.settings, "text": made.text.strip()}  # commas and capitals are heard
         if not is_exact:
@@ -115,7 +119,13 @@ class SpeechJob:
             "versions": versions(),
         }
         name = picture_name(made.seed, made.text, self.name, recipe, ".wav")
-        write_sound(self.out / name, made.waveform, made.sample_rate, facts)
+        try:
+            write_sound(self.out / name, made.waveform, made.sample_rate, facts)
+        except OSError as error:
+            raise OSError(
+                f"--out: expected room for {name} in {str(self.out)!r}, received {error.strerror}; "
+                f"kept {self.kept} of {len(self.texts)} utterances; make room, and run it again"
+            ) from error
         self.kept += 1
 
 

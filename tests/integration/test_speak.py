@@ -231,3 +231,42 @@ def test_where_the_sound_cannot_be_written_its_facts_are(
     with pytest.raises(OSError, match="No space"):
         write_sound(tmp_path / "a.wav", torch.ones(9), 8000, {})
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_is_said_with_what_was_kept(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    write, calls = speech_job.write_sound, []
+
+    def once(file: Path, *rest: Any) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        write(file, *rest)
+
+    monkeypatch.setattr(speech_job, "write_sound", once)
+    assert speak(parts, tmp_path, *TEXTS) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"mmaccel: --out: expected room for {calls[1].name} in ")
+    assert "received No space left on device; kept 1 of 3 utterances; make room" in said
+    assert len(list(tmp_path.glob("*.wav"))) == 1
+
+
+def test_voice_and_dtype_are_told_and_in_the_name(tmp_path: Path) -> None:
+    parts = build_speech("orpheus", tmp_path / "parts")
+    for own in ((), ("--voice", "leo"), ("--dtype", "bfloat16"),
+                ("--dtype", "bfloat16", "--batch-size", 2)):  # fmt: skip
+        model, codec = parts
+        fixed = ["--model", model, "--codec", codec, "--out", tmp_path, "--max-seconds", 0.003]
+        assert main([str(argument) for argument in ("speak", "fox", *own, *fixed)]) == 0
+    facts = [json.loads(f.read_text(encoding="utf-8")) for f in tmp_path.glob("*.json")]
+    told = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
+    assert told == [
+        ("None", "bfloat16", False), ("None", "bfloat16", False), ("None", "float32", True),
+        ("leo", "float32", True),
+    ]  # fmt: skip
+
+
+def test_what_is_too_loud_is_cut(tmp_path: Path) -> None:
+    write_sound(tmp_path / "a.wav", torch.tensor([2.0, -3.0]), 8000, {})
+    assert read(tmp_path / "a.wav")[1].tolist() == [32767, -32767]
