@@ -177,6 +177,7 @@ def test_other_files_are_another_model(parts: tuple[Path, Path]) -> None:
     file.touch()
     assert file_state(model=model, codec=codec) != before
     assert file_state(model="owner/name", codec="") == ""
+    assert file_state(model=model, codec="owner/name") == ""  # which only asking the hub tells
 
 
 def test_first_schema_runs_on_comfyui(
