@@ -154,11 +154,19 @@ def check_caption(caption: Any, tokenizer: Any = None, what: str = "a caption") 
         what: it is to be, for the message.
 
     Raises:
-        OptionError: no text, nothing in it, or a control token.
+        OptionError: no text, nothing in it, half a character, or a control token.
     """
     if not isinstance(caption, str) or not caption.strip():
         raise OptionError(f"prompt: expected {what}, received {caption!r}; write one")
-    known = [] if tokenizer is None else tokenizer.get_added_vocab()
+    try:
+        caption.encode("utf-8")
+    except UnicodeEncodeError as error:  # what a shell makes of bytes that are no UTF-8
+        raise OptionError(
+            f"prompt: expected {what} in whole characters, received {caption[error.start]!r} at "
+            f"place {error.start}; write it in UTF-8"
+        ) from error
+    is_plain = tokenizer is None or "<" not in caption or ">" not in caption
+    known = [] if is_plain else tokenizer.get_added_vocab()  # slow where codes are among them
     names = [n for n in known if n.startswith("<") and n.endswith(">")]
     for name in names:
         if name in caption:

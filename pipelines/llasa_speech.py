@@ -4,7 +4,9 @@ Z. Ye et al., "Llasa: Scaling Train-Time and Inference-Time Compute for Llama-ba
 Synthesis", 2025 (arXiv 2502.04128); the codec is X-codec2 of the same paper, in transformers.
 
 Departures: only codes and the end token may be drawn; the authors draw from the whole vocabulary
-and drop what is no code. No speech prompt: the model chooses the voice.
+and drop what is no code. No speech prompt: the model chooses the voice. The chat template of Llama
+tells the model today's date; here it is always the one that template falls back to, so that a text
+sounds the same tomorrow.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place, check_caption, load_model
 from mmaccel.pipelines.speech_parts import find_ids, find_range, load_window
 from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.frames import Frames
 
+_START = "<|SPEECH_GENERATION_START|>"
+_DATE = "26 Jul 2024"
 _ENCODERS = ("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_encoder")
 
 
@@ -34,7 +38,8 @@ class LlasaSpeech:
         codec: `Xcodec2Model`; its encoders are not used.
 
     Raises:
-        UnsupportedModelError: a tokenizer without the codes of the codec.
+        UnsupportedModelError: a tokenizer without the codes of the codec, or without a template
+            that lets the model go on where its answer begins.
     """
 
     filters = Filters(temperature=0.8)
@@ -49,6 +54,7 @@ class LlasaSpeech:
         self.layout = Frames(((self._first, self._first + count),), window.vocab_size, (end,))
         self.sample_rate: int = codec.config.sampling_rate
         self.frame_samples: int = codec.config.hop_length
+        self._try_template()
 
     def encode(self, text: str, voice: str | None) -> list[int]:
         """See `SpeechModel.encode`."""
@@ -61,11 +67,24 @@ class LlasaSpeech:
         asked = f"<|TEXT_UNDERSTANDING_START|>{words}<|TEXT_UNDERSTANDING_END|>"
         chat = [
             {"role": "user", "content": f"Convert the text to speech:{asked}"},
-            {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"},
+            {"role": "assistant", "content": _START},
         ]
         options = dict(tokenize=True, return_dict=True, continue_final_message=True)
-        ids: list[int] = self.tokenizer.apply_chat_template(chat, **options)["input_ids"]
+        made = self.tokenizer.apply_chat_template(chat, date_string=_DATE, **options)
+        ids: list[int] = made["input_ids"]
         return ids
+
+    def _try_template(self) -> None:
+        (start,) = find_ids(self.tokenizer, _START)
+        try:
+            ids, reason = self.encode("a", None), "a prompt that ends otherwise"
+        except Exception as error:  # templates are programs, and raise what they like
+            ids, reason = [], " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        if ids[-1:] != [start]:
+            raise UnsupportedModelError(
+                f"model: expected a tokenizer with a chat template that ends with {_START}, "
+                f"received {reason}; copy the folder again, with its tokenizer files"
+            )
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
         """See `SpeechModel.render`; the codec draws nothing."""

@@ -12,6 +12,8 @@ at once, not in overlapping chunks. SNAC's decoder adds noise of its own: it is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,11 @@ class OrpheusSpeech:
     def encode(self, text: str, voice: str | None) -> list[int]:
         """See `SpeechModel.encode`; fine-tuned models have voices that `voices` does not list."""
         who: Any = self.voices[0] if voice is None else voice
-        if not isinstance(who, str) or not who.strip() or any(mark in who for mark in ":<>\n"):
+        if (
+            not isinstance(who, str)
+            or not who.strip()
+            or any(c in ":<>" or not c.isprintable() for c in who)
+        ):
             raise OptionError(
                 f"voice: expected a name such as {', '.join(self.voices)}, received {who!r}; "
                 "leave it out"
@@ -83,10 +89,22 @@ class OrpheusSpeech:
         frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
         device = next(self.codec.parameters()).device
         codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        with _seeded(device, seed):
             sound = self.codec.decode(codes).flatten()
         return sound.float().clamp(-1, 1).cpu()
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Draw by a seed on one device; its state comes back, and no other device's is touched."""
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []):
+        if is_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+        yield
 
 
 def load_orpheus(source: Path, tokenizer: Any, codec: Path, place: Place) -> OrpheusSpeech:

@@ -17,7 +17,8 @@ class Utterance:
         index: of the text in the list asked for.
         text: it.
         voice: who says it; None is the model's usual voice.
-        seed: 64-bit integer that decides it.
+        seed: its own, in 0..2**64-1, which decides it; where one was given for all, that one plus
+            `index`, which tells it apart but does not make it again alone.
         waveform: `[samples]` float32 in -1..1, mono, on the CPU.
         sample_rate: in Hz.
         tokens: `[n]` int64, codes of whole frames, on the CPU.

@@ -10,6 +10,7 @@ from mmaccel.pipelines.speech_model import SpeechModel
 
 _USUAL = 30.0  # seconds
 _MOST = 3600.0
+_ROUNDING = 1e-6  # frames: 0.28 s at 50 a second are 14, though floats make them a little more
 
 
 def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> int:
@@ -26,20 +27,30 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
     columns, limit = speech.layout.columns, getattr(speech.window, "max_positions", None)
     room = math.inf if limit is None else (limit - prompt) // columns  # the last is not fed
     per_second = speech.sample_rate / speech.frame_samples
-    asked: Any = _USUAL if max_seconds is None else max_seconds
+    asked = _USUAL if max_seconds is None else check_seconds(max_seconds)
+    frames = max(1, math.ceil(asked * per_second - _ROUNDING))
+    if max_seconds is None:
+        frames = min(frames, max(1, int(min(room, frames))))
+    if frames > room:
+        most = math.floor(1000 * room / per_second) / 1000
+        remedy = f", or set max_seconds to at most {most:g}" if most > 0 else ""
+        raise OptionError(
+            f"positions: expected at most {limit} (the model's), received {prompt} of the prompt "
+            f"and {frames * columns} of {asked:g} s; shorten the text{remedy}"
+        )
+    return frames * columns + 1
+
+
+def check_seconds(asked: Any) -> float:
+    """A length that was asked for.
+
+    Raises:
+        OptionError: no number, or one outside 0..3600, or 0.
+    """
     is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
     if not is_number or not 0 < asked <= _MOST:
         raise OptionError(
             f"max_seconds: expected a number in 0..{_MOST:g}, 0 excluded, received {asked!r}; "
             f"{_USUAL:g} suits most texts"
         )
-    frames = math.ceil(asked * per_second)
-    if max_seconds is None:
-        frames = min(frames, max(1, int(min(room, frames))))
-    if frames > room:
-        raise OptionError(
-            f"positions: expected at most {limit} (the model's), received {prompt} of the prompt "
-            f"and {frames * columns} of {asked:g} s; shorten the text, or set max_seconds to at "
-            f"most {max(0, room) / per_second:.1f}"
-        )
-    return frames * columns + 1
+    return float(asked)

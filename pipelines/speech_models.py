@@ -22,8 +22,8 @@ _MARKS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # a token that te
 
 def open_speech(
     name: str | Path, codec: str | Path | None, place: Place, family: str | None = None
-) -> tuple[SpeechModel, Path]:
-    """Load a model that speaks; also where it lies.
+) -> tuple[SpeechModel, Path, Path]:
+    """Load a model that speaks; also where it lies, and where its codec.
 
     Args:
         name: a path, or an id of the hub.
@@ -50,7 +50,7 @@ def open_speech(
     module, _, function = SPEECH[family].partition(":")
     load = getattr(import_module(module), function)
     loaded: SpeechModel = load(source, tokenizer, codec_source, place)
-    return loaded, source
+    return loaded, source, codec_source
 
 
 def _find_family(source: Path, tokenizer: Any) -> str:

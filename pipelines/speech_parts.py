@@ -54,10 +54,12 @@ def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
     Raises:
         UnsupportedModelError: one is missing, or their ids have gaps.
     """
-    low, high = find_ids(tokenizer, name.format(first), name.format(first + count - 1))
-    if high - low != count - 1:
-        raise UnsupportedModelError(
-            f"model: expected {count} tokens {name.format(first)}.. with ids in a row, received "
-            f"{low}..{high}; give a checkpoint and a codec that belong together"
-        )
-    return low
+    ids = find_ids(tokenizer, *(name.format(first + k) for k in range(count)))
+    for k, found in enumerate(ids):
+        if found != ids[0] + k:
+            raise UnsupportedModelError(
+                f"model: expected {count} tokens {name.format(first)}.. with ids in a row, "
+                f"received {ids[0]} and, {k} behind it, {found}; give a checkpoint and a codec "
+                "that belong together"
+            )
+    return ids[0]

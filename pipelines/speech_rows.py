@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from mmaccel.errors import NumericsError
 from mmaccel.pipelines.speech import Utterance
 from mmaccel.pipelines.speech_model import SpeechModel
 from mmaccel.pipelines.speech_plan import Plan
@@ -36,7 +37,11 @@ class RowSpeaker:
         self.seconds = self.sound_seconds = 0.0
 
     def take(self, row: EndedRow) -> None:
-        """Turn one row into sound, by itself, so that others do not enter it."""
+        """Turn one row into sound, by itself, so that others do not enter it.
+
+        Raises:
+            NumericsError: the codec returned NaN.
+        """
         began, speech = time.perf_counter(), self._speech
         tokens = row.tokens
         is_finished = bool(len(tokens)) and int(tokens[-1]) in speech.layout.ends
@@ -44,6 +49,12 @@ class RowSpeaker:
         whole = min(len(tokens) - is_finished, self._plan.length - 1) // columns * columns
         tokens, seed = tokens[:whole], self._seeds[row.row]
         sound = speech.render(tokens, seed) if whole else torch.zeros(0)
+        if bool(sound.isnan().any()):
+            raise NumericsError(
+                "waveform: expected samples in -1..1, received NaN from the codec; "
+                "copy its weights again",
+                (row.row,),
+            )
         self.sound_seconds += time.perf_counter() - began
         made = Utterance(
             row.row, self._plan.texts[row.row], self._plan.voice, seed, sound,

@@ -34,12 +34,18 @@ class TextToSpeech:
         speech: the model.
         source: where it lies, if that is known.
         engine: how passes are carried out; None is `Engine()`.
+        codec: where its codec lies, if that is known.
     """
 
     def __init__(
-        self, speech: SpeechModel, source: Path | None = None, engine: Engine | None = None
+        self,
+        speech: SpeechModel,
+        source: Path | None = None,
+        engine: Engine | None = None,
+        codec: Path | None = None,
     ) -> None:
-        self.speech, self.source, self.engine = speech, source, engine or Engine()
+        self.speech, self.source, self.codec = speech, source, codec
+        self.engine = engine or Engine()
 
     @classmethod
     def from_pretrained(
@@ -71,7 +77,8 @@ class TextToSpeech:
         """
         how = Engine(engine)
         how.check(device)
-        return cls(*open_speech(name, codec, Place(device, dtype), family), how)
+        speech, source, codec_source = open_speech(name, codec, Place(device, dtype), family)
+        return cls(speech, source, how, codec_source)
 
     def __call__(
         self,
@@ -97,9 +104,9 @@ class TextToSpeech:
             policy: how to decode; `Jacobi()` where none is given.
             voice: who says them, for models that know several; None is the usual one.
             seed: one for all (text b is item b of it), or one per text. With one per text an
-                utterance depends on its own seed and text alone.
+                utterance depends on its own seed and text alone, and on `max_seconds`.
             max_seconds: after which an utterance is cut; None is 30, or less where the model has no
-                room for so many.
+                room for so many behind the longest text.
             temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
                 authors recommend (`speech.filters`); top_k 0 and top_p 1 keep all tokens.
             repetition_penalty: over prompt and utterance, as transformers counts it; 1 is none,
@@ -116,7 +123,9 @@ class TextToSpeech:
 
         Raises:
             OptionError: a text or an argument outside its domain, before anything is made.
-            NumericsError: the model returned NaN; its `rows` are indices of texts.
+            UnsupportedModelError: a text of which the tokenizer makes ids the model does not have;
+                before anything is made, too.
+            NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         texts = [text] if isinstance(text, str) else text

@@ -28,11 +28,8 @@ from mmaccel.comfy.table import (
     Widget,
 )
 from mmaccel.pipelines.comparison import promise, title_of
-from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
 from mmaccel.pipelines.speech import Speech, Utterance
-from mmaccel.pipelines.speech_plan import make_plan
-from mmaccel.samplers.filters import Filters
+from mmaccel.pipelines.speech_plan import check_call, make_plan
 
 _REPORT = 0.1  # seconds between two at least
 
@@ -129,10 +126,9 @@ def check_speech(*, repetition_penalty: float | None, **values: Any) -> None:
     Raises:
         OptionError: a filter or a penalty outside its domain.
     """
-    law = ("temperature", "top_k", "top_p", "min_p")
-    choose_filters(Filters(), **{name: values[name] for name in law})
-    if repetition_penalty is not None:
-        WindowedRepetitionPenalty(repetition_penalty, 1)
+    law = ("max_seconds", "temperature", "top_k", "top_p", "min_p")
+    own = {name: values[name] for name in law}
+    check_call([], 0, repetition_penalty=repetition_penalty, **own)
 
 
 SPEAK = NodeSpec(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _LONGEST = 20  # characters of a word in a file name
+_BYTES = 60  # of a word: three, a seed and the rest stay within the 255 that systems allow
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
@@ -73,8 +74,13 @@ def picture_name(
     """
     words = split_words(prompt)
     mark = short_hash({"words": words, **recipe})
-    shown = ["".join(c for c in word if c.isalnum())[:_LONGEST] for word in words[:3]]
+    shown = [_shorten("".join(c for c in word if c.isalnum())) for word in words[:3]]
     return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, mark]) + suffix
+
+
+def _shorten(word: str) -> str:
+    """Its beginning, in whole characters."""
+    return word[:_LONGEST].encode("utf-8")[:_BYTES].decode("utf-8", "ignore")
 
 
 def describe(

@@ -59,18 +59,21 @@ def speak(
     )
     from mmaccel.commands.speech_job import SpeechJob, open_speaker, run_speech
     from mmaccel.commands.terminal import Stopped
+    from mmaccel.pipelines.speech_plan import check_call
 
     check_count("batch-size", batch_size)
     options = given(window=parse_window(window)) | parse_fields(set_fields or [])
     name, options = pick_name(policy, options, "window")
     chosen = make_policy(name, **options)
     kind = parse_dtype(dtype)
-    pipe = open_speaker(model, codec, device, kind, family, engine)
-    own = dict(
-        voice=voice, max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p,
-        min_p=min_p, repetition_penalty=repetition_penalty,
+    law = given(
+        max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty,
     )  # fmt: skip
-    job = SpeechJob(pipe, texts, seed, name, chosen, given(**own), batch_size, out, model, dtype)
+    check_call(texts, [seed + k for k in range(len(texts))], **law)  # loading may take minutes
+    pipe = open_speaker(model, codec, device, kind, family, engine)
+    own = law | given(voice=voice)
+    job = SpeechJob(pipe, texts, seed, name, chosen, own, batch_size, out, model, dtype)
     job.check()
     open_folder(out)
     if not run_speech(job):

@@ -43,7 +43,7 @@ def open_speaker(
 
 @dataclass
 class SpeechJob:
-    """What to say, and how much of it is said."""
+    """What to say, how long it may last, once it is checked, and how much of it is said."""
 
     pipe: TextToSpeech
     texts: list[str]
@@ -55,6 +55,7 @@ class SpeechJob:
     out: Path
     model: str
     dtype: str
+    most_seconds: float = 0.0
     kept: int = 0
 
     @property
@@ -66,24 +67,26 @@ class SpeechJob:
         """Refuse what cannot be said before a folder is made.
 
         Raises:
-            OptionError: as `TextToSpeech.__call__`.
+            OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
         """
-        make_plan(
-            self.pipe.speech, self.texts, self.seeds, batch_size=self.batch_size, **self.options
-        )
+        speech = self.pipe.speech
+        plan = make_plan(speech, self.texts, self.seeds, batch_size=self.batch_size, **self.options)
+        frames = (plan.length - 1) // speech.layout.columns
+        self.most_seconds = frames * speech.frame_samples / speech.sample_rate
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What utterances of this run were made from beside text and seed, ready for JSON."""
-        assert self.pipe.source is not None  # it was opened by name
+        assert self.pipe.source is not None and self.pipe.codec is not None  # opened by name
         given = {name: self.options[name] for name in FILTERS if name in self.options}
         filters = vars(pick_filters(self.pipe.speech, **given))
         penalty = self.options.get("repetition_penalty", self.pipe.speech.repetition_penalty)
         return {
             "model": self.model,
             "weights": content_hash(self.pipe.source),
+            "codec": content_hash(self.pipe.codec),
             "voice": self.options.get("voice"),
-            "max_seconds": self.options.get("max_seconds"),
+            "max_seconds": self.most_seconds,  # other texts may have left less room than asked for
             "dtype": self.dtype,
             "device": str(self.pipe.speech.window.device),
             "policy": self.name,
@@ -93,9 +96,15 @@ class SpeechJob:
         }
 
     def write(self, made: Utterance) -> None:
-        """Write one utterance; only the same one is overwritten."""
+        """Write one utterance; only the same one is overwritten.
+
+        Raises:
+            OSError: it cannot be written; with what was kept.
+        """
         is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
-        recipe = self.settings if is_exact else {**self.settings, "rows": self.batch_size}
+        recipe = {**self.settings, "text": made.text.strip()}  # commas and capitals are heard
+        if not is_exact:
+            recipe["rows"] = self.batch_size
         facts = {
             "text": made.text,
             "seed": made.seed,
@@ -110,7 +119,13 @@ class SpeechJob:
             "versions": versions(),
         }
         name = picture_name(made.seed, made.text, self.name, recipe, ".wav")
-        write_sound(self.out / name, made.waveform, made.sample_rate, facts)
+        try:
+            write_sound(self.out / name, made.waveform, made.sample_rate, facts)
+        except OSError as error:
+            raise OSError(
+                f"--out: expected room for {name} in {str(self.out)!r}, received {error.strerror}; "
+                f"kept {self.kept} of {len(self.texts)} utterances; make room, and run it again"
+            ) from error
         self.kept += 1
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import wave
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.speech import Speech, Utterance
+from mmaccel.pipelines.text_to_speech import TextToSpeech
 from mmaccel.results import Stats
 from tests.comfy.fake_comfy import Interrupted, install
 from tests.comfy.test_running import Host, policy, run
@@ -174,6 +177,7 @@ def test_other_files_are_another_model(parts: tuple[Path, Path]) -> None:
     file.touch()
     assert file_state(model=model, codec=codec) != before
     assert file_state(model="owner/name", codec="") == ""
+    assert file_state(model=model, codec="owner/name") == ""  # which only asking the hub tells
 
 
 def test_first_schema_runs_on_comfyui(
@@ -196,3 +200,50 @@ def test_third_schema_has_the_native_socket(monkeypatch: pytest.MonkeyPatch) -> 
     install(monkeypatch, with_v3=True)
     schema = v3_class(NODES["MMAccelGenerateSpeech"]).define_schema()
     assert [output.io_type for output in schema.outputs] == ["AUDIO", "MMACCEL_STATS"]
+
+
+def test_what_is_chosen_reaches_the_loader_and_nothing_keeps_the_model(
+    parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, dict[str, Any]]] = []
+
+    def open_pipe(name: Any, **options: Any) -> Any:
+        asked.append((name, options))
+        return object()
+
+    monkeypatch.setattr(TextToSpeech, "from_pretrained", open_pipe)
+    model, codec = map(str, parts)
+    chosen = dict(model=model, codec=codec, dtype="bfloat16", family="orpheus", engine="eager")
+    first = run("LoadSpeechModel", None, **chosen).values[0]
+    wanted = dict(device="cpu", dtype=torch.bfloat16, family="orpheus", engine="eager")
+    assert asked == [(model, wanted | {"codec": codec})]
+    assert run("LoadSpeechModel", None, **chosen).values[0] is first
+    others = [{"dtype": "float16"}, {"family": "llasa"}, {"engine": "auto"}]
+    kept = [run("LoadSpeechModel", None, **(chosen | other)).values[0] for other in others]
+    assert len(asked) == 4 and first not in kept
+    next(parts[1].glob("*.safetensors")).touch()  # its files were written again
+    assert run("LoadSpeechModel", None, **chosen).values[0] is not first
+    gone = ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def test_seeds_go_round_and_places_and_voices_are_handed_on(
+    speaker: OpenSpeaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    plain = TextToSpeech.__call__
+
+    def call(self: TextToSpeech, *texts: Any, **options: Any) -> Any:
+        asked.append(options)
+        return plain(self, *texts, **options)
+
+    monkeypatch.setattr(TextToSpeech, "__call__", call)
+    _, record = say(speaker, seed=2**64 - 2, batch_size=2, voice="  ").values
+    assert asked[0]["seed"] == [2**64 - 2, 2**64 - 1, 0]
+    assert asked[0]["batch_size"] == 2 and asked[0]["voice"] is None
+    text = run("Stats", stats=record).text
+    assert f"seed {2**64 - 2}: " in text and "seed 0: " in text and "seed -" not in text
+    with pytest.raises(OptionError, match="received 'tara';"):
+        say(speaker, voice=" tara ")

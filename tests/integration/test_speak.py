@@ -148,3 +148,125 @@ def test_a_sound_is_written_whole_or_not_at_all(
         write_sound(file, torch.ones(9), 8000, {})
     assert file.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.wav"]
+
+
+def test_what_is_heard_otherwise_has_another_name(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    """Capitals and full stops, which pictures' names pass over; and another codec."""
+    for text in ("blue cat", "blue cat.", "Blue cat", " blue cat "):
+        assert speak(parts, tmp_path, text) == 0
+    assert len(list(tmp_path.glob("*.wav"))) == 3
+    other = build_speech("llasa", tmp_path / "other")[1]
+    file = other / "config.json"
+    file.write_text(file.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert speak((parts[0], other), tmp_path, "blue cat") == 0
+    assert len(list(tmp_path.glob("*.wav"))) == 4
+    facts = [json.loads(f.read_text(encoding="utf-8")) for f in tmp_path.glob("*.json")]
+    hashes = {content_hash(parts[1]), content_hash(other)}
+    assert {each["codec"] for each in facts} == hashes and len(hashes) == 2
+
+
+def test_a_length_that_others_shortened_is_in_the_name(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Without a length asked for, the longest text decides how much room there is for all."""
+    model, codec = map(str, parts)
+    fixed = ["--model", model, "--codec", codec, "--out", str(tmp_path)]
+    for texts in (["fox"], ["fox", "the grass in the snow"], ["fox", "the grass in the snow"]):
+        assert main(["speak", *texts, *fixed]) == 0
+    facts = [json.loads(f.read_text(encoding="utf-8")) for f in tmp_path.glob("*.json")]
+    # 160 positions; 14 ids beside a text's own; 20 samples of 16000 a second for a code
+    seconds = sorted((each["text"], each["max_seconds"]) for each in facts)
+    assert seconds == [
+        ("fox", (160 - 14 - 5) / 800), ("fox", (160 - 14 - 1) / 800),
+        ("the grass in the snow", (160 - 14 - 5) / 800),
+    ]  # fmt: skip
+
+
+def test_long_words_of_wide_letters_fit_a_file_name(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    text = " ".join(letter * 30 for letter in "\U0001d400\U0001d401狐")
+    assert speak(parts, tmp_path, text, "--seed", -1, "--policy", "autoregressive") == 0
+    (file,) = tmp_path.glob("*.wav")
+    assert "\U0001d400" * 15 + "-" + "\U0001d401" * 15 + "-" + "狐" * 20 + "-" in file.name
+
+
+def test_half_a_character_and_wrong_values_are_one_line(
+    parts: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    assert speak(parts, tmp_path / "out", "a \udcff fox") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "in whole characters" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["  "], ["fox", ""], ["fox", "--seed", 2**64], ["fox", "cat", "--seed", 2**64 - 1],
+     ["fox", "--max-seconds", "nan"], ["fox", "--top-k", -1], ["fox", "--min-p", 2],
+     ["fox", "--repetition-penalty", 0]],
+    ids=str,
+)  # fmt: skip
+def test_what_no_model_takes_is_refused_before_one_is_loaded(
+    arguments: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(speech_job, "open_speaker", load)
+    assert main([str(a) for a in ("speak", *arguments, "--model", "x", "--out", tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "expected" in said and "received" in said
+    with pytest.raises(AssertionError, match="loaded"):
+        main(["speak", "fox", "--model", "x", "--seed", str(2**64 - 1)])
+
+
+def test_where_the_sound_cannot_be_written_its_facts_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wave.Wave_write, "writeframes", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_sound(tmp_path / "a.wav", torch.ones(9), 8000, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_is_said_with_what_was_kept(
+    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    write, calls = speech_job.write_sound, []
+
+    def once(file: Path, *rest: Any) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        write(file, *rest)
+
+    monkeypatch.setattr(speech_job, "write_sound", once)
+    assert speak(parts, tmp_path, *TEXTS) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"mmaccel: --out: expected room for {calls[1].name} in ")
+    assert "received No space left on device; kept 1 of 3 utterances; make room" in said
+    assert len(list(tmp_path.glob("*.wav"))) == 1
+
+
+def test_voice_and_dtype_are_told_and_in_the_name(tmp_path: Path) -> None:
+    parts = build_speech("orpheus", tmp_path / "parts")
+    for own in ((), ("--voice", "leo"), ("--dtype", "bfloat16"),
+                ("--dtype", "bfloat16", "--batch-size", 2)):  # fmt: skip
+        model, codec = parts
+        fixed = ["--model", model, "--codec", codec, "--out", tmp_path, "--max-seconds", 0.003]
+        assert main([str(argument) for argument in ("speak", "fox", *own, *fixed)]) == 0
+    facts = [json.loads(f.read_text(encoding="utf-8")) for f in tmp_path.glob("*.json")]
+    told = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
+    assert told == [
+        ("None", "bfloat16", False), ("None", "bfloat16", False), ("None", "float32", True),
+        ("leo", "float32", True),
+    ]  # fmt: skip
+
+
+def test_what_is_too_loud_is_cut(tmp_path: Path) -> None:
+    write_sound(tmp_path / "a.wav", torch.tensor([2.0, -3.0]), 8000, {})
+    assert read(tmp_path / "a.wav")[1].tolist() == [32767, -32767]
