@@ -42,7 +42,7 @@ class LlasaSpeech:
             that lets the model go on where its answer begins.
     """
 
-    filters = Filters(temperature=0.8)
+    filters = Filters(temperature=0.8, top_k=50)  # 50: generate's own, which their call leaves
     repetition_penalty = 1.0
     voices: tuple[str, ...] = ()
 

@@ -19,6 +19,8 @@ from mmaccel.tokenizers_vq.load import load_tokenizer
 _CONFIGURING = (
     "config.json",
     "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
     "words.json",
     "model_index.json",
     "generation_config.json",

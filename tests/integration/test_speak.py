@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import wave
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,16 @@ def test_only_the_same_utterance_is_overwritten(parts: tuple[Path, Path], tmp_pa
         arguments = ("--policy", "sjd", "--batch-size", str(rows))
         assert speak(parts, tmp_path, TEXTS[0], *arguments) == 0
     assert len(list(tmp_path.glob("*.wav"))) == 5
+
+
+def test_another_chat_template_is_another_model(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(parts[0], model)
+    template = model / "chat_template.jinja"
+    for text in ("", "{# changed #}"):
+        template.write_text(text + template.read_text(encoding="utf-8"), encoding="utf-8")
+        assert speak((model, parts[1]), tmp_path / "out", TEXTS[1]) == 0
+    assert len(list((tmp_path / "out").glob("*.wav"))) == 2
 
 
 BAD = [

@@ -94,9 +94,11 @@ def test_greedy_tokens_are_those_of_transformers(
 def test_what_the_authors_recommend(pipe: TextToSpeech, family: str) -> None:
     """Llasa: temperature 0.8; Orpheus: 0.6, top-p 0.8, penalty 1.3. Given or not, the same."""
     own: dict[str, Any] = {
-        "llasa": dict(temperature=0.8, top_p=1.0, repetition_penalty=1.0),
+        "llasa": dict(temperature=0.8, top_k=50, top_p=1.0, repetition_penalty=1.0),
         "orpheus": dict(temperature=0.6, top_p=0.8, repetition_penalty=1.3),
     }[family]
+    recommended = pipe.speech.filters
+    assert recommended.top_k == {"llasa": 50, "orpheus": None}[family]
     options: dict[str, Any] = dict(seed=SEEDS, max_seconds=SECONDS[family])
     plain, said = pipe(TEXTS, **options), pipe(TEXTS, **options, **own)
     other = pipe(TEXTS, **options, **{**own, "temperature": 1.5})
