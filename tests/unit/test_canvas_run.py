@@ -84,7 +84,7 @@ def test_a_temperature_that_leaves_no_law_ends_the_run() -> None:
         def forward(self, entries: CanvasPass) -> torch.Tensor:
             return super().forward(entries) + 1e9
 
-    with pytest.raises(NumericsError, match="expected finite logits"):
+    with pytest.raises(NumericsError, match="expected finite logits .*loosen the layout"):
         run(filters=Filters(temperature=1e-30), model=Raised(LAW))
 
 
