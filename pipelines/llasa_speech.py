@@ -110,5 +110,5 @@ def load_llasa(source: Path, tokenizer: Any, codec: Path, place: Place) -> Llasa
 
     sound = load_model(Xcodec2Model, codec, Place(place.device))
     for name in _ENCODERS:
-        setattr(sound, name, None)  # two thirds of its memory
+        setattr(sound, name, None)  # 70 % of its parameters
     return LlasaSpeech(load_window(source, place), tokenizer, sound)

@@ -30,7 +30,7 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
     asked = _USUAL if max_seconds is None else check_seconds(max_seconds)
     frames = max(1, math.ceil(asked * per_second - _ROUNDING))
     if max_seconds is None:
-        frames = min(frames, max(1, int(min(room, frames))))
+        frames = max(1, int(min(frames, room)))
     if frames > room:
         most = math.floor(1000 * room / per_second) / 1000
         remedy = f", or set max_seconds to at most {most:g}" if most > 0 else ""

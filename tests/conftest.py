@@ -17,6 +17,7 @@ import torch
 
 import mmaccel
 from tests.checkpoints import build_checkpoint
+from tests.speech_beds import FAMILIES, build_speech
 from tests.tiny_model import build_tiny
 
 _FLOORS = ("kernels", "samplers", "pipelines", "tokenizers_vq")
@@ -62,6 +63,12 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random text-to-image model on disk."""
     return build_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def speech_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Paths of tiny models that speak and of their codecs, by family; not to be changed."""
+    return {name: build_speech(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
 @pytest.fixture(scope="session")

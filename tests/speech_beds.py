@@ -12,6 +12,8 @@ from tests.tiny_lms import build_lm
 
 TEXTS = ["a red fox in the snow", "blue cat", "the grass"]
 FAMILIES = ("llasa", "orpheus")
+SECONDS = {"llasa": 0.05, "orpheus": 0.008}  # 40 codes, and 6 frames of 7
+END = {"llasa": 8, "orpheus": 16}  # ids of the tokens that end an utterance
 _SAID = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|eot_id|>{% endfor %}"
 _UNDERSTOOD = ("<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>")
 _SPOKEN = ("<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_END|>")

@@ -29,7 +29,7 @@ from mmaccel.comfy.table import (
 )
 from mmaccel.pipelines.comparison import promise, title_of
 from mmaccel.pipelines.speech import Speech, Utterance
-from mmaccel.pipelines.speech_plan import check_call, make_plan
+from mmaccel.pipelines.speech_plan import check_call
 
 _REPORT = 0.1  # seconds between two at least
 
@@ -64,8 +64,9 @@ def _line(made: Utterance) -> str:
 class _Watch:
     """Asks for interrupts and tells of progress; changes nothing."""
 
-    def __init__(self, host: Host, rows: int, length: int) -> None:
-        self._host, self._length, self._total = host, length, rows * length
+    def __init__(self, host: Host, rows: int) -> None:
+        self._host, self._rows = host, rows
+        self._length = 0  # slots of a row, which the first pass tells
         self._ended: set[int] = set()
         self._reported = time.monotonic()
 
@@ -73,17 +74,21 @@ class _Watch:
         """An utterance is finished, however long it is."""
         self._host.check_interrupt()
         self._ended.add(made.index)
-        self._host.report(len(self._ended) * self._length, self._total, None)
+        self._report(0)
 
     def __call__(self, progress: Any) -> None:
         """See `mmaccel.results.OnStep`. Whatever the host raises ends the run."""
         self._host.check_interrupt()
+        self._length = progress.tokens.shape[1]
         if time.monotonic() - self._reported < _REPORT:
             return
         running = zip(progress.rows, progress.lengths.tolist())
-        done = sum(n for row, n in running if row not in self._ended)
-        self._host.report(len(self._ended) * self._length + done, self._total, None)
+        self._report(sum(n for row, n in running if row not in self._ended))
         self._reported = time.monotonic()
+
+    def _report(self, n_running: int) -> None:
+        done = len(self._ended) * self._length + n_running
+        self._host.report(done, self._rows * self._length, None)
 
 
 def generate_speech(
@@ -101,8 +106,7 @@ def generate_speech(
     texts = read_captions(text)
     seeds = [(seed + k) % SEEDS for k in range(len(texts))]
     own: dict[str, Any] = {**options, "voice": voice.strip() or None, "batch_size": batch_size}
-    plan = make_plan(pipe.speech, texts, seeds, **own)
-    watch = _Watch(host, len(texts), plan.length)
+    watch = _Watch(host, len(texts))
     host.check_interrupt()
     speech = pipe(
         texts, policy=chosen.policy, seed=seeds, deliver=watch.finish, on_step=watch, **own
@@ -120,15 +124,15 @@ def pad_sounds(speech: Speech) -> Tensor:
     return padded
 
 
-def check_speech(*, repetition_penalty: float | None, **values: Any) -> None:
+def check_speech(*, text: str, seed: int, repetition_penalty: float | None, **values: Any) -> None:
     """Refuse what no model takes, before any is loaded.
 
     Raises:
-        OptionError: a filter or a penalty outside its domain.
+        OptionError: no text, or a seed, a filter, a penalty or a length outside its domain.
     """
     law = ("max_seconds", "temperature", "top_k", "top_p", "min_p")
     own = {name: values[name] for name in law}
-    check_call([], 0, repetition_penalty=repetition_penalty, **own)
+    check_call(read_captions(text), seed, repetition_penalty=repetition_penalty, **own)
 
 
 SPEAK = NodeSpec(

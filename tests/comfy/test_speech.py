@@ -149,6 +149,7 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_loaded(
         assert refused is not None and said in refused
     node = NODES["MMAccelGenerateSpeech"]
     for values, said in (
+        ({"text": " \n "}, "prompt: expected text to say, received ''"),
         ({"temperature": -0.5}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
         ({"repetition_penalty": 0.0}, "penalty: expected a finite number > 0"),

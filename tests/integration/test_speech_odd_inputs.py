@@ -15,19 +15,12 @@ from mmaccel import TextToSpeech
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import check_caption
 from mmaccel.pipelines.speech_length import count_slots
-from tests.speech_beds import FAMILIES, FIRST, LLASA_CODES, build_speech
+from tests.speech_beds import FAMILIES, FIRST, LLASA_CODES, SECONDS
 
-SECONDS = {"llasa": 0.05, "orpheus": 0.008}
-END = {"llasa": 8, "orpheus": 16}
 _LLAMA = (  # what Llama's template does about the day, with words of the bed's for dates
     "{% if not date_string is defined %}{% set date_string = strftime_now('%A') %}{% endif %}"
     "{{ 'red' if date_string == '26 Jul 2024' else 'blue' }} "
 )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    return {name: build_speech(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -37,8 +30,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def pipe(family: str, folders: dict[str, tuple[Path, Path]]) -> TextToSpeech:
-    model, codec = folders[family]
+def pipe(family: str, speech_folders: dict[str, tuple[Path, Path]]) -> TextToSpeech:
+    model, codec = speech_folders[family]
     return TextToSpeech.from_pretrained(model, codec=codec)
 
 
@@ -65,8 +58,10 @@ def test_control_tokens_are_looked_for_only_where_there_may_be_one() -> None:
         check_caption("a <|end|> b", tokenizer)
 
 
-def test_a_voice_is_a_name(folders: dict[str, tuple[Path, Path]]) -> None:
-    pipe = TextToSpeech.from_pretrained(folders["orpheus"][0], codec=folders["orpheus"][1])
+def test_a_voice_is_a_name(speech_folders: dict[str, tuple[Path, Path]]) -> None:
+    pipe = TextToSpeech.from_pretrained(
+        speech_folders["orpheus"][0], codec=speech_folders["orpheus"][1]
+    )
     voices: list[Any] = ["", " ", "a:b", "<tara", "tara\x1b[31m", "a\nb", "\ud800", 3]
     for voice in voices:
         with pytest.raises(OptionError, match="voice: expected a name such as tara, leah"):
@@ -109,12 +104,12 @@ def test_nan_of_the_model_names_its_text(pipe: TextToSpeech, family: str) -> Non
 
 
 def test_ids_that_the_model_does_not_have_are_refused_before_any_pass(
-    folders: dict[str, tuple[Path, Path]], family: str, tmp_path: Path
+    speech_folders: dict[str, tuple[Path, Path]], family: str, tmp_path: Path
 ) -> None:
     """Codes are within the embeddings, words are not."""
     from transformers import AutoModelForCausalLM
 
-    source, codec = folders[family]
+    source, codec = speech_folders[family]
     size = {"llasa": FIRST + LLASA_CODES + 5, "orpheus": FIRST + 28}[family]  # Llasa: its request
     folder = shutil.copytree(source, tmp_path / "small")
     model = AutoModelForCausalLM.from_pretrained(source)
@@ -137,23 +132,23 @@ def test_ids_that_the_model_does_not_have_are_refused_before_any_pass(
      "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"],
 )  # fmt: skip
 def test_a_template_that_does_not_go_on_is_refused_when_the_model_is_loaded(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path, template: str | None
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path, template: str | None
 ) -> None:
-    folder = shutil.copytree(folders["llasa"][0], tmp_path / "llasa")
+    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
     file = folder / "chat_template.jinja"
     if template is None:
         file.unlink()
     else:
         file.write_text(template, encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match="expected a tokenizer with a chat template"):
-        TextToSpeech.from_pretrained(folder, codec=folders["llasa"][1])
+        TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
 
 
 def test_a_mark_that_is_cut_into_pieces_is_refused(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """It is in the vocabulary, but the tokenizer does not know that it is one token."""
-    folder = shutil.copytree(folders["llasa"][0], tmp_path / "llasa")
+    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     added = content["added_tokens"]
@@ -161,43 +156,47 @@ def test_a_mark_that_is_cut_into_pieces_is_refused(
     assert len(content["added_tokens"]) == len(added) - 1
     file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match="received a prompt that ends otherwise"):
-        TextToSpeech.from_pretrained(folder, codec=folders["llasa"][1])
+        TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
 
 
 def test_the_prompt_does_not_change_with_the_day(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(folders["llasa"][0], tmp_path / "llasa")
+    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
     file = folder / "chat_template.jinja"
     file.write_text(_LLAMA + file.read_text(encoding="utf-8"), encoding="utf-8")
-    speech: Any = TextToSpeech.from_pretrained(folder, codec=folders["llasa"][1]).speech
-    plain = TextToSpeech.from_pretrained(folders["llasa"][0], codec=folders["llasa"][1]).speech
+    speech: Any = TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1]).speech
+    plain = TextToSpeech.from_pretrained(
+        speech_folders["llasa"][0], codec=speech_folders["llasa"][1]
+    ).speech
     (red,) = speech.tokenizer("red")["input_ids"]
     assert speech.encode("the fox", None) == [red, *plain.encode("the fox", None)]
 
 
 def test_codes_out_of_order_are_refused(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """The first and the last are where they belong."""
-    folder = shutil.copytree(folders["llasa"][0], tmp_path / "llasa")
+    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
     file = folder / "tokenizer.json"
     text = file.read_text(encoding="utf-8")
     for old, new in (("<|s_3|>", "<|s_x|>"), ("<|s_5|>", "<|s_3|>"), ("<|s_x|>", "<|s_5|>")):
         text = text.replace(old, new)
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match="received 24 and, 3 behind it, 29; give"):
-        TextToSpeech.from_pretrained(folder, codec=folders["llasa"][1])
+        TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
 
 
 def test_orpheus_draws_on_its_own_device_alone(
-    folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    speech_folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`torch.manual_seed` would start the generators of all graphics cards anew."""
     seeded: list[object] = []
     for name in ("manual_seed", "manual_seed_all"):
         monkeypatch.setattr(torch.cuda, name, seeded.append)
-    pipe = TextToSpeech.from_pretrained(folders["orpheus"][0], codec=folders["orpheus"][1])
+    pipe = TextToSpeech.from_pretrained(
+        speech_folders["orpheus"][0], codec=speech_folders["orpheus"][1]
+    )
     before = torch.get_rng_state()
     tokens = torch.arange(FIRST, FIRST + 28, 4)
     first, again = pipe.speech.render(tokens, -1), pipe.speech.render(tokens, -1)

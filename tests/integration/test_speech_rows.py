@@ -16,14 +16,7 @@ from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.pipelines.speech_rows import RowSpeaker
 from mmaccel.places import EndedRow
 from mmaccel.tokenizers_vq.frames import Frames
-from tests.speech_beds import FAMILIES, TEXTS, build_speech
-
-SECONDS = {"llasa": 0.05, "orpheus": 0.008}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    return {name: build_speech(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+from tests.speech_beds import FAMILIES, SECONDS, TEXTS
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -65,9 +58,9 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
 
 
 def test_the_penalty_counts_the_whole_prefix(
-    folders: dict[str, tuple[Path, Path]], family: str
+    speech_folders: dict[str, tuple[Path, Path]], family: str
 ) -> None:
-    model, codec = folders[family]
+    model, codec = speech_folders[family]
     speech = TextToSpeech.from_pretrained(model, codec=codec).speech
     processor = pick_filters(speech, repetition_penalty=2.0).processor
     assert processor is not None
@@ -87,9 +80,9 @@ def test_the_penalty_counts_the_whole_prefix(
 
 
 def test_no_more_rows_are_in_the_making_than_asked_for(
-    folders: dict[str, tuple[Path, Path]], family: str
+    speech_folders: dict[str, tuple[Path, Path]], family: str
 ) -> None:
-    model, codec = folders[family]
+    model, codec = speech_folders[family]
     pipe = TextToSpeech.from_pretrained(model, codec=codec)
     for asked, most in ((1, 1), (2, 2), (None, 3), (9, 3)):
         rows: list[int] = []
@@ -102,9 +95,9 @@ def test_no_more_rows_are_in_the_making_than_asked_for(
 
 
 def test_the_codec_keeps_its_precision_and_its_bounds(
-    folders: dict[str, tuple[Path, Path]], family: str
+    speech_folders: dict[str, tuple[Path, Path]], family: str
 ) -> None:
-    model, codec = folders[family]
+    model, codec = speech_folders[family]
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec, dtype=torch.bfloat16).speech
     assert speech.window.model.dtype == torch.bfloat16
     assert {value.dtype for value in speech.codec.parameters()} == {torch.float32}
@@ -122,9 +115,9 @@ def test_the_codec_keeps_its_precision_and_its_bounds(
 
 
 def test_the_codec_that_none_names_is_the_authors(
-    folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
+    speech_folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, codec = folders[family]
+    model, codec = speech_folders[family]
     asked: list[object] = []
 
     def find(name: Any, shipped: Any, option: str = "model") -> Path:
@@ -139,9 +132,9 @@ def test_the_codec_that_none_names_is_the_authors(
 
 
 def test_a_model_is_tried_before_it_is_handed_out(
-    folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
+    speech_folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, codec = folders[family]
+    model, codec = speech_folders[family]
     tried: list[tuple[Any, Any]] = []
     monkeypatch.setattr(speech_parts, "check_by_trial", lambda *both: tried.append(both))
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech

@@ -15,22 +15,15 @@ import mmaccel
 from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToSpeech
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.speech import Utterance
-from tests.speech_beds import FAMILIES, FIRST, LLASA_CODES, SNAC_CODES, TEXTS, build_speech
+from tests.speech_beds import END, FAMILIES, FIRST, LLASA_CODES, SECONDS, SNAC_CODES, TEXTS
 
 SEEDS = [3, 4, 5]
-SECONDS = {"llasa": 0.05, "orpheus": 0.008}  # 40 codes, and 6 frames of 7
 CODES = {"llasa": 40, "orpheus": 42}
-END = {"llasa": 8, "orpheus": 16}
 PROMPTS = {
     # start, two words it does not know, which stand for the role; "Convert the text to speech:"
     "llasa": [4, 2, 2, 44, 2, 2, 2, 2, 5, 40, 41, 42, 6, 3, 4, 2, 7],
     "orpheus": [17, 2, 2, 52, 53, 54, 3, 18, 19, 15],
 }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    return {name: build_speech(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -40,8 +33,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def pipe(family: str, folders: dict[str, tuple[Path, Path]]) -> TextToSpeech:
-    model, codec = folders[family]
+def pipe(family: str, speech_folders: dict[str, tuple[Path, Path]]) -> TextToSpeech:
+    model, codec = speech_folders[family]
     return TextToSpeech.from_pretrained(model, codec=codec)
 
 
@@ -150,10 +143,10 @@ def test_codes_stay_in_their_ranges_and_an_end_is_no_code(pipe: TextToSpeech, fa
         assert made.waveform.dtype == torch.float32 and bool((made.waveform.abs() <= 1).all())
 
 
-def test_llasas_sound_is_the_codecs(folders: dict[str, tuple[Path, Path]]) -> None:
+def test_llasas_sound_is_the_codecs(speech_folders: dict[str, tuple[Path, Path]]) -> None:
     from transformers import Xcodec2Model
 
-    model, codec = folders["llasa"]
+    model, codec = speech_folders["llasa"]
     whole = Xcodec2Model.from_pretrained(codec).eval()
     (made,) = TextToSpeech.from_pretrained(model, codec=codec)(
         TEXTS[0], seed=3, max_seconds=SECONDS["llasa"]
@@ -166,11 +159,11 @@ def test_llasas_sound_is_the_codecs(folders: dict[str, tuple[Path, Path]]) -> No
 
 
 def test_orpheus_sound_is_the_codecs_and_its_noise_is_the_seeds(
-    folders: dict[str, tuple[Path, Path]],
+    speech_folders: dict[str, tuple[Path, Path]],
 ) -> None:
     from snac import SNAC
 
-    model, codec = folders["orpheus"]
+    model, codec = speech_folders["orpheus"]
     pipe = TextToSpeech.from_pretrained(model, codec=codec)
     before = torch.get_rng_state()
     made = pipe(TEXTS, seed=SEEDS, max_seconds=SECONDS["orpheus"])
@@ -272,9 +265,9 @@ def test_voices(pipe: TextToSpeech, family: str) -> None:
 
 
 def test_a_checkpoint_of_another_family_is_refused(
-    tiny_folder: Path, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    tiny_folder: Path, speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    llasa, orpheus = folders["llasa"], folders["orpheus"]
+    llasa, orpheus = speech_folders["llasa"], speech_folders["orpheus"]
     with pytest.raises(OptionError, match="family: expected one of llasa, orpheus"):
         TextToSpeech.from_pretrained(llasa[0], codec=llasa[1], family="bark")
     with pytest.raises(UnsupportedModelError, match="expected a tokenizer that knows <custom_tok"):
@@ -290,17 +283,17 @@ def test_a_checkpoint_of_another_family_is_refused(
 
 
 def test_a_tokenizer_without_a_familys_codes_names_what_was_looked_for(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     from tests.checkpoints import make_tokenizer
 
     make_tokenizer({"<pad>": 0, "<unk>": 1}, 2, 30).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"with <\|s_0\|> or <custom_token_10>"):
-        TextToSpeech.from_pretrained(tmp_path, codec=folders["llasa"][1])
+        TextToSpeech.from_pretrained(tmp_path, codec=speech_folders["llasa"][1])
 
 
 def test_a_codec_of_other_codes_is_refused(
-    folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """Fewer tokens than the codec has codes, and strides of four levels."""
     import json
@@ -308,34 +301,36 @@ def test_a_codec_of_other_codes_is_refused(
 
     from transformers import Xcodec2Config, Xcodec2Model
 
-    config = Xcodec2Config.from_pretrained(folders["llasa"][1])
+    config = Xcodec2Config.from_pretrained(speech_folders["llasa"][1])
     config.quantization_levels = [2, 2, 2, 4]
     Xcodec2Model(config).save_pretrained(tmp_path / "wide")
     with pytest.raises(UnsupportedModelError, match=r"a tokenizer that knows <\|s_16\|>"):
-        TextToSpeech.from_pretrained(folders["llasa"][0], codec=tmp_path / "wide")
+        TextToSpeech.from_pretrained(speech_folders["llasa"][0], codec=tmp_path / "wide")
     from snac import SNAC
 
-    shutil.copytree(folders["orpheus"][1], tmp_path / "snac")
+    shutil.copytree(speech_folders["orpheus"][1], tmp_path / "snac")
     file = tmp_path / "snac" / "config.json"
     shape = json.loads(file.read_text(encoding="utf-8")) | {"vq_strides": [8, 4, 2, 1]}
     file.write_text(json.dumps(shape), encoding="utf-8")
     torch.save(SNAC(**shape).state_dict(), tmp_path / "snac" / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match=r"three levels, strides \[4, 2, 1\]"):
-        TextToSpeech.from_pretrained(folders["orpheus"][0], codec=tmp_path / "snac")
+        TextToSpeech.from_pretrained(speech_folders["orpheus"][0], codec=tmp_path / "snac")
 
 
 def test_without_the_codecs_package_it_says_what_to_install(
-    folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+    speech_folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "snac", None)
-    model, codec = folders["orpheus"]
+    model, codec = speech_folders["orpheus"]
     with pytest.raises(MissingBackendError, match="pip install snac"):
         TextToSpeech.from_pretrained(model, codec=codec)
-    assert TextToSpeech.from_pretrained(folders["llasa"][0], codec=folders["llasa"][1])
+    assert TextToSpeech.from_pretrained(
+        speech_folders["llasa"][0], codec=speech_folders["llasa"][1]
+    )
 
 
-def test_the_codecs_encoders_are_let_go(folders: dict[str, tuple[Path, Path]]) -> None:
-    model, codec = folders["llasa"]
+def test_the_codecs_encoders_are_let_go(speech_folders: dict[str, tuple[Path, Path]]) -> None:
+    model, codec = speech_folders["llasa"]
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
     names = {name.split(".")[0] for name, _ in speech.codec.named_parameters()}
     assert names == {"acoustic_decoder", "quantizer"} or names == {"acoustic_decoder"}
