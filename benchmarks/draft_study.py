@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.commands.machine import describe_machine
-from mmaccel.commands.picture_files import write_whole
 from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
+from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.picture_files import write_whole
 from mmaccel.results import Progress
 from mmaccel.samplers.drafts import SOURCES
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from mmaccel.batch.gallery import draw_page, read_side
 from mmaccel.batch.manifest import sha256_of, to_line
-from mmaccel.commands.machine import describe_machine
-from mmaccel.commands.picture_files import write_whole
+from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.picture_files import write_whole
 from tests.browser import open_browser
 
 _SHOWN = """

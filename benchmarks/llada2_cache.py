@@ -19,7 +19,7 @@ import diffusers
 import torch
 
 import mmaccel
-from mmaccel.commands.machine import describe_machine
+from mmaccel.outputs.machine import describe_machine
 
 
 def build_pipe(layers: int, width: int, block: int) -> Any:

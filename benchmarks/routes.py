@@ -21,12 +21,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.commands.machine import describe_machine
-from mmaccel.commands.picture_files import write_whole
 from mmaccel.commands.run_setup import check_count, open_folder
 from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.routes import Piece, Routes, Way, make_ways, summarize
+from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.picture_files import write_whole
 
 
 def main(

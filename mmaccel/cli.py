@@ -94,7 +94,7 @@ def _say(argv: Sequence[str], what: object, code: int) -> int:
     line = " ".join(str(what).split())
     print(f"mmaccel: {line}", file=sys.stderr)
     if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
-        from mmaccel.batch.reporters import print_envelope
+        from mmaccel.commands.batch_reports import print_envelope
 
         print_envelope(None, {"code": _CODES[code], "message": line})
     return code

@@ -8,9 +8,9 @@ from mmaccel.batch.item import Item
 from mmaccel.batch.setup import Setup
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import make_policy
-from mmaccel.commands.machine import versions
-from mmaccel.commands.picture_files import plainly, short_hash
-from mmaccel.commands.run_setup import parse_size, pick_name
+from mmaccel.opening import parse_size, pick_name
+from mmaccel.outputs.machine import versions
+from mmaccel.outputs.picture_files import plainly, short_hash
 from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
 from mmaccel.pipelines.picture_maker import Recipe
 from mmaccel.pipelines.picture_model import choose_filters

@@ -49,7 +49,7 @@ class Setup:
         Raises:
             OptionError, UnsupportedModelError: as `mmaccel generate` does.
         """
-        from mmaccel.commands.run_setup import open_pipeline
+        from mmaccel.opening import open_pipeline
 
         return open_pipeline(
             self.model,

@@ -10,8 +10,8 @@ from mmaccel.batch.item import Item
 from mmaccel.batch.manifest import Record, sha256_of
 from mmaccel.batch.recipe import describe, fingerprint, make_recipe, negative_of
 from mmaccel.batch.setup import Setup
-from mmaccel.commands.picture_files import write_png
 from mmaccel.errors import OptionError
+from mmaccel.outputs.picture_files import write_png
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.picture_maker import Finished, Recipe

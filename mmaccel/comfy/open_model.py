@@ -12,6 +12,7 @@ from mmaccel.catalog import MODELS
 from mmaccel.comfy.kept_models import KeptModels, state_of
 from mmaccel.comfy.table import MODEL, PREFIX, Host, Made, NodeSpec, Output, Widget
 from mmaccel.errors import OptionError
+from mmaccel.opening import DTYPES
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.model_folder import check_place, content_files
@@ -23,7 +24,6 @@ from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import EXACT_DTYPE
 
 AUTO = "auto"
-_DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 _SIDE = 16384  # pixels; no model draws more
 
 
@@ -97,7 +97,7 @@ def place_widgets(what: str) -> tuple[Widget, Widget]:
             "device", "choice", AUTO, "Where it runs; auto is where ComfyUI computes.",
             choices=(AUTO, "cpu", "cuda"),
         ),
-        Widget("dtype", "choice", EXACT_DTYPE, note, choices=_DTYPES),
+        Widget("dtype", "choice", EXACT_DTYPE, note, choices=DTYPES),
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def check_where(device: str, dtype: str, engine: str) -> None:
         OptionError: no such device.
         MissingBackendError: an engine that the device does not have.
     """
-    if device != AUTO and dtype in _DTYPES:
+    if device != AUTO and dtype in DTYPES:
         check_place(device, getattr(torch, dtype))
         Engine(engine).check(device)
 

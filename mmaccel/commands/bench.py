@@ -44,18 +44,13 @@ def bench(
     """Measure forward passes and seconds against token by token, interleaved picture by picture."""
     from mmaccel.catalog import MODELS, find_policy, load, make_policy
     from mmaccel.commands.measure import Setup, measure
-    from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.report_files import new_report, write_json
-    from mmaccel.commands.run_setup import (
-        check_count,
-        check_file_name,
-        open_folder,
-        open_pipeline,
-        parse_window,
-    )
+    from mmaccel.commands.run_setup import check_count, check_file_name, open_folder, parse_window
     from mmaccel.commands.terminal import Stopped
     from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
+    from mmaccel.opening import open_pipeline
+    from mmaccel.outputs.picture_files import write_whole
     from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.pipelines.word_pictures import WordPictures
     from mmaccel.samplers.filters import Filters

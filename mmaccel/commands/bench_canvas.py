@@ -37,10 +37,10 @@ def bench_canvas(
         OptionError: no such model or setup, or none that can run there.
         Stopped: in the place of KeyboardInterrupt, with what was measured in the file.
     """
-    from mmaccel.commands.machine import describe_machine
-    from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import open_folder
     from mmaccel.commands.terminal import Stopped, stderr_console
+    from mmaccel.outputs.machine import describe_machine
+    from mmaccel.outputs.picture_files import write_whole
     from mmaccel.pipelines.picture_models import find_source
 
     chosen, is_all = pick_setups(labels), model in ("all", "scenes")
@@ -115,7 +115,7 @@ def _measure(
 def _pictures(
     source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int
 ) -> Iterator[dict[str, Any]]:
-    from mmaccel.commands.run_setup import open_pipeline
+    from mmaccel.opening import open_pipeline
     from mmaccel.pipelines.caption_words import tokenizer_folder
 
     make = load("mmaccel.demo.scenes_data:make_captions")

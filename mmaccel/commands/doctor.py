@@ -59,7 +59,7 @@ def doctor(
 
 def check_packages() -> list[Finding]:
     """Python and the packages that are needed or useful, with their versions."""
-    from mmaccel.commands.machine import package_version
+    from mmaccel.outputs.machine import package_version
 
     findings = [
         Finding(
@@ -93,7 +93,7 @@ def check_devices() -> list[Finding]:
         import torch
     except ImportError as error:
         return [Finding("devices", "needed", f"torch does not import: {error}")]
-    from mmaccel.commands.machine import processor
+    from mmaccel.outputs.machine import processor
 
     threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
     findings = [Finding("cpu", "yes", f"{processor()}, {threads}; {_formats('cpu')}")]
@@ -128,7 +128,7 @@ def _formats(device: str) -> str:
 def check_model(name: str) -> Finding:
     """Are the weights there, do they load, and does a pass make finite scores?"""
     try:
-        from mmaccel.commands.run_setup import open_pipeline
+        from mmaccel.opening import open_pipeline
         from mmaccel.pipelines.comparison import make_plain
         from mmaccel.pipelines.picture_model import pick_policy
         from mmaccel.pipelines.picture_models import find_source

@@ -40,8 +40,9 @@ def exactness(
     from mmaccel.catalog import load, make_policy
     from mmaccel.commands.evaluate_setup import pick_captions, read_captions
     from mmaccel.commands.report_files import check_file, new_report, write_json
-    from mmaccel.commands.run_setup import check_count, open_pipeline, parse_fields, pick_name
+    from mmaccel.commands.run_setup import check_count, parse_fields
     from mmaccel.errors import OptionError
+    from mmaccel.opening import open_pipeline, pick_name
     from mmaccel.pipelines.comparison import make_plain
     from mmaccel.pipelines.picture_model import choose_filters
 

@@ -24,9 +24,9 @@ def export(
 ) -> None:
     """Link or copy pictures into a suite's layout. Nothing is moved; missing ones are listed."""
     from mmaccel.catalog import load
-    from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import check_count, open_folder
     from mmaccel.errors import OptionError
+    from mmaccel.outputs.picture_files import write_whole
 
     suites, files = "mmaccel.evaluation.suites:", "mmaccel.evaluation.suite_files:"
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -43,8 +43,9 @@ def speed(
     from mmaccel.commands.evaluate_setup import parse_sizes, pick_captions, read_captions
     from mmaccel.commands.evaluate_speed_files import tell_failure, write_runs
     from mmaccel.commands.report_files import new_report, write_lines
-    from mmaccel.commands.run_setup import open_folder, open_pipeline, parse_fields, pick_name
+    from mmaccel.commands.run_setup import open_folder, parse_fields
     from mmaccel.errors import OptionError
+    from mmaccel.opening import open_pipeline, pick_name
     from mmaccel.pipelines.comparison import make_plain
     from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.results import promise_in

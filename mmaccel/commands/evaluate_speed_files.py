@@ -9,8 +9,8 @@ from typing import Any
 def write_runs(out: Path, report: dict[str, Any], made: list[Any], plots: bool) -> None:
     """All runs, whole rounds or not, and a report of the sizes that were finished."""
     from mmaccel.catalog import load
-    from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.report_files import write_json, write_lines, write_text
+    from mmaccel.outputs.picture_files import write_whole
 
     lines = [run.to_dict() for run in made]
     if lines:

@@ -24,8 +24,8 @@ def gallery(
     The page links to the pictures and needs no network; move it with them.
     """
     from mmaccel.batch.gallery import draw_page
-    from mmaccel.commands.picture_files import write_whole
     from mmaccel.commands.run_setup import open_folder
+    from mmaccel.outputs.picture_files import write_whole
 
     page = folder / NAME if out is None else out
     text = draw_page(folder, against, page)

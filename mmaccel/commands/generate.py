@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mmaccel.catalog import MODELS, POLICIES
-from mmaccel.commands.collector import rest_collector
+from mmaccel.commands.collector import rest_collector, wake_collector
 from mmaccel.pipelines.picture_families import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
@@ -99,12 +99,11 @@ def generate(
         check_count,
         given,
         open_folder,
-        open_pipeline,
         parse_fields,
         parse_window,
-        pick_name,
     )
     from mmaccel.commands.terminal import Stopped
+    from mmaccel.opening import open_pipeline, pick_name
     from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
     from mmaccel.pipelines.picture_model import choose_filters
     from mmaccel.samplers.filters import Filters
@@ -147,6 +146,7 @@ def generate(
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
     )
+    wake_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
     filters = choose_filters(pipe.pictures.filters, **wanted)

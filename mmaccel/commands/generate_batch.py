@@ -12,11 +12,12 @@ from mmaccel.batch.item import Item, make_items, take_shard
 from mmaccel.batch.job import Job, Maker, Outcome, check_unknown, still_to_make
 from mmaccel.batch.manifest import Key, Manifest, Past, check_fresh, manifest_name, read_manifests
 from mmaccel.batch.prompt_file import read_prompts
-from mmaccel.batch.reporters import Reports, print_envelope
 from mmaccel.batch.setup import Setup
 from mmaccel.batch.temporaries import sweep
 from mmaccel.batch.worker import Worker
 from mmaccel.commands.batch_options import RAY, stopped_by_terminate
+from mmaccel.commands.batch_reports import Reports, print_envelope
+from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.run_setup import open_folder
 from mmaccel.commands.terminal import Stopped, stderr_console
 
@@ -78,6 +79,7 @@ def _run(wish: Wish) -> tuple[dict[str, Any], int]:
     if not wish.is_dry:
         open_folder(folder)  # before a model is loaded for long
     worker = _open(wish)
+    wake_collector()
     try:
         return _make(items, past, worker, wish)
     finally:

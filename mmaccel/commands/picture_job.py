@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.recipe import FILTERS
 from mmaccel.commands.comparison import print_comparison
-from mmaccel.commands.picture_files import (
+from mmaccel.outputs.picture_files import (
     describe,
     picture_name,
     plainly,

@@ -52,13 +52,12 @@ def speak(
         check_count,
         given,
         open_folder,
-        parse_dtype,
         parse_fields,
         parse_window,
-        pick_name,
     )
     from mmaccel.commands.speech_job import SpeechJob, open_speaker, run_speech
     from mmaccel.commands.terminal import Stopped
+    from mmaccel.opening import parse_dtype, pick_name
     from mmaccel.pipelines.speech_plan import check_call
 
     check_count("batch-size", batch_size)

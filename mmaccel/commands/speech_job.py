@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.recipe import FILTERS
 from mmaccel.commands.collector import wake_collector
-from mmaccel.commands.machine import versions
-from mmaccel.commands.picture_files import picture_name, plainly
-from mmaccel.commands.sound_files import write_sound
+from mmaccel.outputs.machine import versions
+from mmaccel.outputs.picture_files import picture_name, plainly
+from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.pipelines.text_to_speech import TextToSpeech

@@ -130,7 +130,7 @@ def test_policy_is_frozen_public_and_names_its_source(target: str) -> None:
 def test_no_default_is_relaxed() -> None:
     from mmaccel.catalog import find_policy, make_policy
     from mmaccel.commands.generate import generate
-    from mmaccel.commands.run_setup import pick_name
+    from mmaccel.opening import pick_name
     from mmaccel.pipelines.picture_model import pick_policy
     from mmaccel.pipelines.text_to_image import TextToImage
 

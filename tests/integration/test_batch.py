@@ -19,7 +19,7 @@ from mmaccel.batch.item import seed_of
 from mmaccel.batch.manifest import merge
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
-from mmaccel.commands import machine, picture_files
+from mmaccel.outputs import machine, picture_files
 from tests.tiny_model import CAPTIONS, N_TOKENS
 
 ROOT = Path(__file__).parents[2]

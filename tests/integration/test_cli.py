@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.commands import doctor, measure, picture_job
+from mmaccel.commands import doctor, generate_batch, measure, picture_job
 from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.pictures import Pictures
 from mmaccel.results import Stats
@@ -270,7 +271,7 @@ def test_doctor_finds_old_packages_and_broken_weights(tmp_path: Path, monkeypatc
     break_weights(build_tiny(tmp_path))
     finding = doctor.check_model(str(tmp_path))
     assert finding.state == "needed" and "expected finite logits" in finding.detail
-    monkeypatch.setattr("mmaccel.commands.machine.package_version", lambda name: "5.9.2+cpu")
+    monkeypatch.setattr("mmaccel.outputs.machine.package_version", lambda name: "5.9.2+cpu")
     states = {f.what: (f.state, f.detail) for f in doctor.check_packages()}
     assert states["torch"] == ("yes", "5.9.2+cpu")
     assert states["transformers"] == (
@@ -415,7 +416,7 @@ def test_ctrl_c_keeps_finished_pictures_and_removes_the_unfinished(
 
 
 def test_a_picture_stopped_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
-    from mmaccel.commands.picture_files import write_whole
+    from mmaccel.outputs.picture_files import write_whole
 
     def stop(path: Path) -> None:
         path.write_bytes(b"half")
@@ -467,3 +468,25 @@ def test_cycles_are_collected_again_once_a_model_is_open(
     assert seen == [False, True] and gc.isenabled()
     assert main(["generate", "a red circle", "--size", "wide", "--out", str(tmp_path)]) == 2
     assert len(seen) == 2 and gc.isenabled()
+
+
+def test_cycles_are_collected_again_while_a_batch_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever makes it: this process, or actors."""
+    seen = []
+
+    def open_maker(wish: object) -> SimpleNamespace:
+        seen.append(gc.isenabled())
+        return SimpleNamespace(close=lambda: None)
+
+    def make(*args: object) -> tuple[dict[str, Any], int]:
+        seen.append(gc.isenabled())
+        return {}, 0
+
+    monkeypatch.setattr(generate_batch, "_open", open_maker)
+    monkeypatch.setattr(generate_batch, "_make", make)
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a red circle\n", encoding="utf-8")
+    assert main(["generate", "--prompts", str(rows), "--out", str(tmp_path / "out")]) == 0
+    assert seen == [False, True] and gc.isenabled()

@@ -115,7 +115,7 @@ def test_ctrl_c_before_the_first_picture_is_said(
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mmaccel.commands.run_setup.open_pipeline", stop)
+    monkeypatch.setattr("mmaccel.opening.open_pipeline", stop)
     options = ["--model", str(tiny_folder), "--out", str(tmp_path / "out")]
     assert main(["generate", CAPTIONS[0], *options]) == 130
     assert capsys.readouterr().err == "mmaccel: stopped\n"

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main
-from mmaccel.commands.picture_files import human_line, picture_name
+from mmaccel.outputs.picture_files import human_line, picture_name
 from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.samplers.noise import check_seed
 from tests.tiny_model import CAPTIONS

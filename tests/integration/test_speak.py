@@ -15,7 +15,7 @@ import torch
 from mmaccel import Autoregressive, TextToSpeech
 from mmaccel.cli import main
 from mmaccel.commands import speech_job
-from mmaccel.commands.sound_files import write_sound
+from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.model_folder import content_hash
 from tests.speech_beds import TEXTS, build_speech
 

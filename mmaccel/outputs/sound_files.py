@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.commands.picture_files import write_whole
+from mmaccel.outputs.picture_files import write_whole
 
 _FULL = 2**15 - 1  # of 16 bits
 

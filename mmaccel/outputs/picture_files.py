@@ -11,7 +11,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.commands.machine import versions
+from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.caption_words import split_words
 from mmaccel.results import promise_in
 
