@@ -39,23 +39,9 @@ def build_pipe(layers: int, width: int, block: int) -> Any:
     return pipe
 
 
-def main() -> None:
-    """Time both, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--block", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    pipe = build_pipe(options.layers, options.width, options.block)
-    call = {
-        "prompt": "x" * options.prompt, "gen_length": options.tokens, "temperature": 1.0,
-        "block_length": options.block, "num_inference_steps": options.block, "threshold": 0.9,
-        "eos_early_stop": False, "output_type": "seq",
-    }  # fmt: skip
+def measure(options: argparse.Namespace, width: int, call: dict[str, Any]) -> dict[str, Any]:
+    """Both routes of a model of one width, in turn, so that both meet the same machine."""
+    pipe = build_pipe(options.layers, width, options.block)
 
     def run() -> tuple[Any, float, int, int]:
         pipe.model.fed.clear()
@@ -65,7 +51,7 @@ def main() -> None:
         return out.sequences, seconds, len(pipe.model.fed), sum(pipe.model.fed)
 
     rows: list[dict[str, Any]] = []
-    for _ in range(options.repeat):  # in turn, so that both meet the same machine
+    for _ in range(options.repeat):
         plain = run()
         with mmaccel.attach(pipe, "cached-blocks", strict=True) as handle:
             cached = run()
@@ -80,11 +66,32 @@ def main() -> None:
         route: min(row["seconds"] for row in rows if row["route"] == route)
         for route in ("pipeline", "cached-blocks")
     }
-    report = {
-        "model": f"random weights, {options.layers} layers of {options.width}, float32",
-        "call": {k: v for k, v in call.items() if k != "prompt"} | {"prompt": options.prompt},
+    return {
+        "model": f"random weights, {options.layers} layers of {width}, float32",
         "runs": rows,
         "speed_up": best["pipeline"] / best["cached-blocks"],
+    }
+
+
+def main() -> None:
+    """Time both, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--block", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    call = {
+        "prompt": "x" * options.prompt, "gen_length": options.tokens, "temperature": 1.0,
+        "block_length": options.block, "num_inference_steps": options.block, "threshold": 0.9,
+        "eos_early_stop": False, "output_type": "seq",
+    }  # fmt: skip
+    report = {
+        "call": call | {"prompt": options.prompt},
+        "models": [measure(options, width, call) for width in options.widths],
         "machine": describe_machine("cpu"),
         "diffusers": diffusers.__version__,
         "command": "python benchmarks/llada2_cache.py " + " ".join(sys.argv[1:]),

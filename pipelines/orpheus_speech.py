@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from mmaccel.tokenizers_vq.frames import Frames
 
 _LEVELS = ((0,), (1, 4), (2, 3, 5, 6))  # slots of a frame, by level of the codec
 _SLOTS = sum(map(len, _LEVELS))
+_DRAWING = Lock()  # of two codecs in two threads, as torch's generators are the process's
 _FIRST = 10  # number of the first code's token; those before it are marks
 
 
@@ -98,7 +100,7 @@ class OrpheusSpeech:
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Draw by a seed on one device; its state comes back, and no other device's is touched."""
     is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_cuda else []):
+    with _DRAWING, torch.random.fork_rng([device] if is_cuda else []):
         if is_cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)

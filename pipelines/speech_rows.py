@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from mmaccel.errors import NumericsError
+from mmaccel.errors import NumericsError, OptionError
 from mmaccel.pipelines.speech import Utterance
 from mmaccel.pipelines.speech_model import SpeechModel
 from mmaccel.pipelines.speech_plan import Plan
@@ -22,6 +22,9 @@ class RowSpeaker:
         plan: what is said.
         deliver: called with every utterance.
 
+    Raises:
+        OptionError: `deliver` cannot be called.
+
     Attributes:
         made: utterances by row.
         seconds: spent here.
@@ -31,6 +34,8 @@ class RowSpeaker:
     def __init__(
         self, speech: SpeechModel, plan: Plan, deliver: Callable[[Utterance], None] | None
     ) -> None:
+        if deliver is not None and not callable(deliver):
+            raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
         self._speech, self._plan, self._deliver = speech, plan, deliver
         self._seeds = plan.seeds
         self.made: dict[int, Utterance] = {}

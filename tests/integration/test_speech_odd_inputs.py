@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmaccel import TextToSpeech
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
@@ -203,6 +207,36 @@ def test_orpheus_draws_on_its_own_device_alone(
     other = pipe.speech.render(tokens, 2**64 - 2)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert seeded == [] and torch.equal(torch.get_rng_state(), before)
+
+
+def test_two_codecs_in_two_threads_draw_what_each_draws_alone(
+    speech_folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other between its seed and its noise, half a second at most."""
+    model, codec = speech_folders["orpheus"]
+    speeches: list[Any] = [TextToSpeech.from_pretrained(model, codec=codec).speech for _ in "ab"]
+    tokens = torch.arange(FIRST, FIRST + 28, 4)
+    alone = [speech.render(tokens, seed) for seed, speech in enumerate(speeches)]
+    seeded, drawn = [Event(), Event()], [Event(), Event()]
+
+    def hold(mine: int, decode: Callable[[Any], Tensor], other: Event) -> Callable[[Any], Tensor]:
+        def wait(codes: Any) -> Tensor:
+            seeded[mine].set()
+            other.wait(0.5)
+            sound = decode(codes)
+            drawn[mine].set()
+            return sound
+
+        return wait
+
+    for k, other in enumerate((seeded[1], drawn[0])):
+        decoder = speeches[k].codec
+        monkeypatch.setattr(decoder, "decode", hold(k, decoder.decode, other))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(speeches[0].render, tokens, 0)
+        assert seeded[0].wait(30)
+        second = threads.submit(speeches[1].render, tokens, 1)
+    assert torch.equal(first.result(), alone[0]) and torch.equal(second.result(), alone[1])
 
 
 def _model(limit: int | None, columns: int, rate: int, frame: int) -> Any:

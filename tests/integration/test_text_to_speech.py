@@ -351,3 +351,6 @@ def test_what_deliver_raises_ends_the_run(pipe: TextToSpeech, family: str) -> No
 
     with pytest.raises(KeyboardInterrupt):
         pipe(TEXTS, max_seconds=SECONDS[family], batch_size=1, deliver=stop)
+    unfit: Any = 3
+    with pytest.raises(OptionError, match="deliver: expected a function, received 3"):
+        pipe(TEXTS, max_seconds=SECONDS[family], deliver=unfit)
