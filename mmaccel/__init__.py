@@ -43,6 +43,9 @@ _PUBLIC = {
     "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
     "TextToImage": "mmaccel.pipelines.text_to_image",
     "TextToSpeech": "mmaccel.pipelines.text_to_speech",
+    "ImageToVideo": "mmaccel.pipelines.image_to_video",
+    "Clip": "mmaccel.pipelines.video",
+    "Clips": "mmaccel.pipelines.video",
     "Speech": "mmaccel.pipelines.speech",
     "Utterance": "mmaccel.pipelines.speech",
     "Request": "mmaccel.pipelines.picture_request",
@@ -88,12 +91,14 @@ if TYPE_CHECKING:
     )
     from mmaccel.handle import Handle, attach, supports
     from mmaccel.pipelines.cached_blocks import CachedBlocks
+    from mmaccel.pipelines.image_to_video import ImageToVideo
     from mmaccel.pipelines.picture_request import Request, Served
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
     from mmaccel.pipelines.speech import Speech, Utterance
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.pipelines.text_to_speech import TextToSpeech
+    from mmaccel.pipelines.video import Clip, Clips
     from mmaccel.pipelines.window_model import CausalLMWindow
     from mmaccel.places import Places
     from mmaccel.results import Generation, Progress, Stats

@@ -1,4 +1,4 @@
-"""The command line: `mmaccel generate | speak | gallery | bench | evaluate` and others.
+"""The command line: `mmaccel generate | speak | animate | gallery | bench | evaluate` and others.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 done but not all well (items failed, a promise was
 broken), 130 stopped with Ctrl-C.
@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mmaccel import __version__
+from mmaccel.commands.animate import animate
 from mmaccel.commands.bench import bench
 from mmaccel.commands.collector import same_collector_after
 from mmaccel.commands.comfy import comfy
@@ -49,7 +50,7 @@ def root(
         raise typer.Exit()
 
 
-for command in (generate, speak, gallery, bench, comfy, doctor, models):
+for command in (generate, speak, animate, gallery, bench, comfy, doctor, models):
     app.command()(command)
 app.add_typer(evaluate)
 

@@ -27,7 +27,7 @@ _CONFIGURING = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 
 
 def content_files(source: Path, decoder: Path | None = None) -> list[Path]:

@@ -53,4 +53,17 @@ EXAMPLES: dict[str, tuple[Use, ...]] = {
         Use("SaveAudio", 2, links={"audio": (2, "audio")}, room=120),
         *_STATS,
     ),
+    "mmaccel_video": (
+        Use("MMAccelLoadVideoModel", 0),
+        _POLICY,
+        Use(
+            "MMAccelGenerateVideo",
+            1,
+            {"seed": 7},
+            {"video_model": (0, "video_model"), "policy": (1, "policy"), "start": (6, "IMAGE")},
+        ),
+        Use("SaveVideo", 2, links={"video": (2, "video")}, room=320),
+        *_STATS,
+        Use("LoadImage", 0, room=320),
+    ),
 }

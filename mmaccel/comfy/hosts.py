@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 _PREVIEW = 512  # pixels of a preview's longer side
 
@@ -21,6 +23,14 @@ class _ComfyUI:
         from comfy import model_management
 
         model_management.throw_exception_if_processing_interrupted()
+
+    def video(self, frames: Tensor, fps: float) -> Any:
+        """See `Host.video`: what its own nodes save, show and take apart."""
+        from comfy_api.input_impl import VideoFromComponents
+        from comfy_api.util import VideoComponents
+
+        rate = Fraction(fps).limit_denominator(1001)
+        return VideoFromComponents(VideoComponents(images=frames, audio=None, frame_rate=rate))
 
     def device(self) -> str:
         """Where ComfyUI computes."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
+from mmaccel.comfy.coded_model import check_coded, coded_files, coded_state
 from mmaccel.comfy.kept_models import KeptModels, state_of
-from mmaccel.comfy.open_model import AUTO, ENGINE, check_where, place_widgets
+from mmaccel.comfy.open_model import AUTO, ENGINE, place_widgets
 from mmaccel.comfy.table import PREFIX, SPEAKER, Host, Made, NodeSpec, Output, Widget
-from mmaccel.pipelines.model_folder import content_files
-from mmaccel.pipelines.model_source import find_model, is_hub_id
 from mmaccel.pipelines.speech_models import CODECS, SPEECH
 from mmaccel.pipelines.text_to_speech import TextToSpeech
 
@@ -46,7 +43,7 @@ def load_speaker(
         MissingBackendError: a package that the codec needs is not installed.
     """
     place = host.device() if device == AUTO else device
-    files = _files(model, codec)
+    files = coded_files(model, codec)
     key = (model, codec, place, dtype, family, engine, state_of(files))
 
     def load() -> OpenSpeaker:
@@ -57,34 +54,6 @@ def load_speaker(
         return OpenSpeaker(model, dtype, pipe)
 
     return Made((_kept.find(key, host, place, files, load),))
-
-
-def check_speaker(
-    *, model: str, codec: str, device: str, dtype: str, engine: str, **others: Any
-) -> None:
-    """Refuse what can be seen to be wrong before anything is loaded.
-
-    Raises:
-        OptionError: no such folder or device.
-        MissingBackendError: an engine that the device does not have.
-    """
-    if not is_hub_id(model):
-        find_model(model, {})
-    if codec and not is_hub_id(codec):
-        find_model(codec, {}, "codec")
-    check_where(device, dtype, engine)
-
-
-def file_state(*, model: str, codec: str, **others: Any) -> str:
-    """What the files of a model look like from outside: another text once they are replaced."""
-    is_local = all(Path(name).exists() for name in (model, codec) if name)
-    return state_of(_files(model, codec)) if is_local else ""
-
-
-def _files(model: str, codec: str) -> list[Path]:
-    """Those of the model, and of a codec that was named; others lie in the hub's cache."""
-    files = content_files(find_model(model, {}))
-    return [*files, *(content_files(find_model(codec, {}, "codec")) if codec else [])]
 
 
 LOAD_SPEAKER = NodeSpec(
@@ -111,7 +80,7 @@ LOAD_SPEAKER = NodeSpec(
     ),
     outputs=(Output("speech_model", SPEAKER, "The loaded model."),),
     run=load_speaker,
-    check=check_speaker,
-    fingerprint=file_state,
+    check=check_coded,
+    fingerprint=coded_state,
     folder="speech",
 )  # fmt: skip

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 PREFIX = "MMAccel"
 MODEL, POLICY, STATS = "MMACCEL_MODEL", "MMACCEL_POLICY", "MMACCEL_STATS"
-SPEAKER = "MMACCEL_SPEECH_MODEL"
-IMAGE, AUDIO, TEXT = "IMAGE", "AUDIO", "STRING"
+SPEAKER, ANIMATOR = "MMACCEL_SPEECH_MODEL", "MMACCEL_VIDEO_MODEL"
+IMAGE, VIDEO, AUDIO, TEXT = "IMAGE", "VIDEO", "AUDIO", "STRING"
 
 Kind = Literal["int", "float", "bool", "choice", "text", "path", "ids"]
 
@@ -84,6 +85,9 @@ class Host(Protocol):
 
     def report(self, done: int, total: int, picture: Image | None) -> None:
         """Show progress, and a picture of what there is so far."""
+
+    def video(self, frames: Tensor, fps: float) -> Any:
+        """The host's own video of frames `[F, height, width, 3]`, float in 0..1."""
 
     def device(self) -> str:
         """Where the host computes, as torch names it."""

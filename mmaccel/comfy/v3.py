@@ -85,7 +85,7 @@ def v3_exports(specs: Iterable[NodeSpec]) -> dict[str, Any]:
 
 
 def _type(io: Any, kind: str) -> Any:
-    own = {"IMAGE": io.Image, "AUDIO": io.Audio, "STRING": io.String}
+    own = {"IMAGE": io.Image, "VIDEO": io.Video, "AUDIO": io.Audio, "STRING": io.String}
     return own.get(kind) or io.Custom(kind)
 
 

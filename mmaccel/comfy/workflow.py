@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.table import AUDIO, IMAGE, NodeSpec, Output, Socket, Widget
+from mmaccel.comfy.table import AUDIO, IMAGE, VIDEO, NodeSpec, Output, Socket, Widget
 from mmaccel.errors import OptionError
 
 _WIDE, _GAP, _HEAD, _SLOT, _LINE, _TEXT = 320, 60, 40, 20, 24, 70  # pixels on the page
@@ -47,11 +47,11 @@ class Use:
         return _HEAD + slots + lines + text + self.room
 
 
-def _other(name: str, *inputs: Widget | Socket) -> NodeSpec:
+def _other(name: str, *inputs: Widget | Socket, outputs: tuple[Output, ...] = ()) -> NodeSpec:
     def nothing(*_: Any, **__: Any) -> Any:
         raise OptionError(f"{name}: expected ComfyUI to run its own node; use a workflow's file")
 
-    return NodeSpec(name, "", "", inputs, (), nothing, nothing, is_output=True)
+    return NodeSpec(name, "", "", inputs, outputs, nothing, nothing, is_output=not outputs)
 
 
 OTHERS: dict[str, NodeSpec] = {  # nodes every ComfyUI has
@@ -66,6 +66,18 @@ OTHERS: dict[str, NodeSpec] = {  # nodes every ComfyUI has
             "SaveAudio",
             Socket("audio", AUDIO, ""),
             Widget("filename_prefix", "text", "mmaccel", ""),
+        ),
+        _other(
+            "SaveVideo",
+            Socket("video", VIDEO, ""),
+            Widget("filename_prefix", "text", "mmaccel", ""),
+            Widget("format", "text", "auto", ""),
+            Widget("codec", "text", "auto", ""),
+        ),
+        _other(
+            "LoadImage",
+            Widget("image", "text", "example.png", ""),
+            outputs=(Output("IMAGE", IMAGE, ""), Output("MASK", "MASK", "")),
         ),
         _other("PreviewImage", Socket("images", IMAGE, "")),
         _other("PreviewAny", Socket("source", "*", "")),

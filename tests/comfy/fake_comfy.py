@@ -89,6 +89,11 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
         "comfy.utils": {"ProgressBar": Bar},
         "comfy.model_management": vars(management),
     }
+    modules |= {
+        "comfy_api": {},
+        "comfy_api.input_impl": {"VideoFromComponents": lambda parts: parts},
+        "comfy_api.util": {"VideoComponents": SimpleNamespace},
+    }
     if with_v3:
         io = SimpleNamespace(
             ComfyNode=_ComfyNode,
@@ -97,6 +102,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
             Custom=_type,
             Image=_type("IMAGE"),
             Audio=_type("AUDIO"),
+            Video=_type("VIDEO"),
             String=_type("STRING"),
             Int=_type("INT"),
             Float=_type("FLOAT"),
@@ -104,9 +110,9 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
             Combo=_type("COMBO"),
         )
         latest = {"ComfyExtension": object, "ComfyAPISync": Sync, "io": io}
-        modules |= {"comfy_api": {}, "comfy_api.latest": latest}
+        modules |= {"comfy_api.latest": latest}
     else:
-        monkeypatch.setitem(sys.modules, "comfy_api", None)
+        monkeypatch.setitem(sys.modules, "comfy_api.latest", None)
     for name, members in modules.items():
         module = ModuleType(name)
         vars(module).update(members)

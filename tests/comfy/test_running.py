@@ -59,6 +59,9 @@ class Host:
     def make_room(self, size: int, device: str) -> None:
         self.room.append((size, device))
 
+    def video(self, frames: torch.Tensor, fps: float) -> tuple[torch.Tensor, float]:
+        return frames, fps
+
 
 def run(name: str, host: Host | None = None, **values: Any) -> Made:
     return run_node(NODES[f"MMAccel{name}"], host or Host(), values)

@@ -22,9 +22,11 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
+from mmaccel.pipelines.image_to_video import ImageToVideo
 from tests.comfy.comfy_server import HOME, PYTHON, SHELF, environment, make_base, running
 from tests.speech_beds import TEXTS, build_speech
 from tests.tiny_model import CAPTIONS, N_TOKENS
+from tests.video_beds import build_video
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")
@@ -145,6 +147,41 @@ def test_speech_is_the_command_lines(talk: Any, base: Path, tmp_path: Path) -> N
     assert len(samples) == len(wanted) and np.abs(np.array(samples) - wanted).max() < 3 / 2**15
     (text,) = result["history"]["outputs"]["5"]["text"]
     assert "bitwise: same seed, same tokens" in text and "seed 11: " in text
+
+
+_READ_VIDEO = """
+import hashlib, json, sys, av
+video = av.open(sys.argv[1])
+frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+rate = float(video.streams.video[0].average_rate)
+print(json.dumps([rate, len(frames), [frame.mean(axis=(0, 1)).tolist() for frame in frames]]))
+"""
+
+
+def test_video_is_the_command_lines(talk: Any, base: Path, tmp_path: Path) -> None:
+    model, codec = build_video(tmp_path)
+    values = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+    (base / "input").mkdir(exist_ok=True)
+    Image.fromarray(values).save(base / "input" / "start.png")
+    graph: Graph = json.loads((SHELF / "api" / "mmaccel_video.json").read_text(encoding="utf-8"))
+    graph["1"]["inputs"] |= {"model": str(model), "codec": str(codec)}
+    graph["3"]["inputs"]["seed"] = 11
+    graph["7"]["inputs"]["image"] = "start.png"
+    (result,) = talk({"graph": graph})["jobs"]
+    assert result.get("events") and result["events"][-1][0] == "execution_success", result
+    (saved,) = result["history"]["outputs"]["4"]["images"]
+    file = base / "output" / saved["subfolder"] / saved["filename"]
+    done = subprocess.run(
+        [PYTHON, "-c", _READ_VIDEO, str(file)], text=True, capture_output=True, check=True
+    )
+    rate, n_frames, means = json.loads(done.stdout)
+    pipe = ImageToVideo.from_pretrained(model, codec=codec)
+    clip = pipe(Image.fromarray(values), seed=11)[0]
+    assert (rate, n_frames) == (25.0, 17)
+    wanted = clip.frames.float().mean((1, 2)).numpy()
+    assert np.abs(np.array(means) - wanted).max() < 6 < np.abs(wanted[0] - wanted[-1]).max()
+    (text,) = result["history"]["outputs"]["5"]["text"]
+    assert "bitwise: same seed, same tokens" in text and "seed 11: 17 frames, 1 of them" in text
 
 
 def bad_graphs(folder: Path) -> dict[str, tuple[Graph, str, str]]:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from mmaccel.cli import main
+from mmaccel.comfy.coded_model import coded_state
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.open_speaker import OpenSpeaker, file_state
+from mmaccel.comfy.open_speaker import OpenSpeaker
 from mmaccel.comfy.speech import pad_sounds
 from mmaccel.comfy.v1 import v1_class
 from mmaccel.comfy.v3 import v3_class
@@ -173,12 +174,12 @@ def test_what_only_the_model_knows_is_said_in_its_node(
 
 def test_other_files_are_another_model(parts: tuple[Path, Path]) -> None:
     model, codec = map(str, parts)
-    before = file_state(model=model, codec=codec)
+    before = coded_state(model=model, codec=codec)
     file = next(parts[1].glob("*.safetensors"))
     file.touch()
-    assert file_state(model=model, codec=codec) != before
-    assert file_state(model="owner/name", codec="") == ""
-    assert file_state(model=model, codec="owner/name") == ""  # which only asking the hub tells
+    assert coded_state(model=model, codec=codec) != before
+    assert coded_state(model="owner/name", codec="") == ""
+    assert coded_state(model=model, codec="owner/name") == ""  # which only asking the hub tells
 
 
 def test_first_schema_runs_on_comfyui(

@@ -31,11 +31,12 @@ def named(pair: Any) -> str:
     return f"{pair[0]}.{pair[1].name}"
 
 
-def test_there_is_a_node_for_every_policy_and_six_more() -> None:
+def test_there_is_a_node_for_every_policy_and_eight_more() -> None:
     others = {"MMAccelLoadModel", "MMAccelGenerateImage", "MMAccelCompare", "MMAccelStats"}
     others |= {"MMAccelLoadSpeechModel", "MMAccelGenerateSpeech"}
+    others |= {"MMAccelLoadVideoModel", "MMAccelGenerateVideo"}
     assert set(NODES) == others | {spec.id for spec in _POLICY_NODES.values()}
-    assert len(NODES) == len(POLICIES) + 6
+    assert len(NODES) == len(POLICIES) + 8
     assert _POLICY_NODES["mc-sjd"].id == "MMAccelMcSjdPolicy"
     assert all(re.fullmatch(r"MMAccel[A-Za-z]+", name) for name in NODES)
 
@@ -228,7 +229,7 @@ def test_first_schema(spec: NodeSpec) -> None:
     for kind, options in shown.values():
         assert isinstance(kind, list) or kind.isupper()
         assert options["tooltip"] and (
-            isinstance(kind, list) or "default" in options or "_" in kind
+            isinstance(kind, list) or "default" in options or "_" in kind or kind == "IMAGE"
         )
     if "seed" in shown:
         assert shown["seed"][1]["control_after_generate"] is True

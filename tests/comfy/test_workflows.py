@@ -21,6 +21,11 @@ PAGE = sorted(SHELF.glob("*.json"))
 THEIRS: dict[str, tuple[dict[str, str], list[str]]] = {
     "SaveImage": ({"images": "IMAGE", "filename_prefix": "text"}, []),
     "SaveAudio": ({"audio": "AUDIO", "filename_prefix": "text"}, []),
+    "SaveVideo": (
+        {"video": "VIDEO", "filename_prefix": "text", "format": "text", "codec": "text"},
+        [],
+    ),
+    "LoadImage": ({"image": "text"}, ["IMAGE", "MASK"]),
     "PreviewAny": ({"source": "*"}, []),
 }
 
@@ -43,7 +48,7 @@ def test_files_are_written_from_the_table() -> None:
         if not (ROOT / name).is_file() or (ROOT / name).read_text(encoding="utf-8") != text
     ]  # fmt: skip
     assert stale == [], "run scripts/update_comfy.py"
-    assert [f.name for f in API] == [f.name for f in PAGE] and len(API) >= 4
+    assert [f.name for f in API] == [f.name for f in PAGE] and len(API) >= 5
 
 
 @pytest.mark.parametrize("file", API, ids=lambda f: f.stem)
@@ -63,7 +68,8 @@ def test_api_format(file: Path) -> None:
         if spec is not None:
             values = {k: v for k, v in node["inputs"].items() if not isinstance(v, list)}
             assert refusal(spec, values) is None
-    assert any(node["class_type"] in ("SaveImage", "SaveAudio") for node in graph.values())
+    saving = ("SaveImage", "SaveAudio", "SaveVideo")
+    assert any(node["class_type"] in saving for node in graph.values())
 
 
 @pytest.mark.parametrize("file", PAGE, ids=lambda f: f.stem)

@@ -1,0 +1,151 @@
+"""Cosmos' autoregressive transformer from its published file, as a window of transformers.
+
+Its layers are those of Qwen3 in transformers (grouped heads, normalised queries and keys, a gated
+feed-forward part), under other names and with rotary positions of a clip. Source: the published
+code of Cosmos-Predict1 (Apache 2.0); read there, written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.cosmos_rotary import ClipRotary, Yarn, clip_angles
+from mmaccel.pipelines.weights_file import fill, read_weights
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.window_trial import check_by_trial
+
+FILES = ("model.pt", "model.safetensors")
+_SHAPE = (5, 40, 64)  # frames, rows and columns of the tokens of 33 frames of 1024 x 640 pixels
+_NAMES = {  # of a layer, here and in transformers
+    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+_OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_STRETCHED = 40  # layers of the published model that has YaRN
+
+
+def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tuple[int, int, int]]:
+    """The transformer, tried out once, and the shape of its clips: frames, rows and columns.
+
+    Args:
+        folder: with one of `FILES`; what a `config.json` says under the names of the authors'
+            configuration goes before what the tensors and the published sizes tell.
+        place: device and dtype.
+
+    Raises:
+        UnsupportedModelError: another model, or tensors that are missing or surplus.
+    """
+    file = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise UnsupportedModelError(
+            f"model: expected a folder with {' or '.join(FILES)}, received {folder}; give that of "
+            "Cosmos-Predict1-4B or 12B"
+        )
+    weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
+    weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
+    config = _read_config(folder / "config.json")
+    shape = _shape_of(config.get("video_latent_shape", _SHAPE))
+    model = _build(_sizes(weights, file), config, shape)
+    fill(model, {_rename(name): value for name, value in weights.items()})
+    theta, head_dim = float(config.get("rope_theta", 500000)), int(model.config.head_dim)
+    yarn = _yarn_of(config, len(model.model.layers))
+    model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
+    model = model.to(place.device, place.dtype).eval().requires_grad_(False)
+    window = CausalLMWindow(model)
+    check_by_trial(model, window)
+    return window, shape
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"model: expected JSON in {file}, received none ({error}); copy the folder again"
+        ) from error
+    return config if isinstance(config, dict) else {}
+
+
+def _shape_of(value: Any) -> tuple[int, int, int]:
+    is_shape = isinstance(value, (list, tuple)) and len(value) == 3
+    if not is_shape or not all(type(n) is int and n > 0 for n in value) or value[0] < 2:
+        raise UnsupportedModelError(
+            f"model: expected video_latent_shape of frames (2 or more), rows and columns in its "
+            f"config.json, received {value!r}; copy the folder again"
+        )
+    frames, rows, columns = value
+    return frames, rows, columns
+
+
+def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+    """What the tensors tell of the model."""
+    if any("cross_attention" in name for name in weights):
+        raise UnsupportedModelError(
+            f"model: expected a Cosmos model that continues clips, received one that also reads "
+            f"text ({file}, with cross_attention); give Cosmos-Predict1-4B or 12B"
+        )
+    try:
+        first = {name: weights[f"layers.0.{name}.weight"].shape for name in _NAMES}
+        vocab_size, dim = weights["tok_embeddings.weight"].shape
+    except (KeyError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"model: expected the tensors of Cosmos' transformer in {file}, received "
+            f"{', '.join(sorted(weights)[:3])} … (none as {error}); give Cosmos-Predict1-4B or 12B"
+        ) from error
+    head_dim = first["attention.q_norm"][0]
+    numbers = [int(found[1]) for name in weights if (found := re.match(r"layers\.(\d+)\.", name))]
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": dim,
+        "intermediate_size": first["feed_forward.w1"][0],
+        "num_hidden_layers": 1 + max(numbers),
+        "num_attention_heads": first["attention.wq"][0] // head_dim,
+        "num_key_value_heads": first["attention.wk"][0] // head_dim,
+        "head_dim": head_dim,
+    }
+
+
+def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, int, int]) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    frames, rows, columns = shape
+    made = Qwen3Config(
+        **sizes, rms_norm_eps=float(config.get("norm_eps", 1e-5)), tie_word_embeddings=False,
+        max_position_embeddings=frames * rows * columns, attention_bias=False,
+        use_sliding_window=False, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with torch.device("meta"):
+        return Qwen3ForCausalLM(made)
+
+
+def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
+    if not config.get("apply_yarn", n_layers == _STRETCHED):
+        return None
+    return Yarn(
+        _shape_of(config.get("original_latent_shape") or (3, *_SHAPE[1:])),
+        float(config.get("yarn_scale") or 2),
+        float(config.get("yarn_beta_fast") or 4),
+        float(config.get("yarn_beta_slow") or 1),
+    )
+
+
+def _rename(name: str) -> str:
+    """The name in transformers of a tensor of the published file."""
+    found = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
+    if found and found[2] in _NAMES:
+        return f"model.{found[1]}{_NAMES[found[2]]}.weight"
+    outer = _OUTER.get(name.removesuffix(".weight"))
+    return name if outer is None else f"{outer}.weight"

@@ -1,0 +1,155 @@
+"""Image to video: first frames to tokens, the rest of a clip's tokens by a policy, then frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmaccel.contracts import Policy, Prompt, TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.checkpoint import Place
+from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.model_folder import check_place
+from mmaccel.pipelines.model_source import find_model
+from mmaccel.pipelines.one_run import alone
+from mmaccel.pipelines.picture_model import choose_filters, pick_policy
+from mmaccel.pipelines.video import Clip, Clips
+from mmaccel.pipelines.video_model import VideoModel
+from mmaccel.pipelines.video_start import read_start
+from mmaccel.results import Generation, OnStep
+from mmaccel.samplers.noise import Noise, check_seed
+
+CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
+
+
+class ImageToVideo:
+    """Clips that begin with given frames, by any window policy. One run at a time: the model keeps
+    one cache.
+
+    Args:
+        video: the model.
+        source: where it lies, if that is known.
+        engine: how passes are carried out; None is `Engine()`.
+        codec: where its codec lies, if that is known.
+    """
+
+    def __init__(
+        self,
+        video: VideoModel,
+        source: Path | None = None,
+        engine: Engine | None = None,
+        codec: Path | None = None,
+    ) -> None:
+        self.video, self.source, self.codec = video, source, codec
+        self.engine = engine or Engine()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        codec: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        engine: str = "auto",
+    ) -> ImageToVideo:
+        """Load a model from disk or from the Hugging Face hub.
+
+        Args:
+            name: a folder, or an id of the hub (downloaded to its cache): Cosmos-Predict1-4B or
+                12B.
+            codec: the same of what turns tokens into frames; None takes the authors', from the hub.
+            device: where to run.
+            dtype: of model and codec. "bitwise" is promised in float32 and float64.
+            engine: see `mmaccel.pipelines.engine.Engine`.
+
+        Raises:
+            OptionError: no such model, codec, device, dtype or engine.
+            UnsupportedModelError: nothing we know, or tensors that are missing or too many.
+        """
+        from mmaccel.pipelines.cosmos_video import load_cosmos
+
+        how = Engine(engine)
+        how.check(device)
+        check_place(device, dtype)
+        source = find_model(name, {})
+        codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
+        video = load_cosmos(source, codec_source, Place(device, dtype))
+        return cls(video, source, how, codec_source)
+
+    def __call__(
+        self,
+        start: Any,
+        *,
+        policy: Policy | None = None,
+        seed: int | Sequence[int] = 0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        on_step: OnStep | None = None,
+    ) -> Clips:
+        """Continue frames.
+
+        Args:
+            start: a PIL picture, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
+                float in 0..1. Of more frames than the model takes, the last ones count.
+            policy: how to decode; `Jacobi()` where none is given.
+            seed: one, or several for as many clips with the same start, made together. A clip
+                depends on its own seed and start alone.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
+                authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
+            on_step: called after every pass.
+
+        Returns:
+            Clips in the order of the seeds, and stats. A bitwise `policy` changes what they cost,
+            not how they look.
+
+        Raises:
+            OptionError: an argument outside its domain, before anything is made.
+            UnsupportedModelError: a codec that does not belong to the model.
+            NumericsError: the model or its codec returned NaN.
+            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
+        """
+        video, model = self.video, self.model
+        filters = choose_filters(
+            video.filters, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )
+        checked = check_seed(seed)
+        seeds = [checked] if isinstance(checked, int) else list(checked)
+        if not seeds:
+            raise OptionError("seed: expected an integer or a list of them, received []; give one")
+        noise = Noise.from_seed(seeds, len(seeds), model.device)
+        run = pick_policy(policy, model)
+        frames = read_start(start, video.size, video.starts)
+        with alone(model), torch.no_grad():
+            given = video.encode(frames)  # [f, h, w]
+            rows = given.flatten().expand(len(seeds), -1).to(model.device)
+            lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
+            prompt = Prompt(rows, lengths, 1, layout=video.layout)
+            length = (video.n_frames - len(given)) * video.layout.frame
+            self.engine.prepare(model, prompt, run, filters)
+            options: dict[str, Any] = dict(filters=filters, noise=noise, on_step=on_step)
+            made: Generation = run.sample(model, prompt, length, **options)
+            began = time.perf_counter()
+            whole = torch.cat((rows, made.tokens), 1).view(
+                len(seeds), video.n_frames, *given[0].shape
+            )
+            clips = [
+                Clip(
+                    k, seeds[k] % 2**64, video.render(whole[k]), len(frames), video.fps,
+                    whole[k].cpu(), int(made.passes[k]),
+                )
+                for k in range(len(seeds))
+            ]  # fmt: skip
+        made.stats.pixel_seconds = time.perf_counter() - began
+        return Clips(clips, made.stats)
+
+    @property
+    def model(self) -> TokenModel:
+        """What predicts tokens."""
+        return self.video.window
