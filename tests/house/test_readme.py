@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.house.source import ROOT
 from tests.llada2_bed import build_pipe
 from tests.speech_beds import build_speech
 from tests.tiny_model import N_CODES, build_tiny
+from tests.video_beds import build_video
 
 README = ROOT / "README.md"
 
@@ -33,6 +35,10 @@ def provide(name: str, folder: Path) -> Any:
         return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
     if name == "llada2":
         return build_pipe("blocks")
+    if name in ("video_model", "video_codec"):
+        return build_video(folder)[name == "video_codec"]
+    if name == "picture":
+        return Image.new("RGB", (48, 32), "orange")
     if name in ("speech_model", "codec"):
         return build_speech("llasa", folder)[name == "codec"]
     assert name == "model", f"README: expected '# requires: model, inputs', received {name!r}"
@@ -40,7 +46,9 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/extending.md", "docs/speech.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md"]
+)
 def test_python_blocks_run_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
