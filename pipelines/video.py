@@ -19,6 +19,7 @@ class Clip:
         frames: `[F, height, width, 3]` uint8, on the CPU; the given ones, as the codec sees them,
             come first.
         n_given: how many of them were given.
+        n_read: frames of tokens that these were read as.
         fps: frames a second.
         tokens: `[frames, rows, columns]` int64, those of the given frames included, on the CPU.
         passes: forward passes it took part in.
@@ -28,6 +29,7 @@ class Clip:
     seed: int
     frames: Tensor
     n_given: int
+    n_read: int
     fps: float
     tokens: Tensor
     passes: int

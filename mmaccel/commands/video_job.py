@@ -83,7 +83,7 @@ class VideoJob:
             OSError: it cannot be written; with what was kept.
         """
         is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
-        given = made.tokens[0].flatten().tolist()  # what the start was read as
+        given = made.tokens[: made.n_read].flatten().tolist()  # what the start was read as
         recipe = {**self.settings, "start": given, "n_given": made.n_given}
         if not is_exact:
             recipe["rows"] = self.batch_size
