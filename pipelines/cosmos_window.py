@@ -8,6 +8,7 @@ code of Cosmos-Predict1 (Apache 2.0); read there, written anew.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,10 +58,10 @@ def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tupl
     weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
     config = _read_config(folder / "config.json")
-    shape = _shape_of(config.get("video_latent_shape", _SHAPE))
+    shape = _shape_of(config, "video_latent_shape", _SHAPE, 2)
     model = _build(_sizes(weights, file), config, shape)
     fill(model, {_rename(name): value for name, value in weights.items()})
-    theta, head_dim = float(config.get("rope_theta", 500000)), int(model.config.head_dim)
+    theta, head_dim = _number(config, "rope_theta", 500000), int(model.config.head_dim)
     yarn = _yarn_of(config, len(model.model.layers))
     model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
     model = model.to(place.device, place.dtype).eval().requires_grad_(False)
@@ -79,15 +80,29 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _shape_of(value: Any) -> tuple[int, int, int]:
+def _shape_of(
+    config: Mapping[str, Any], name: str, default: tuple[int, int, int], least: int
+) -> tuple[int, int, int]:
+    value = config.get(name, default)
     is_shape = isinstance(value, (list, tuple)) and len(value) == 3
-    if not is_shape or not all(type(n) is int and n > 0 for n in value) or value[0] < 2:
+    if not is_shape or not all(type(n) is int and n > 0 for n in value) or value[0] < least:
         raise UnsupportedModelError(
-            f"model: expected video_latent_shape of frames (2 or more), rows and columns in its "
+            f"model: expected {name} of frames ({least} or more), rows and columns in its "
             f"config.json, received {value!r}; copy the folder again"
         )
     frames, rows, columns = value
     return frames, rows, columns
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A positive number of the configuration; null is what is not said."""
+    value = default if config.get(name) is None else config[name]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UnsupportedModelError(
+            f"model: expected {name} above 0 in its config.json, received {value!r}; copy the "
+            "folder again"
+        )
+    return float(value)
 
 
 def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
@@ -123,7 +138,7 @@ def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, i
 
     frames, rows, columns = shape
     made = Qwen3Config(
-        **sizes, rms_norm_eps=float(config.get("norm_eps", 1e-5)), tie_word_embeddings=False,
+        **sizes, rms_norm_eps=_number(config, "norm_eps", 1e-5), tie_word_embeddings=False,
         max_position_embeddings=frames * rows * columns, attention_bias=False,
         use_sliding_window=False, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
@@ -132,14 +147,26 @@ def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, i
 
 
 def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
-    if not config.get("apply_yarn", n_layers == _STRETCHED):
+    wanted = config.get("apply_yarn")
+    if wanted is None:
+        wanted = n_layers == _STRETCHED
+    if not isinstance(wanted, bool):
+        raise UnsupportedModelError(
+            f"model: expected apply_yarn true or false in its config.json, received {wanted!r}; "
+            "copy the folder again"
+        )
+    if not wanted:
         return None
-    return Yarn(
-        _shape_of(config.get("original_latent_shape") or (3, *_SHAPE[1:])),
-        float(config.get("yarn_scale") or 2),
-        float(config.get("yarn_beta_fast") or 4),
-        float(config.get("yarn_beta_slow") or 1),
-    )
+    known = {name: value for name, value in config.items() if value is not None}
+    shape = _shape_of(known, "original_latent_shape", (3, *_SHAPE[1:]), 1)
+    scale = _number(config, "yarn_scale", 2)
+    fast, slow = _number(config, "yarn_beta_fast", 4), _number(config, "yarn_beta_slow", 1)
+    if fast <= slow:
+        raise UnsupportedModelError(
+            f"model: expected yarn_beta_fast above yarn_beta_slow in its config.json, received "
+            f"{fast:g} and {slow:g}; copy the folder again"
+        )
+    return Yarn(shape, scale, fast, slow)
 
 
 def _rename(name: str) -> str:
