@@ -19,6 +19,9 @@ class JitCodec:
 
     NVIDIA, "Cosmos Tokenizer", 2024; the discrete ones for video (DV).
 
+    Both run without the optimiser of TorchScript: it compiles a file anew after the first calls,
+    and then rounds in another way (pytorch/pytorch issue 74534, which the authors name too).
+
     Args:
         folder: with `FILES`.
         place: device and dtype.
@@ -39,7 +42,8 @@ class JitCodec:
             UnsupportedModelError: the encoder returns no tokens.
         """
         clip = frames.transpose(0, 1)[None].to(self._place.device, self._place.dtype)
-        made = self._encoder(clip)  # (tokens, codes, loss of training)
+        with torch.jit.optimized_execution(False):
+            made = self._encoder(clip)  # (tokens, codes, loss of training)
         tokens: Any = made[0] if isinstance(made, tuple) else made
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim != 4:
             raise UnsupportedModelError(
@@ -51,7 +55,8 @@ class JitCodec:
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         """Frames `[F, 3, H, W]` float32 of tokens `[f, h, w]`; in -1..1, or a little beyond."""
-        frames: Tensor = self._decoder(tokens[None].to(self._place.device))
+        with torch.jit.optimized_execution(False):
+            frames: Tensor = self._decoder(tokens[None].to(self._place.device))
         return frames[0].transpose(0, 1).float()
 
 
