@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,8 @@ def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tens
     """The last frames of `start`, as many as a model takes.
 
     Args:
-        start: a PIL picture, a list of them, or `[F, height, width, 3]`, uint8 or float in 0..1.
+        start: a PIL picture, a list of them (see `upright_rgb`), or `[F, height, width, 3]`, uint8
+            or float in 0..1.
         size: width and height that are wanted; frames are made smaller or larger until they cover
             it, and what stands out is cut off on both sides.
         starts: numbers of frames a clip may begin with, smallest first; the largest that is there.
@@ -28,7 +30,7 @@ def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tens
         `[F, 3, height, width]` float32 in -1..1.
 
     Raises:
-        OptionError: no frames.
+        OptionError: no frames, or pictures without pixels or of unknown brightness.
     """
     from PIL import Image
 
@@ -71,16 +73,43 @@ def _pictures(frames: Tensor) -> list[Image]:
     return [Image.fromarray(frame) for frame in frames.cpu().numpy()]
 
 
+def upright_rgb(picture: Image) -> Image:
+    """A picture in red, green and blue, the side up that a camera noted; without transparency.
+
+    Raises:
+        OptionError: whole numbers or floats that do not say which of them is white.
+    """
+    from PIL import Image, ImageOps
+
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I;16"):  # which Pillow would cut at 255, to almost white
+        high = np.asarray(picture).astype(np.uint16) >> 8
+        return Image.fromarray(high.astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise OptionError(
+            f"start: expected 8 or 16 bits a channel, received a picture of mode {picture.mode!r}; "
+            "scale it, and save it in 8 bits"
+        )
+    return picture.convert("RGB")
+
+
 def _cover(picture: Image, size: tuple[int, int]) -> Image:
     """A picture that fills `size`, cut in the middle of what is too long."""
     from PIL import Image
 
-    width, height = size
+    if not picture.width or not picture.height:
+        raise OptionError(
+            f"start: expected pictures of pixels, received one of {picture.width}x{picture.height};"
+            " give another"
+        )
+    picture, (width, height) = upright_rgb(picture), size
     scale = max(width / picture.width, height / picture.height)
     wide, high = math.ceil(scale * picture.width), math.ceil(scale * picture.height)
-    picture = picture.convert("RGB").resize((wide, high), Image.Resampling.BILINEAR)
     left, top = round((wide - width) / 2), round((high - height) / 2)
-    return picture.crop((left, top, left + width, top + height))
+    across, down = picture.width / wide, picture.height / high
+    seen = (left * across, top * down, (left + width) * across, (top + height) * down)
+    # Only what is seen is scaled: of a strip that is a pixel wide, all of it would fill the memory.
+    return picture.resize(size, Image.Resampling.BILINEAR, seen)
 
 
 def _describe(start: Any) -> str:

@@ -89,7 +89,7 @@ def generate_video(
     chosen = policy or default_policy(pipe.model)
     find_policy(chosen.name, "window")
     host.check_interrupt()
-    frames = start[..., :3].clamp(0, 1)  # of pictures with transparency, what is seen
+    frames = start[..., :3].clamp(0, 1)  # without transparency, which no model here sees
     clips = pipe(frames, policy=chosen.policy, seed=seed, on_step=_Watch(host), **law)
     pixels = clips[0].frames.float().div(255)
     video = host.video(pixels, clips[0].fps)

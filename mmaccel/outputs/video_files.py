@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
+from struct import error as struct_error
 from typing import TYPE_CHECKING, Any
+from zlib import error as zlib_error
 
 from torch import Tensor
 
-from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
 from mmaccel.outputs.picture_files import write_whole
+from mmaccel.pipelines.checkpoint import unreadable
+from mmaccel.pipelines.video_start import upright_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("mp4", "webp")
-_QUALITY = "18"  # H.264's constant rate factor; people see no loss
+_MOVING = ("GIF", "PNG", "WEBP", "AVIF", "FLI")  # whose pages are moments
+_ENCODER, _QUALITY = "libx264", "18"  # H.264's constant rate factor; people see no loss
 
 
 def pick_format(wanted: str | None) -> str:
-    """The format that is wanted; mp4 where none is and PyAV is installed, else webp.
+    """The format that is wanted; where none is, mp4 if PyAV can write it, else webp.
 
     Raises:
         OptionError: none of `FORMATS`.
-        MissingBackendError: mp4 without PyAV.
+        MissingBackendError: mp4 without PyAV, or without its encoder.
     """
     if wanted is not None and wanted not in FORMATS:
         raise OptionError(
             f"--format: expected one of {', '.join(FORMATS)}, received {wanted!r}; leave it out"
         )
     try:
-        import av  # noqa: F401
+        import av
     except ImportError as error:
         if wanted == "mp4":
             raise MissingBackendError(
@@ -41,7 +47,14 @@ def pick_format(wanted: str | None) -> str:
                 "pip install 'mmaccel[video]', or take --format webp"
             ) from error
         return "webp"
-    return wanted or "mp4"
+    if _ENCODER in av.codecs_available:
+        return wanted or "mp4"
+    if wanted == "mp4":
+        raise MissingBackendError(
+            f"--format: expected an av with {_ENCODER} for mp4, received one without; "
+            "pip install --force-reinstall av, or take --format webp"
+        )
+    return "webp"
 
 
 def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]) -> None:
@@ -53,6 +66,9 @@ def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]
         frames: `[F, height, width, 3]` uint8; for mp4 the sides are even.
         fps: frames a second.
         facts: ready for JSON.
+
+    Raises:
+        OSError: no room, or what else the encoder says.
     """
     text = json.dumps(dict(facts), indent=1) + "\n"
     write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
@@ -63,13 +79,29 @@ def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]
 def _write_mp4(path: Path, frames: Tensor, fps: float) -> None:
     import av
 
-    with av.open(str(path), "w", format="mp4") as container:
-        stream: Any = container.add_stream("libx264", Fraction(fps).limit_denominator(1001))
+    try:
+        _encode(path, frames, fps)
+    except av.FFmpegError as error:
+        if isinstance(error, OSError):
+            raise
+        raise OSError(error.errno, error.strerror) from error
+
+
+def _encode(path: Path, frames: Tensor, fps: float) -> None:
+    import av
+
+    with av.open(_plain_file(path), "w", format="mp4") as container:
+        stream: Any = container.add_stream(_ENCODER, Fraction(fps).limit_denominator(1001))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt, stream.options = "yuv420p", {"crf": _QUALITY}
         for frame in frames.numpy():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
+
+
+def _plain_file(path: Path) -> str:
+    """Its name for FFmpeg, which takes what stands before a colon for a protocol."""
+    return f"file:{path}"
 
 
 def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
@@ -83,37 +115,42 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
 
 
 def read_frames(file: Path, most: int) -> list[Image]:
-    """The last frames of a picture, an animated picture or a video.
+    """The last frames of a picture, an animated picture or a video, the side up that it notes.
 
     Args:
-        file: what Pillow reads, or PyAV.
+        file: what Pillow reads, or PyAV. Of pages that are no moments (a camera's preview behind
+            its photograph, layers, scans) the first counts.
         most: of them.
 
     Raises:
         OptionError: no such file, or nothing that either reads.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
-    if not file.is_file():
+    broken: tuple[type[Exception], ...] = (SyntaxError, zlib_error, struct_error, *unreadable())
+    broken += (Image.DecompressionBombError,)
+    if not os.path.isfile(file):
         raise OptionError(f"start: expected a file, received {str(file)!r}; check the path")
     try:
         with Image.open(file) as opened:
-            pages = range(max(0, getattr(opened, "n_frames", 1) - most), 2**31)
+            count = getattr(opened, "n_frames", 1) if opened.format in _MOVING else 1
             frames = []
-            for page in pages[: min(most, getattr(opened, "n_frames", 1))]:
+            for page in range(max(0, count - most), count):
                 opened.seek(page)
-                frames.append(ImageOps.exif_transpose(opened.convert("RGB")))
+                frames.append(upright_rgb(opened))
             return frames
     except UnidentifiedImageError:
-        return list(deque(_video_frames(file), maxlen=most))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return _video_frames(file, most)
+    except MMAccelError:
+        raise
+    except broken as error:
         raise OptionError(
             f"start: expected a picture or a video, received {str(file)!r}, which Pillow does not "
             f"read ({' '.join(str(error).split())[:120]}); save it again"
         ) from error
 
 
-def _video_frames(file: Path) -> Iterator[Image]:
+def _video_frames(file: Path, most: int) -> list[Image]:
     try:
         import av
     except ImportError as error:
@@ -121,16 +158,22 @@ def _video_frames(file: Path) -> Iterator[Image]:
             f"start: expected a picture, received {str(file)!r}, which Pillow does not read; "
             "for videos pip install 'mmaccel[video]'"
         ) from error
-    n_frames = 0
     try:
-        with av.open(str(file)) as container:
-            for frame in container.decode(video=0):
-                n_frames += 1
-                yield frame.to_image()
+        with av.open(_plain_file(file)) as container:
+            last = deque(container.decode(video=0), maxlen=most)
+            frames = [_turn(frame) for frame in last]
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise OptionError(
             f"start: expected a picture or a video, received {str(file)!r}, which PyAV does not "
             f"read ({' '.join(str(error).split())[:120]}); save it again"
         ) from error
-    if not n_frames:
+    if not frames:
         raise OptionError(f"start: expected frames in {str(file)!r}, received none; save it again")
+    return frames
+
+
+def _turn(frame: Any) -> Image:
+    """A frame of PyAV as a picture, turned as its file says: telephones film lying on the side."""
+    picture: Image = frame.to_image()
+    degrees = getattr(frame, "rotation", 0)  # against the clock; older PyAV does not tell
+    return picture.rotate(degrees, expand=True) if degrees else picture

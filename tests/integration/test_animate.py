@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,10 +123,90 @@ def test_reading_keeps_the_last_frames_and_the_side_that_is_up(tmp_path: Path) -
     assert read_frames(tmp_path / "a.jpg", 9)[0].size == (4, 6)
 
 
+def test_pages_that_are_no_moments_are_left_out(tmp_path: Path) -> None:
+    for name, kind in (("a.jpg", "MPO"), ("a.tiff", "TIFF")):
+        photo, preview = Image.new("RGB", (40, 30), "red"), Image.new("RGB", (10, 10), "blue")
+        photo.save(tmp_path / name, format=kind, save_all=True, append_images=[preview])
+        assert [frame.size for frame in read_frames(tmp_path / name, 9)] == [(40, 30)], kind
+
+
+def test_a_video_is_turned_as_its_file_says(tmp_path: Path) -> None:
+    frames = torch.zeros(3, 32, 48, 3, dtype=torch.uint8)
+    frames[:, :, :24, 0] = 255
+    write_video(tmp_path / "a.mp4", frames, 25.0, {})
+    data = bytearray((tmp_path / "a.mp4").read_bytes())
+    place = data.index(b"tkhd") + 44  # of the matrix in version 0 of the box
+    assert struct.unpack_from(">9i", data, place) == (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    struct.pack_into(">9i", data, place, 0, 1 << 16, 0, -1 << 16, 0, 0, 32 << 16, 0, 1 << 30)
+    (tmp_path / "b.mp4").write_bytes(data)  # a quarter with the clock: what was left is above
+    for frame in read_frames(tmp_path / "b.mp4", 2):
+        above, below = frame.getpixel((16, 8)), frame.getpixel((16, 40))
+        assert frame.size == (32, 48) and above[0] > 200 and below[0] < 50  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's own, over what it reads nevertheless
+@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tiff"])
+def test_broken_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    pages = [
+        Image.fromarray(np.random.default_rng(k).integers(0, 256, (20, 30, 3), dtype=np.uint8))
+        for k in range(4)
+    ]
+    pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:])
+    whole = (tmp_path / name).read_bytes()
+    draw, refused = random.Random(0), 0
+    for k in range(150):
+        broken = bytearray(whole[: draw.randrange(len(whole))] if k % 2 else whole)
+        for _ in range(3 * (1 - k % 2)):
+            broken[draw.randrange(len(broken))] = draw.randrange(256)
+        (tmp_path / "broken").write_bytes(broken)
+        try:
+            assert read_frames(tmp_path / "broken", 9)
+        except OptionError as error:
+            refused += str(error).startswith("start: expected a picture")
+    assert refused > 9
+
+
+def test_names_that_ffmpeg_would_take_for_protocols(
+    folders: tuple[Path, Path], start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert run(folders, start, "--out", "clips:today") == 0
+    (clip,) = Path("clips:today").glob("*.mp4")
+    assert len(read_frames(clip, 99)) == 17
+    assert run(folders, "x" * 300, "--out", "out") == 2
+    assert "start: expected a file" in capsys.readouterr().err
+
+
+def test_starts_of_one_name_do_not_overwrite_each_other(
+    folders: tuple[Path, Path], start: Path, tmp_path: Path
+) -> None:
+    """They begin alike: only the frames behind the first are others."""
+    files = [tmp_path / name / "c.webp" for name in ("red", "blue")]
+    for file in files:
+        pages = [Image.new("RGB", (48, 32), file.parent.name) for _ in range(8)]
+        for k, page in enumerate(pages):
+            page.putpixel((k, 0), (255, 255, 255))  # pages that are alike would become one
+        file.parent.mkdir()
+        with Image.open(start) as first:
+            first.save(file, save_all=True, append_images=pages, lossless=True)
+    assert [len(read_frames(file, 9)) for file in files] == [9, 9]
+    out = tmp_path / "out"
+    assert run(folders, *files, "--format", "webp", "--out", out) == 0
+    assert len(list(out.glob("*.webp"))) == 2
+
+
 def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_format(None) == "mp4" and pick_format("webp") == "webp"
     with pytest.raises(OptionError, match="--format: expected one of mp4, webp, received 'gif'"):
         pick_format("gif")
+    import av
+
+    with monkeypatch.context() as patched:
+        patched.setattr(av, "codecs_available", {"mpeg4"})
+        assert pick_format(None) == "webp" and pick_format("webp") == "webp"
+        with pytest.raises(MissingBackendError, match="expected an av with libx264"):
+            pick_format("mp4")
     monkeypatch.setitem(sys.modules, "av", None)
     assert pick_format(None) == "webp" and pick_format("webp") == "webp"
     with pytest.raises(MissingBackendError, match=r"pip install 'mmaccel\[video\]', or take"):
@@ -183,6 +265,20 @@ def test_ctrl_c_keeps_what_is_made(
     out = tmp_path / "out"
     assert run(folders, start, "--count", 3, "--out", out, "--format", "webp") == 130
     assert "kept 1 of 3 clips" in capsys.readouterr().err and len(list(out.glob("*.webp"))) == 1
+
+
+def test_what_the_encoder_says_is_an_oserror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import av
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise av.error.ProtocolNotFoundError(1330794744, "Protocol not found")
+
+    monkeypatch.setattr(av, "open", refuse)
+    with pytest.raises(OSError, match="Protocol not found"):
+        write_video(tmp_path / "a.mp4", torch.zeros(1, 16, 16, 3, dtype=torch.uint8), 25.0, {})
+    assert not list(tmp_path.glob("*.mp4")) and not list(tmp_path.glob(".*"))
 
 
 def test_a_full_disk_is_said(

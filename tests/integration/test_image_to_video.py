@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,9 +125,64 @@ def test_which_frames_are_read_and_how_they_are_cut() -> None:
     assert read_start(Image.new("L", (7, 5), 255), (30, 20), (1,)).unique().tolist() == [1.0]
 
 
+@pytest.mark.parametrize("size", [(7, 50), (50, 7), (31, 23), (96, 64), (1, 9)])
+def test_only_what_is_seen_is_scaled(size: tuple[int, int]) -> None:
+    """As if all of it were scaled, and then cut; but what is long does not fill the memory."""
+    wanted = (48, 32)
+    scale = max(wanted[0] / size[0], wanted[1] / size[1])
+    whole = (math.ceil(scale * size[0]), math.ceil(scale * size[1]))
+    left, top = round((whole[0] - 48) / 2), round((whole[1] - 32) / 2)
+    scaled = picture(3, size).resize(whole, Image.Resampling.BILINEAR)
+    cut = np.asarray(scaled.crop((left, top, left + 48, top + 32))).astype(int)
+    read = read_start(picture(3, size), wanted, (1,))[0].permute(1, 2, 0).add(1).mul(127.5)
+    assert np.abs(read.numpy() - cut).max() <= 1.01
+
+
+def test_pictures_of_all_kinds() -> None:
+    strip = Image.new("RGB", (1, 60000), "red")  # scaled as a whole: more than a terabyte
+    assert read_start(strip, (4000, 16), (1,))[0, :, 8, 99].tolist() == [1.0, -1.0, -1.0]
+    ramp = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    for kind in ("<u2", ">u2"):
+        mode = "I;16" if kind == "<u2" else "I;16B"
+        deep = Image.frombytes(mode, (16, 16), ramp.astype(kind).tobytes())
+        read = read_start(deep, (16, 16), (1,))[0].add(1).mul(127.5).round()
+        assert torch.equal(read, torch.arange(256.0).view(16, 16).expand(3, -1, -1))
+    lying = picture(0, (30, 20))
+    lying.getexif()[0x0112] = 6
+    turned = read_start(lying, (20, 30), (1,))
+    assert torch.equal(
+        turned, read_start(picture(0, (30, 20)).rotate(270, expand=True), (20, 30), (1,))
+    )
+    for mode in ("1", "P", "CMYK", "RGBA", "LA"):
+        assert read_start(Image.new(mode, (5, 4)), (16, 16), (1,)).shape == (1, 3, 16, 16)
+
+
+def test_the_codec_runs_without_an_optimiser_that_changes_it(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = ImageToVideo.from_pretrained(folders[0], codec=folders[1])
+    codec: Any = pipe.video.codec  # type: ignore[attr-defined]
+    seen: list[bool] = []
+
+    def watched(own: Any) -> Any:
+        def call(*args: Any) -> Any:
+            seen.append(torch._C._get_graph_executor_optimize())
+            return own(*args)
+
+        return call
+
+    for name in ("_encoder", "_decoder"):
+        monkeypatch.setattr(codec, name, watched(getattr(codec, name)))
+    pipe(picture())
+    assert seen == [False, False] and torch._C._get_graph_executor_optimize()
+
+
 @pytest.mark.parametrize(
     ("start", "said"),
     [
+        (Image.new("RGB", (0, 5)), "expected pictures of pixels, received one of 0x5"),
+        (Image.new("F", (5, 5)), "expected 8 or 16 bits a channel, .* mode 'F'"),
+        (Image.new("I", (5, 5)), "expected 8 or 16 bits a channel, .* mode 'I'"),
         (None, "received NoneType 'None'; open it"),
         ("clip.mp4", "received str 'clip.mp4'"),
         ([], "received list"),
@@ -227,6 +283,44 @@ def test_a_shape_that_is_none(folders: tuple[Path, Path], tmp_path: Path, shape:
     (folder / "config.json").write_text("{")
     with pytest.raises(UnsupportedModelError, match="expected JSON in .*config.json"):
         ImageToVideo.from_pretrained(folder, codec=folders[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"rope_theta": "500000"}, "rope_theta above 0 .* received '500000'"),
+        ({"rope_theta": 0}, "rope_theta above 0"),
+        ({"rope_theta": True}, "rope_theta above 0"),
+        ({"norm_eps": math.inf}, "norm_eps above 0"),
+        ({"norm_eps": math.nan}, "norm_eps above 0"),
+        ({"apply_yarn": "false"}, "apply_yarn true or false .* received 'false'"),
+        ({"yarn_scale": 0}, "yarn_scale above 0"),
+        ({"yarn_beta_fast": "4"}, "yarn_beta_fast above 0"),
+        ({"yarn_beta_fast": 1}, "yarn_beta_fast above yarn_beta_slow .* 1 and 1"),
+        ({"yarn_beta_slow": -1}, "yarn_beta_slow above 0"),
+        ({"original_latent_shape": [0, 2, 3]}, r"original_latent_shape of frames \(1 or more\)"),
+    ],
+)
+def test_numbers_of_a_configuration_that_are_none(
+    folders: tuple[Path, Path], tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+    text = json.dumps({"video_latent_shape": SHAPE} | YARN | config)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match=f"model: expected {said}"):
+        ImageToVideo.from_pretrained(folder, codec=folders[1])
+
+
+def test_null_is_what_a_configuration_does_not_say(
+    folders: tuple[Path, Path], tmp_path: Path, pipe: ImageToVideo
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+    names = ("rope_theta", "norm_eps", *YARN)
+    config = {"video_latent_shape": SHAPE} | dict.fromkeys(names)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rotary: Any = ImageToVideo.from_pretrained(folder, codec=folders[1]).model
+    own: Any = pipe.model
+    assert torch.equal(rotary.model.model.rotary_emb.cos, own.model.model.rotary_emb.cos)
 
 
 def test_a_model_and_a_codec_that_do_not_belong_together(
