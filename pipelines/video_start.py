@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,8 +82,8 @@ def upright_rgb(picture: Image) -> Image:
 
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # which Pillow would cut at 255, to almost white
-        high = np.asarray(picture).astype(np.uint16) >> 8
-        return Image.fromarray(high.astype(np.uint8)).convert("RGB")
+        high = picture.tobytes()[0 if picture.mode == "I;16B" else 1 :: 2]  # byte of each number
+        return Image.frombytes("L", picture.size, high).convert("RGB")
     if picture.mode in ("I", "F"):
         raise OptionError(
             f"start: expected 8 or 16 bits a channel, received a picture of mode {picture.mode!r}; "
