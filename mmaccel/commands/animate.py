@@ -9,7 +9,6 @@ import typer
 
 from mmaccel.catalog import POLICIES
 from mmaccel.commands.collector import rest_collector
-from mmaccel.outputs.video_files import FORMATS
 
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
 _HELP_POLICY = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
@@ -34,7 +33,7 @@ def animate(
     min_p: Annotated[float | None, typer.Option(help="least share of the likeliest")] = None,
     batch_size: Annotated[int, typer.Option(help="clips made together")] = 1,
     file_format: Annotated[
-        str | None, typer.Option("--format", help=f"{' or '.join(FORMATS)} (lossless)")
+        str | None, typer.Option("--format", help="mp4 or webp (lossless)")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",

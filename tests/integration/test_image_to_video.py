@@ -80,8 +80,13 @@ def test_a_clip_depends_on_its_seed_and_start_alone(
         assert made.stats.exactness == "bitwise" and len(made) == 3
         for clip, other in zip(made.clips, wanted):
             assert torch.equal(clip.tokens, other.tokens) and torch.equal(clip.frames, other.frames)
-            assert clip.seed == other.seed
+        assert [clip.seed for clip in made.clips] == seeds and made.stats.pixel_seconds > 0
     assert [clip.index for clip in made.clips] == [0, 1, 2]
+    assert pipe(picture(), seed=-1, **law)[0].seed == 2**64 - 1
+    few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4}
+    alone = [pipe(picture(), seed=seed, **few)[0].passes for seed in range(8)]
+    together = pipe(picture(), seed=list(range(8)), **few)
+    assert [clip.passes for clip in together.clips] == alone and len(set(alone)) > 1
 
 
 def test_other_policies_stay_within_the_clip(pipe: ImageToVideo) -> None:
