@@ -141,7 +141,7 @@ class ImageToVideo:
             )
             clips = [
                 Clip(
-                    k, seeds[k] % 2**64, video.render(whole[k]), len(frames), len(given),
+                    k, seeds[k], video.render(whole[k]), len(frames), len(given),
                     video.fps, whole[k].cpu(), int(made.passes[k]),
                 )
                 for k in range(len(seeds))
