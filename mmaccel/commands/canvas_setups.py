@@ -20,6 +20,7 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
         "entropy-bounded",
         {"gamma": 0.5, "end_threshold": 0.9, "drop_suffix": True},
     ),
+    "entropy-bounded 0.57": ("entropy-bounded", {"gamma": 0.57}),
     "entropy-bounded 0.6": ("entropy-bounded", {"gamma": 0.6}),
     "entropy-bounded 0.5 end": ("entropy-bounded", {"gamma": 0.5, "end_threshold": 0.9}),
     "entropy-bounded 1.0": ("entropy-bounded", {"gamma": 1.0}),
