@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.request import Request
 from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, Made, NodeSpec, Output, Socket
 from mmaccel.pipelines.comparison import promise, title_of
@@ -36,20 +38,32 @@ class Record:
     def __str__(self) -> str:
         """A table, then a line for each picture with its own seed."""
         asked, model = self.request, self.request.model
-        title = title_of(asked.chosen.name, asked.chosen.policy)
-        lines = [
-            ("policy", title),
-            ("promise", promise(self.stats, model.dtype)),
-            *([("compared", self.verdict)] if self.verdict else []),
-            *([("negative", asked.negative)] if asked.negative else []),
-            ("model", f"{model.name} ({model.dtype} on {model.pipe.model.device})"),
-        ]
-        head = "\n".join(f"{name:13}{value}" for name, value in lines)
-        own = "\n".join(
+        more = {"compared": self.verdict, "negative": asked.negative or ""}
+        own = [
             f"seed {seed}: {model.pipe.length} tokens in {passes} forward passes: {caption}"
             for seed, passes, caption in zip(asked.seeds, self.passes, asked.captions, strict=True)
-        )
-        return f"{head}\n{self.stats}\n\n{own}"
+        ]
+        return tell_run(model, asked.chosen, self.stats, own, **more)
+
+
+def tell_run(model: Any, chosen: NamedPolicy, stats: Stats, own: Sequence[str], **more: str) -> str:
+    """A table, then a line for everything that was made.
+
+    Args:
+        model: with its name, dtype and pipeline.
+        chosen: the policy.
+        stats: of the run.
+        own: the lines.
+        **more: rows of the table; empty ones are left out.
+    """
+    lines = {
+        "policy": title_of(chosen.name, chosen.policy),
+        "promise": promise(stats, model.dtype),
+        **{name: value for name, value in more.items() if value},
+        "model": f"{model.name} ({model.dtype} on {model.pipe.model.device})",
+    }
+    head = "\n".join(f"{name:13}{value}" for name, value in lines.items())
+    return "\n".join((head, f"{stats}\n", *own))
 
 
 def show(host: Host, *, stats: Record) -> Made:

@@ -13,6 +13,7 @@ from mmaccel.catalog import find_policy
 from mmaccel.comfy.law_widgets import OWN, law_widgets
 from mmaccel.comfy.open_speaker import OpenSpeaker
 from mmaccel.comfy.policies import NamedPolicy, default_policy
+from mmaccel.comfy.record import tell_run
 from mmaccel.comfy.request import SEEDS, read_captions
 from mmaccel.comfy.table import (
     AUDIO,
@@ -27,7 +28,6 @@ from mmaccel.comfy.table import (
     Socket,
     Widget,
 )
-from mmaccel.pipelines.comparison import promise, title_of
 from mmaccel.pipelines.speech import Speech, Utterance
 from mmaccel.pipelines.speech_plan import check_call
 
@@ -44,14 +44,8 @@ class SpeechRecord:
 
     def __str__(self) -> str:
         """The text."""
-        lines = [
-            ("policy", title_of(self.chosen.name, self.chosen.policy)),
-            ("promise", promise(self.speech.stats, self.model.dtype)),
-            ("model", f"{self.model.name} ({self.model.dtype} on {self.model.pipe.model.device})"),
-        ]
-        head = "\n".join(f"{name:13}{value}" for name, value in lines)
-        own = "\n".join(_line(made) for made in self.speech.utterances)
-        return f"{head}\n{self.speech.stats}\n\n{own}"
+        own = [_line(made) for made in self.speech.utterances]
+        return tell_run(self.model, self.chosen, self.speech.stats, own)
 
 
 def _line(made: Utterance) -> str:

@@ -12,6 +12,7 @@ from mmaccel.catalog import find_policy
 from mmaccel.comfy.law_widgets import law_widgets
 from mmaccel.comfy.open_animator import OpenAnimator
 from mmaccel.comfy.policies import NamedPolicy, default_policy
+from mmaccel.comfy.record import tell_run
 from mmaccel.comfy.request import SEEDS
 from mmaccel.comfy.table import (
     ANIMATOR,
@@ -27,7 +28,6 @@ from mmaccel.comfy.table import (
     Socket,
     Widget,
 )
-from mmaccel.pipelines.comparison import promise, title_of
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.video import Clips
 from mmaccel.samplers.filters import Filters
@@ -47,17 +47,11 @@ class VideoRecord:
     def __str__(self) -> str:
         """The text."""
         (made,) = self.clips.clips
-        lines = [
-            ("policy", title_of(self.chosen.name, self.chosen.policy)),
-            ("promise", promise(self.clips.stats, self.model.dtype)),
-            ("model", f"{self.model.name} ({self.model.dtype} on {self.model.pipe.model.device})"),
-        ]
-        head = "\n".join(f"{name:13}{value}" for name, value in lines)
         own = (
             f"seed {made.seed}: {len(made.frames)} frames, {made.n_given} of them given, "
             f"{made.fps:g} a second, {made.passes} forward passes"
         )
-        return f"{head}\n{self.clips.stats}\n\n{own}"
+        return tell_run(self.model, self.chosen, self.clips.stats, [own])
 
 
 class _Watch:
