@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,13 @@ from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import choose_filters, pick_policy
+from mmaccel.pipelines.pictures import check_at_least_one
 from mmaccel.pipelines.video import Clip, Clips
 from mmaccel.pipelines.video_model import VideoModel
+from mmaccel.pipelines.video_rows import RowRenderer
 from mmaccel.pipelines.video_start import read_start
-from mmaccel.results import Generation, OnStep
+from mmaccel.places import Places
+from mmaccel.results import OnStep
 from mmaccel.samplers.noise import Noise, check_seed
 
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
@@ -91,6 +93,8 @@ class ImageToVideo:
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        batch_size: int | None = None,
+        deliver: Callable[[Clip], None] | None = None,
         on_step: OnStep | None = None,
     ) -> Clips:
         """Continue frames.
@@ -99,15 +103,19 @@ class ImageToVideo:
             start: a PIL picture, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
                 float in 0..1. Of more frames than the model takes, the last ones count.
             policy: how to decode; `Jacobi()` where none is given.
-            seed: one, or several for as many clips with the same start, made together. A clip
-                depends on its own seed and start alone.
+            seed: one, or several for as many clips with the same start. A clip depends on its own
+                seed and start alone.
             temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
                 authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
-            on_step: called after every pass.
+            batch_size: clips in the making at most; None makes all together. The place of a
+                finished one is taken by the next.
+            deliver: called with every clip as soon as it is finished, in the order they end; an
+                exception from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running places.
 
         Returns:
-            Clips in the order of the seeds, and stats. A bitwise `policy` changes what they cost,
-            not how they look.
+            Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change
+            what they cost, not how they look.
 
         Raises:
             OptionError: an argument outside its domain, before anything is made.
@@ -123,31 +131,25 @@ class ImageToVideo:
         seeds = [checked] if isinstance(checked, int) else list(checked)
         if not seeds:
             raise OptionError("seed: expected an integer or a list of them, received []; give one")
+        places = len(seeds) if batch_size is None else batch_size
+        check_at_least_one("batch_size", places)
         noise = Noise.from_seed(seeds, len(seeds), model.device)
         run = pick_policy(policy, model)
         frames = read_start(start, video.size, video.starts)
+        renderer = RowRenderer(video, seeds, len(frames), deliver)
         with alone(model), torch.no_grad():
-            given = video.encode(frames)  # [f, h, w]
+            renderer.given = given = video.encode(frames)  # [f, h, w]
             rows = given.flatten().expand(len(seeds), -1).to(model.device)
             lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
-            prompt = Prompt(rows, lengths, 1, layout=video.layout)
+            seats = Places(places, renderer.take)
+            prompt = Prompt(rows, lengths, 1, layout=video.layout, places=seats)
             length = (video.n_frames - len(given)) * video.layout.frame
             self.engine.prepare(model, prompt, run, filters)
             options: dict[str, Any] = dict(filters=filters, noise=noise, on_step=on_step)
-            made: Generation = run.sample(model, prompt, length, **options)
-            began = time.perf_counter()
-            whole = torch.cat((rows, made.tokens), 1).view(
-                len(seeds), video.n_frames, *given[0].shape
-            )
-            clips = [
-                Clip(
-                    k, seeds[k], video.render(whole[k]), len(frames), len(given),
-                    video.fps, whole[k].cpu(), int(made.passes[k]),
-                )
-                for k in range(len(seeds))
-            ]  # fmt: skip
-        made.stats.pixel_seconds = time.perf_counter() - began
-        return Clips(clips, made.stats)
+            stats = run.sample(model, prompt, length, **options).stats
+        stats.pixel_seconds = renderer.pixel_seconds
+        stats.seconds -= renderer.seconds
+        return Clips([renderer.made[k] for k in range(len(seeds))], stats)
 
     @property
     def model(self) -> TokenModel:

@@ -23,6 +23,7 @@ class Clip:
         fps: frames a second.
         tokens: `[frames, rows, columns]` int64, those of the given frames included, on the CPU.
         passes: forward passes it took part in.
+        total_variation: as in `mmaccel.Stats`, of this clip.
     """
 
     index: int
@@ -33,6 +34,7 @@ class Clip:
     fps: float
     tokens: Tensor
     passes: int
+    total_variation: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def animate(
     top_k: Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")] = None,
     top_p: Annotated[float | None, typer.Option(help="keep this much probability")] = None,
     min_p: Annotated[float | None, typer.Option(help="least share of the likeliest")] = None,
-    batch_size: Annotated[int, typer.Option(help="clips made together")] = 1,
+    batch_size: Annotated[int, typer.Option(help="clips of a start in the making at most")] = 1,
     file_format: Annotated[
         str | None, typer.Option("--format", help="mp4 or webp (lossless)")
     ] = None,
@@ -73,7 +73,8 @@ def animate(
     pipe = open_animator(model, codec, device, kind, engine)
     open_folder(out)
     job = VideoJob(
-        pipe, frames, seed, count, name, chosen, law, batch_size, out, suffix, model, dtype
-    )
+        pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen, options=law,
+        batch_size=batch_size, out=out, suffix=suffix, model=model, dtype=dtype,
+    )  # fmt: skip
     if not run_video(job):
-        raise Stopped(f"stopped; kept {job.kept} of {count * len(frames)} clips in {out}")
+        raise Stopped(f"stopped; {job.told} in {out}")

@@ -72,8 +72,11 @@ def speak(
     check_call(texts, [seed + k for k in range(len(texts))], **law)  # loading may take minutes
     pipe = open_speaker(model, codec, device, kind, family, engine)
     own = law | given(voice=voice)
-    job = SpeechJob(pipe, texts, seed, name, chosen, own, batch_size, out, model, dtype)
+    job = SpeechJob(
+        pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen, options=own,
+        batch_size=batch_size, out=out, model=model, dtype=dtype,
+    )  # fmt: skip
     job.check()
     open_folder(out)
     if not run_speech(job):
-        raise Stopped(f"stopped; kept {job.kept} of {len(texts)} utterances in {out}")
+        raise Stopped(f"stopped; {job.told} in {out}")

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.recipe import FILTERS
+from mmaccel.commands.coded_job import CodedJob
 from mmaccel.commands.collector import wake_collector
-from mmaccel.outputs.machine import versions
-from mmaccel.outputs.picture_files import picture_name, plainly
 from mmaccel.outputs.sound_files import write_sound
-from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.pipelines.text_to_speech import TextToSpeech
-from mmaccel.results import EXACT_DTYPE, promise_in
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.speech import Utterance
@@ -41,22 +38,24 @@ def open_speaker(
     return pipe
 
 
-@dataclass
-class SpeechJob:
-    """What to say, how long it may last, once it is checked, and how much of it is said."""
+@dataclass(kw_only=True)
+class SpeechJob(CodedJob):
+    """What to say, how long it may last, once it is checked, and how much of it is said.
 
-    pipe: TextToSpeech
+    Attributes:
+        texts: one file each.
+        most_seconds: of an utterance, which `check` finds out.
+    """
+
     texts: list[str]
-    seed: int
-    name: str
-    policy: Any
-    options: dict[str, Any]  # those of `TextToSpeech.__call__` that were given
-    batch_size: int
-    out: Path
-    model: str
-    dtype: str
     most_seconds: float = 0.0
-    kept: int = 0
+
+    unit = "utterance"
+
+    @property
+    def n_asked(self) -> int:
+        """See `CodedJob`."""
+        return len(self.texts)
 
     @property
     def seeds(self) -> list[int]:
@@ -77,22 +76,13 @@ class SpeechJob:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What utterances of this run were made from beside text and seed, ready for JSON."""
-        assert self.pipe.source is not None and self.pipe.codec is not None  # opened by name
-        given = {name: self.options[name] for name in FILTERS if name in self.options}
-        filters = vars(pick_filters(self.pipe.speech, **given))
-        penalty = self.options.get("repetition_penalty", self.pipe.speech.repetition_penalty)
+        speech, options = self.pipe.speech, self.options
+        given = {name: options[name] for name in FILTERS if name in options}
         return {
-            "model": self.model,
-            "weights": content_hash(self.pipe.source),
-            "codec": content_hash(self.pipe.codec),
-            "voice": self.options.get("voice"),
+            **self.base(pick_filters(speech, **given)),
+            "voice": options.get("voice"),
             "max_seconds": self.most_seconds,  # other texts may have left less room than asked for
-            "dtype": self.dtype,
-            "device": str(self.pipe.speech.window.device),
-            "policy": self.name,
-            "policy_options": {name: plainly(v) for name, v in vars(self.policy).items()},
-            **{name: filters[name] for name in FILTERS if name != "guidance_scale"},
-            "repetition_penalty": penalty,
+            "repetition_penalty": options.get("repetition_penalty", speech.repetition_penalty),
         }
 
     def write(self, made: Utterance) -> None:
@@ -101,32 +91,19 @@ class SpeechJob:
         Raises:
             OSError: it cannot be written; with what was kept.
         """
-        is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
-        recipe = {**self.settings, "text": made.text.strip()}  # commas and capitals are heard
-        if not is_exact:
-            recipe["rows"] = self.batch_size
+        source = {"text": made.text.strip()}  # commas and capitals are heard
         facts = {
             "text": made.text,
-            "seed": made.seed,
-            **self.settings,
-            "exactness": promise_in(self.policy.exactness, self.dtype),
             "seconds": made.seconds,
             "sample_rate": made.sample_rate,
             "is_finished": made.is_finished,
             "tokens": len(made.tokens),
-            "passes": made.passes,
-            "total_variation": made.total_variation,
-            "versions": versions(),
         }
-        name = picture_name(made.seed, made.text, self.name, recipe, ".wav")
-        try:
-            write_sound(self.out / name, made.waveform, made.sample_rate, facts)
-        except OSError as error:
-            raise OSError(
-                f"--out: expected room for {name} in {str(self.out)!r}, received {error.strerror}; "
-                f"kept {self.kept} of {len(self.texts)} utterances; make room, and run it again"
-            ) from error
-        self.kept += 1
+
+        def write(file: Path, told: dict[str, Any]) -> None:
+            write_sound(file, made.waveform, made.sample_rate, told)
+
+        self.keep(made.text, made, self.settings, source, facts, ".wav", write)
 
 
 def run_speech(job: SpeechJob) -> bool:
@@ -140,7 +117,7 @@ def run_speech(job: SpeechJob) -> bool:
             cut.append(f"{made.text[:40]!r} was cut at {made.seconds:.1f} s; see --max-seconds")
 
     try:
-        with _progress(len(job.texts)) as tick:
+        with _progress(job.n_asked) as tick:
             speech = job.pipe(
                 job.texts, policy=job.policy, seed=job.seeds, batch_size=job.batch_size,
                 deliver=keep, **job.options,
@@ -148,8 +125,8 @@ def run_speech(job: SpeechJob) -> bool:
     except KeyboardInterrupt:
         return False
     seconds = sum(made.seconds for made in speech.utterances)
-    print(f"{job.kept} {'utterance' if job.kept == 1 else 'utterances'}, {seconds:.1f} s of sound, "
-          f"in {job.out}")  # fmt: skip
+    plural = "s" * (job.kept != 1)
+    print(f"{job.kept} {job.unit}{plural}, {seconds:.1f} s of sound, in {job.out}")
     print(speech.stats)
     for note in cut:
         print(f"note: {note}")

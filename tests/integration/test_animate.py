@@ -19,6 +19,7 @@ from mmaccel.cli import main
 from mmaccel.commands import video_job
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.outputs.video_files import pick_format, read_frames, write_video
+from mmaccel.pipelines.cosmos_video import CosmosVideo
 from tests.video_beds import build_video
 
 
@@ -70,12 +71,15 @@ def test_files_hold_the_pipelines_clips(
         assert (facts["start"], facts["seed"], facts["n_given"]) == ("red fox.png", clip.seed, 1)
         assert (facts["frames"], facts["fps"], facts["tokens"]) == (17, 25.0, 18)
         assert (facts["policy"], facts["exactness"], facts["top_p"]) == ("jacobi", "bitwise", 1.0)
+        assert (facts["passes"], facts["total_variation"]) == (clip.passes, 0.0)
     before = {file.name: file.read_bytes() for file in files}
     assert run(folders, *asked, "--batch-size", 2, "--window", 3) == 0  # another policy, same clips
     again = [file for file in out.glob("*.webp") if file.name not in before]
     assert sorted(file.read_bytes() for file in again) == sorted(before.values())
     assert run(folders, *asked, "--batch-size", 3) == 0 and len(list(out.glob("*.webp"))) == 6
     assert len(list(out.glob("*.json"))) == 6 and not list(out.glob(".*"))
+    spelt = (folders[0] / ".." / folders[0].name, folders[1])
+    assert run(spelt, *asked) == 0 and len(list(out.glob("*.webp"))) == 6
     inexact = (*asked, "--policy", "mc-sjd", "--out", tmp_path / "inexact")
     for rows in (1, 2):  # on which a last bit may hang
         assert run(folders, *inexact, "--batch-size", rows) == 0
@@ -257,17 +261,17 @@ def test_ctrl_c_keeps_what_is_made(
     folders: tuple[Path, Path], start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    write, calls = video_job.write_video, []
+    render, calls = CosmosVideo.render, []
 
-    def stop(*args: Any) -> None:
+    def stop(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        write(*args)
+        return render(*args)
 
-    monkeypatch.setattr(video_job, "write_video", stop)
-    out = tmp_path / "out"
-    assert run(folders, start, "--count", 3, "--out", out, "--format", "webp") == 130
+    monkeypatch.setattr(CosmosVideo, "render", stop)
+    out, together = tmp_path / "out", ("--count", 3, "--batch-size", 3, "--format", "webp")
+    assert run(folders, start, *together, "--out", out) == 130
     assert "kept 1 of 3 clips" in capsys.readouterr().err and len(list(out.glob("*.webp"))) == 1
 
 
@@ -294,4 +298,4 @@ def test_a_full_disk_is_said(
 
     monkeypatch.setattr(video_job, "write_video", full)
     assert run(folders, start, "--out", tmp_path / "out") == 1
-    assert "received No space left on device; kept 0 clips" in capsys.readouterr().err
+    assert "received No space left on device; kept 0 of 1 clips" in capsys.readouterr().err
