@@ -47,6 +47,7 @@ def animate(
     from mmaccel.catalog import make_policy
     from mmaccel.commands.run_setup import (
         check_count,
+        check_folder,
         given,
         open_folder,
         parse_fields,
@@ -69,6 +70,7 @@ def animate(
     law = given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_filters(Filters(), **law)
     suffix = pick_format(file_format)
+    check_folder(out)
     frames = {start: read_frames(start, _MOST) for start in starts}  # before what may take minutes
     pipe = open_animator(model, codec, device, kind, engine)
     open_folder(out)

@@ -97,6 +97,7 @@ def generate(
     from mmaccel.commands.picture_job import Job, run_job
     from mmaccel.commands.run_setup import (
         check_count,
+        check_folder,
         given,
         open_folder,
         parse_fields,
@@ -143,6 +144,7 @@ def generate(
         return run_batch(
             Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits, actors)
         )
+    check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from ast import literal_eval
 from pathlib import Path
@@ -55,6 +57,28 @@ def check_count(name: str, value: int) -> None:
         raise OptionError(f"--{name}: expected at least 1, received {value}; ask for 1 or more")
 
 
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Refuse a folder that cannot be made, or written, before anything is made or loaded.
+
+    Raises:
+        OSError: as `open_folder`.
+    """
+    found = folder
+    while not os.path.lexists(found) and found != found.parent:
+        found = found.parent
+    if not found.is_dir():
+        raise _unfit(folder, option, os.strerror(errno.ENOTDIR))
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise _unfit(folder, option, os.strerror(errno.EACCES))
+
+
+def _unfit(folder: Path, option: str, reason: str | None) -> OSError:
+    return OSError(
+        f"{option}: expected a folder that can be written, received {str(folder)!r} ({reason}); "
+        "choose another"
+    )
+
+
 def open_folder(folder: Path, option: str = "--out") -> None:
     """Make a folder for results and make sure that it can be written; `option` named it.
 
@@ -66,10 +90,7 @@ def open_folder(folder: Path, option: str = "--out") -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OSError(
-            f"{option}: expected a folder that can be written, received {str(folder)!r} "
-            f"({error.strerror}); choose another"
-        ) from error
+        raise _unfit(folder, option, error.strerror) from error
 
 
 def check_file_name(option: str, file: Path | None) -> None:

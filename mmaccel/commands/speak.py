@@ -50,6 +50,7 @@ def speak(
     from mmaccel.catalog import make_policy
     from mmaccel.commands.run_setup import (
         check_count,
+        check_folder,
         given,
         open_folder,
         parse_fields,
@@ -70,6 +71,7 @@ def speak(
         repetition_penalty=repetition_penalty,
     )  # fmt: skip
     check_call(texts, [seed + k for k in range(len(texts))], **law)  # loading may take minutes
+    check_folder(out)
     pipe = open_speaker(model, codec, device, kind, family, engine)
     own = law | given(voice=voice)
     job = SpeechJob(

@@ -369,6 +369,26 @@ def test_a_folder_that_cannot_be_written_fails_before_anything_is_made(
     assert captured.err.count("\n") == 1 and "tokens" not in captured.err
 
 
+@pytest.mark.parametrize("command", ["generate", "speak", "animate"])
+def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(
+    command: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lost").symlink_to("nowhere")
+    for out in ("a.png", "a.png/out/more", "lost"):
+        assert main([command, "a.png", "--model", "./no-model", "--out", out]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "(Not a directory); choose another" in said
+        assert f"--out: expected a folder that can be written, received '{out}'" in said
+    locked = tmp_path / "locked"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked or not mode & os.W_OK)
+    assert main([command, "a.png", "--model", "./no-model", "--out", "locked"]) == 2
+    locked.mkdir()
+    assert main([command, "a.png", "--model", "./no-model", "--out", str(locked)]) == 1
+    assert "(Permission denied)" in capsys.readouterr().err
+
+
 def test_nan_logits_fail_with_one_line(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
