@@ -14,7 +14,7 @@ from mmaccel.pipelines.picture_families import PICTURES
 if TYPE_CHECKING:
     from mmaccel.commands.measure import Row
 
-_ALL = "all"
+_ALL, _WINDOWS, _DTYPES = "all", "1,16,32,64,adaptive", "float32"
 _HELP_FAMILY = f"one of {', '.join(PICTURES)}; or canvas, for the masked models that ship"
 
 
@@ -24,7 +24,7 @@ def bench(
     ] = None,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     policies: Annotated[str, typer.Option(help="short names with commas")] = _ALL,
-    windows: Annotated[str, typer.Option(help="with commas")] = "1,16,32,64,adaptive",
+    windows: Annotated[str, typer.Option(help="with commas")] = _WINDOWS,
     guidance: Annotated[
         str | None, typer.Option(help="scales with commas; by default 1 and the model's own")
     ] = None,
@@ -38,7 +38,7 @@ def bench(
     decoder: Annotated[Path | None, typer.Option(help="picture decoder, where it is apart")] = None,
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    dtypes: Annotated[str, typer.Option(help="with commas; the first is the measure")] = "float32",
+    dtypes: Annotated[str, typer.Option(help="with commas; the first is the measure")] = _DTYPES,
     json_file: Annotated[Path | None, typer.Option("--json", help="write results here")] = None,
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved picture by picture."""
@@ -59,9 +59,17 @@ def bench(
     check_count("batch-size", batch_size)
     check_file_name("--json", json_file)
     if family == "canvas":
-        from mmaccel.commands.bench_canvas import bench_canvas
+        from mmaccel.commands.bench_canvas import bench_canvas, refuse_options
 
-        return bench_canvas(model, policies, count, seed, batch_size, json_file)
+        unfit = {"--windows": windows != _WINDOWS, "--dtypes": dtypes != _DTYPES}
+        unset: dict[str, Any] = {
+            "a caption": prompt,
+            "--guidance": guidance,
+            "--temperature": temperature,
+        }
+        unset |= {"--size": size, "--decoder": decoder}
+        refuse_options(unfit | {name: value is not None for name, value in unset.items()})
+        return bench_canvas(model, policies, count, seed, batch_size, json_file, device)
     names = policy_names() if policies == _ALL else _split(policies)
     for name in names:
         find_policy(name, "window")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ MODELS = ("toys", "grammar-masked", "scenes-masked")
 
 
 def bench_canvas(
-    model: str, labels: str, count: int, seed: int, batch_size: int, json_file: Path | None
-) -> None:
+    model: str, labels: str, count: int, seed: int, batch_size: int, json_file: Path | None,
+    device: str,
+) -> None:  # fmt: skip
     """Measure and print; the arguments are `mmaccel bench`'s.
 
     Args:
@@ -32,17 +33,22 @@ def bench_canvas(
         seed: of the first picture, and of all answers.
         batch_size: pictures made together.
         json_file: where the figures go.
+        device: where models run; the joints are on the processor.
 
     Raises:
-        OptionError: no such model or setup, or none that can run there.
+        OptionError: no such model, setup or device, or none that can run there.
         Stopped: in the place of KeyboardInterrupt, with what was measured in the file.
     """
+    import torch
+
     from mmaccel.commands.run_setup import open_folder
     from mmaccel.commands.terminal import Stopped, stderr_console
     from mmaccel.outputs.machine import describe_machine
     from mmaccel.outputs.picture_files import write_whole
+    from mmaccel.pipelines.model_folder import check_place
     from mmaccel.pipelines.picture_models import find_source
 
+    check_place(device, torch.float32)
     chosen, is_all = pick_setups(labels), model in ("all", "scenes")
     if json_file is not None:
         open_folder(json_file.parent, "--json")
@@ -63,13 +69,13 @@ def bench_canvas(
     told, is_whole = stderr_console(), False
     report: dict[str, Any] = {
         "command": shlex.join(["mmaccel", *sys.argv[1:]]),
-        "machine": describe_machine("cpu"),
+        "machine": describe_machine(device),
         "count": count,
         "seed": seed,
         "canvas": rows,
     }
     try:
-        for row in _measure(sources.values(), by_kind, count, seed, batch_size):
+        for row in _measure(sources.values(), by_kind, count, seed, batch_size, device):
             rows.append(row)
             told.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
             if json_file is not None:  # whole behind every row, so that nothing measured is lost
@@ -88,6 +94,23 @@ def bench_canvas(
         )
 
 
+def refuse_options(given: Mapping[str, bool]) -> None:
+    """Refuse options of the bench by window; a setup says all that is measured here.
+
+    Args:
+        given: by the option's name whether it was given.
+
+    Raises:
+        OptionError: with the first that was.
+    """
+    for name, was_given in given.items():
+        if was_given:
+            raise OptionError(
+                f"{name}: expected none beside --family canvas, whose setups say all but model, "
+                "count, seed, batch size and device; leave it out"
+            )
+
+
 def _write(report: dict[str, Any], file: Path) -> None:
     file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
@@ -98,6 +121,7 @@ def _measure(
     count: int,
     seed: int,
     batch: int,
+    device: str,
 ) -> Iterator[dict[str, Any]]:
     """Rows as they are made, model by model; None stands for the joints."""
     from mmaccel.pipelines.caption_words import read_masked
@@ -107,13 +131,13 @@ def _measure(
             yield from load("mmaccel.evaluation.canvas_toys:measure_toys")(by_kind["canvas"])
         elif read_masked(source) is None:
             measure = load("mmaccel.demo.canvas_measure:measure_text")
-            yield from measure(source, by_kind["canvas"], count, seed)
+            yield from measure(source, by_kind["canvas"], count, seed, device)
         else:
-            yield from _pictures(source, by_kind, count, seed, batch)
+            yield from _pictures(source, by_kind, count, seed, batch, device)
 
 
 def _pictures(
-    source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int
+    source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int, device: str
 ) -> Iterator[dict[str, Any]]:
     from mmaccel.opening import open_pipeline
     from mmaccel.pipelines.caption_words import tokenizer_folder
@@ -130,7 +154,7 @@ def _pictures(
     window = by_kind["window"] if beside != source else {}
     for folder, policies in ((source, canvas), (beside, window)):
         if policies:
-            pipe = open_pipeline(str(folder), "cpu")
+            pipe = open_pipeline(str(folder), device)
             yield from measure(pipe, source.name, policies, captions, seed, batch)
 
 

@@ -27,7 +27,7 @@ _PROMPTS, _DRAWS = 8, 100
 
 
 def measure_text(
-    folder: Path, policies: Mapping[str, Any], count: int, seed: int
+    folder: Path, policies: Mapping[str, Any], count: int, seed: int, device: str = "cpu"
 ) -> Iterator[dict[str, Any]]:
     """Rows of `grammar-masked`, at temperature 1.
 
@@ -36,13 +36,14 @@ def measure_text(
         policies: label to policy.
         count: fresh prompts of each task.
         seed: of the noise; prompt k is item k of it.
+        device: where to run.
 
     Yields:
         A dict per policy: see `_row`; `quality` is the share of right answers, of all and by task,
         and `total_variation`, the mean distance of 100 draws from the true law over the prompts
         of tasks whose right answers can be counted, with its `floor`, what noise alone gives.
     """
-    text = GrammarText(folder)
+    text = GrammarText(folder, device)
     groups = [make_examples(EVALUATION_SEED, range(count), task) for task in TASKS]
     examples = [example.prompt for group in groups for example in group]
     few = [p for p in examples if p[0] in _ENUMERABLE and len(right_answers(p)) <= 24]
@@ -94,8 +95,9 @@ def measure_pictures(
         with count_entries(pipe.model.model) as fed:  # type: ignore[union-attr]
             made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
         plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
-        pixels = pipe.pictures.tokenizer.decode(made.tokens)  # type: ignore[attr-defined]
-        quality = dict(score_pictures(pixels, list(captions)))
+        tokens = made.tokens.to(pipe.model.device)
+        pixels = pipe.pictures.tokenizer.decode(tokens)  # type: ignore[attr-defined]
+        quality = dict(score_pictures(pixels.cpu(), list(captions)))
         row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
         yield row | {"positions": sum(fed) / len(captions)}
 
@@ -151,7 +153,8 @@ def _order(policy: Any) -> str:
 def _decode_text(
     text: GrammarText, policy: Any, prompts: Sequence[Words], seed: int
 ) -> tuple[Tensor, Stats]:
-    prompt, noise = text.prompt(prompts), Noise.from_seed(seed, len(prompts))
+    prompt = text.prompt(prompts)
+    noise = Noise.from_seed(seed, len(prompts), prompt.tokens.device)
     made = policy.sample(text.model, prompt, text.length, filters=Filters(), noise=noise)
     return torch.tensor(text.fill_up(made.tokens, made.lengths)), made.stats
 

@@ -15,6 +15,7 @@ from mmaccel.demo.grammar_data import Words
 from mmaccel.demo.grammar_words import ASK, BOS, CANVAS, END, MASK, PAD, WORDS, encode_prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.masked_lm import MaskedLM
+from mmaccel.pipelines.model_folder import check_place
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,19 @@ class GrammarText:
 
     Args:
         folder: holds `config.json`, `model.safetensors` and `words.json`.
+        device: where to run.
 
     Attributes:
         model: the denoiser; ids are those of `grammar_words`.
         length: slots of a canvas.
 
     Raises:
-        OptionError: no such folder.
+        OptionError: no such folder or device.
     """
 
     length = CANVAS
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, device: torch.device | str = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
         file = Path(folder) / "words.json"
@@ -62,21 +64,23 @@ class GrammarText:
                 "scripts/train_demo.py grammar-export"
             )
         shift = said["logit_shift"]
+        check_place(device, torch.float32)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.model = MaskedLM(model, MASK, shift=shift, vocab_size=MASK)
+        self.model = MaskedLM(model.to(device), MASK, shift=shift, vocab_size=MASK)
 
     def prompt(self, prompts: Sequence[Words]) -> Prompt:
         """Prompts of B rows; a row ends behind its first `end`."""
         rows = [encode_prompt(words) for words in prompts]
         longest = max(map(len, rows))
-        tokens = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
-        lengths = torch.tensor([len(row) for row in rows])
-        layout = AnswerWords(MASK)
-        return Prompt(tokens, lengths, stop_tokens=torch.tensor([END]), layout=layout)
+        padded, device = [[*row, *[PAD] * (longest - len(row))] for row in rows], self.model.device
+        tokens = torch.tensor(padded, device=device)
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        stop = torch.tensor([END], device=device)
+        return Prompt(tokens, lengths, stop_tokens=stop, layout=AnswerWords(MASK))
 
     @staticmethod
     def fill_up(tokens: Tensor, lengths: Tensor) -> list[list[int]]:
         """Canvases `[B, L]` with `end` behind their rows' ends, as the checker reads them."""
-        behind = torch.arange(tokens.shape[1]) >= lengths[:, None]
+        behind = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
         filled: list[list[int]] = tokens.masked_fill(behind, END).tolist()
         return filled

@@ -18,8 +18,9 @@ from mmaccel.evaluation.gpu_timing import copy_bandwidth
 
 
 def engine_parts() -> list[Part]:
-    """Same tokens in graphs, the trained model end to end, and steps at true size."""
+    """Same tokens in graphs, the trained models end to end, and steps at true size."""
     parts = [Part("engine-bitwise", run_bitwise), Part("scenes", run_scenes)]
+    parts.append(Part("canvas", run_canvas))
     for size in SIZES:
         parts.append(Part(f"engine-step-{slug(size)}", lambda device, s=size: run_size(s, device)))  # type: ignore[misc]
     return parts
@@ -37,6 +38,13 @@ def run_scenes(device: torch.device) -> dict[str, Any]:
     from mmaccel.evaluation.gpu_scenes import measure_scenes
 
     return measure_scenes(device)
+
+
+def run_canvas(device: torch.device) -> dict[str, Any]:
+    """See `gpu_canvas.measure_canvas`."""
+    from mmaccel.evaluation.gpu_canvas import measure_canvas
+
+    return measure_canvas(device)
 
 
 def slug(size: Size) -> str:

@@ -64,6 +64,10 @@ FIGURES = {  # key in a report -> figure
         "`scenes`, batch 1, fewer passes times faster passes: time a picture of transformers' own "
         "`generate` over that of a captured Jacobi run", "{:.2f}×", "at least 15×",
     ),
+    "canvas_lossless_speed_up": Figure(
+        "`scenes-masked`, batch 1 and 8: time a picture of `Stepwise` over that of "
+        "`LosslessUnmask`, Halton order, the same tokens", "{:.2f}×", _OPEN,
+    ),
 }  # fmt: skip
 
 

@@ -45,6 +45,15 @@ def scenes_table(reports: Reports) -> str:
     return _by_device(reports, "scenes", heads, _scene)
 
 
+def canvas_table(reports: Reports) -> str:
+    """The masked model end to end by device."""
+    heads = (
+        "batch", "policy", "promise", "passes", "same tokens", "first call, s a picture",
+        "s a picture", "images/s", "speed-up",
+    )  # fmt: skip
+    return _by_device(reports, "canvas", heads, _canvas)
+
+
 def _step(row: Row) -> tuple[str, ...]:
     wide, ratios = row["windows_ms"], row["window_ratios"]
     return (
@@ -88,6 +97,20 @@ def _scene(row: Row) -> tuple[str, ...]:
     )
 
 
+def _canvas(row: Row) -> tuple[str, ...]:
+    return (
+        str(row["batch"]),
+        f"`{row['policy']}`",
+        row["exactness"],
+        f"{row['passes']:.1f}",
+        f"{row['same']} of {row['pictures']}",
+        f"{row['first_seconds']:.4f}",
+        f"{row['seconds']:.4f}",
+        f"{row['images_per_s']:.2f}",
+        f"{row['speed_up']:.2f}×",
+    )
+
+
 def _by_device(
     reports: Reports, key: str, heads: tuple[str, ...], cells: Callable[[Row], tuple[str, ...]]
 ) -> str:
@@ -106,4 +129,5 @@ GPU_TABLES = {
     "gpu-steps": steps_table,
     "gpu-attention": attention_table,
     "gpu-scenes": scenes_table,
+    "gpu-canvas": canvas_table,
 }

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel import TextToImage, opening
 from mmaccel.cli import main
 from mmaccel.commands.canvas_setups import SETUPS
-from mmaccel.demo import scenes_words
+from mmaccel.demo import canvas_measure, scenes_words
 from mmaccel.demo.grammar_check import is_right
 from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
 from mmaccel.demo.grammar_text import AnswerWords, GrammarText
@@ -122,6 +123,31 @@ def test_what_has_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert "can run on" in capsys.readouterr().err and not capsys.readouterr().out
 
 
+def test_models_run_where_they_are_told_to(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def text(source: Path, device: str) -> GrammarText:
+        seen.append(device)
+        return GrammarText(source, device)
+
+    def pipeline(name: str, device: str) -> TextToImage:
+        seen.append(device)
+        return TextToImage.from_pretrained(name, device=device)
+
+    monkeypatch.setattr(canvas_measure, "GrammarText", text)
+    monkeypatch.setattr(opening, "open_pipeline", pipeline)
+    words = [*scenes_words.WORDS]
+    masked, _ = masked_beside_plain(tmp_path / "tiny", 16, words, scenes_words.MAX_WORDS)
+    file = tmp_path / "found.json"
+    fixed = ["--policies", "maskgit 12", "--count", "1", "--device", "cpu:0", "--json", str(file)]
+    for source in (folder, masked):
+        assert main(["bench", "--family", "canvas", "--model", str(source), *fixed]) == 0
+        assert json.loads(file.read_text(encoding="utf-8"))["machine"]["device"] == "cpu:0"
+    assert seen == ["cpu:0", "cpu:0"]
+
+
 def test_answers_hold_words_alone(folder: Path) -> None:
     text = GrammarText(folder)
     prompt = text.prompt([e.prompt for e in make_examples(EVALUATION_SEED, range(3), "copy")])
@@ -140,11 +166,21 @@ def test_answers_hold_words_alone(folder: Path) -> None:
         (["--policies", ","], "received none"),
         (["--model", "nowhere"], "model: expected a folder"),
         (["--count", "0"], "count: expected at least 1"),
+        (["--device", "cdua"], "device: expected a device of this machine, received 'cdua'"),
+        (["a red circle"], "a caption: expected none beside --family canvas"),
+        (["--guidance", "1"], "--guidance: expected none beside --family canvas"),
+        (["--temperature", "0"], "--temperature: expected none beside"),
+        (["--windows", "16"], "--windows: expected none beside"),
+        (["--dtypes", "bfloat16"], "--dtypes: expected none beside"),
+        (["--size", "64"], "--size: expected none beside"),
+        (["--decoder", "."], "--decoder: expected none beside"),
     ],
 )
 def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--family", "canvas", *arguments]) in (1, 2)
-    assert message in " ".join(capsys.readouterr().err.split())
+    model = [] if "--model" in arguments else ["--model", "toys"]
+    assert main(["bench", "--family", "canvas", *model, *arguments]) in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert message in said and "passes" not in said  # nothing was measured
 
 
 def test_every_setup_is_a_policy() -> None:

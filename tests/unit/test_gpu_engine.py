@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi
+from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi, TextToImage
 from mmaccel.evaluation import gpu_bitwise
 from mmaccel.evaluation.gpu_bitwise import Bed, check_bitwise, compare, judge, tiny_llama
+from mmaccel.evaluation.gpu_canvas import POLICIES, measure_canvas
 from mmaccel.evaluation.gpu_engine import engine_parts
 from mmaccel.evaluation.gpu_models import SIZES, Size, build, key_bytes, open_window, sketch
 from mmaccel.evaluation.gpu_models import weight_bytes as bytes_of
@@ -29,6 +31,7 @@ from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.steps import Eager
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
+from tests.tiny_model import masked_beside_plain
 from tests.toy import make_prompt
 
 CPU = torch.device("cpu")
@@ -284,7 +287,56 @@ def test_pictures_of_the_real_model() -> None:
     assert all(row["seconds"] > 0 for row in rows) and "cpu" in rows[1]["reason"]
 
 
+def test_canvases_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = TextToImage.from_pretrained(masked_beside_plain(tmp_path)[0])
+    ticks: list[float] = []
+    call = TextToImage.__call__
+
+    def timed(self: Any, captions: Any, **options: Any) -> Any:
+        made = call(self, captions, **options)
+        first = options["seed"][0] == 0
+        made.stats.seconds = 100.0 if first else made.stats.passes * 1.0
+        ticks.append(made.stats.seconds)
+        return made
+
+    monkeypatch.setattr(TextToImage, "__call__", timed)
+    made = measure_canvas(CPU, pipe, batches=(1, 3), repeats=2)
+    rows = made["canvas"]
+    assert len(rows) == 2 * len(POLICIES) and len(ticks) == 3 * len(rows)
+    for batch, own in ((1, rows[: len(POLICIES)]), (3, rows[len(POLICIES) :])):
+        plain, few, many, *others = own
+        assert plain["policy"] == repr(POLICIES[0]) and plain["speed_up"] == 1
+        assert (plain["passes"], plain["seconds"]) == (16, 16 / batch)
+        assert (plain["first_seconds"], plain["pictures"]) == (100 / batch, 3 * batch)
+        for row in (plain, few, many):
+            assert (row["exactness"], row["same"]) == ("bitwise", 3 * batch)
+        assert max(few["passes"], many["passes"]) < 16 and few["speed_up"] > 1
+        assert all(row["exactness"] == "relaxed" for row in others)
+        assert all(row["images_per_s"] == 1 / row["seconds"] for row in own)
+        assert min(row["same"] for row in others) < 3 * batch  # it is counted
+    slowest = min(rows[1]["speed_up"], rows[len(POLICIES) + 1]["speed_up"])
+    assert made["figures"] == {"canvas_lossless_speed_up": slowest}
+
+
+def test_other_tokens_than_the_oracle_s_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, call = TextToImage.from_pretrained(masked_beside_plain(tmp_path)[0]), TextToImage.__call__
+
+    def spoilt(self: Any, captions: Any, **options: Any) -> Any:
+        made = call(self, captions, **options)
+        if getattr(options["policy"], "drafts", 0) == 16 and options["seed"][0] == 0:
+            made.tokens[0, 3] += 1
+        return made
+
+    monkeypatch.setattr(TextToImage, "__call__", spoilt)
+    with pytest.raises(CheckError, match=r"oracle's: LosslessUnmask\(drafts=16") as caught:
+        measure_canvas(CPU, pipe, batches=(1,), repeats=1)
+    assert [row["same"] for row in caught.value.found["canvas"][:3]] == [2, 2, 1]
+
+
 def test_parts_have_names_of_their_own() -> None:
     names = [part.name for part in engine_parts()]
-    assert names[:2] == ["engine-bitwise", "scenes"] and len(set(names)) == 2 + len(SIZES)
+    assert names[:3] == ["engine-bitwise", "scenes", "canvas"]
+    assert len(set(names)) == 3 + len(SIZES)
     assert "engine-step-janus-pro-1b" in names

@@ -164,6 +164,12 @@ def test_the_worst_of_several_parts_stands_and_the_newest_of_one() -> None:
         "first_seconds": 0.5, "captures": [2, 0, 0], "images_per_s": 16.0, "speed_up": 12.0,
     }  # fmt: skip
 
+    canvas = {
+        "batch": 8, "policy": "L()", "exactness": "bitwise", "passes": 39.5, "same": 23,
+        "pictures": 24, "first_seconds": 0.5, "seconds": 0.125, "images_per_s": 8.0,
+        "speed_up": 4.0,
+    }  # fmt: skip
+
     def part(date: str, share: float, ratio: float, **rows: Any) -> dict[str, Any]:
         figures = {"step_share_of_floor": share, "window_32_step_ratio": ratio}
         return {"status": "passed", "date": date, "figures": figures, **rows}
@@ -172,9 +178,10 @@ def test_the_worst_of_several_parts_stands_and_the_newest_of_one() -> None:
     old = {"parts": {"one": part("1", 0.1, 9.0, steps=[step | {"model": "Old"}])}}
     new = {"parts": {
         "one": part("2", 0.9, 1.1, steps=[step]), "two": part("2", 0.7, 1.25),
-        "three": part("2", 0.8, 1.2, attention=[attention], scenes=[scene | {"policy": None}]),
+        "three": part("2", 0.8, 1.2, attention=[attention], scenes=[scene | {"policy": None}],
+                      canvas=[canvas]),
     }}  # fmt: skip
-    names = ("figures", "steps", "attention", "scenes")
+    names = ("figures", "steps", "attention", "scenes", "canvas")
     marks = "\n".join(f"<!-- table: gpu-{name} -->\n<!-- end -->" for name in names)
     filled = fill_tables(marks, {"gpu-a": facts | new, "gpu-b": facts | old})
     assert f"| {FIGURES['step_share_of_floor'].what} | at least 80 % | 70 % |" in filled
@@ -186,4 +193,5 @@ def test_the_worst_of_several_parts_stands_and_the_newest_of_one() -> None:
     assert "| Old |" not in filled
     assert "| M-7B | 32 | 4096 | 0.125 | 50 % | 0.250 | none: E: a / b | yes |" in filled
     assert "| 8 | 2 | transformers alone | 4.00 | 0.5000 | 0.0625 | 16.00 | 12.00× |" in filled
-    assert fill_tables(marks, {}).count("Not yet measured.") == 3
+    assert "| 8 | `L()` | bitwise | 39.5 | 23 of 24 | 0.5000 | 0.1250 | 8.00 | 4.00× |" in filled
+    assert fill_tables(marks, {}).count("Not yet measured.") == 4
