@@ -44,7 +44,7 @@ def build_model(reading: str, block: int = 8, dtype: torch.dtype = torch.float64
             else:
                 seen = self._read(attention_mask, kept, width)
             never = torch.finfo(self.dtype).min
-            scores = torch.zeros(seen.shape, dtype=self.dtype).masked_fill(~seen, never)
+            scores = (~seen).to(self.dtype) * never
             return super().forward(
                 input_ids=input_ids, attention_mask=scores, position_ids=position_ids,
                 past_key_values=past_key_values, use_cache=use_cache,
@@ -53,7 +53,7 @@ def build_model(reading: str, block: int = 8, dtype: torch.dtype = torch.float64
         def _read(self, visible: Tensor, kept: int, width: int) -> Tensor:
             if self.reading == "refused":
                 raise ValueError("LLaDA2.0 takes a block mask only")
-            keys = torch.arange(kept + width)
+            keys = torch.arange(kept + width, device=visible.device)
             queries = keys[kept:, None]
             if self.reading == "blocks":
                 keys, queries = keys // self.block, queries // self.block

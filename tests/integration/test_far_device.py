@@ -1,0 +1,204 @@
+"""What is made on a device other than the processor: nothing meets a tensor of the wrong side, and
+the tokens are the processor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import mmaccel
+from mmaccel import Autoregressive, ImageToVideo, Jacobi, TextToImage, TextToSpeech
+from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
+from mmaccel.demo.grammar_text import GrammarText
+from mmaccel.pipelines.picture_models import find_source
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+from tests import amused_bed, diffusion_gemma_bed, llada2_bed
+from tests.far_device import DEVICE, Far, far
+from tests.speech_beds import SECONDS, TEXTS
+from tests.tiny_lms import build_lm, left_padded
+from tests.tiny_model import CAPTIONS, masked_beside_plain
+from tests.video_beds import build_video
+
+Make = Callable[[Any], Tensor]
+LAW: dict[str, Any] = dict(guidance_scale=2.0, top_k=12, top_p=0.9, min_p=0.01)
+WINDOW = [
+    Autoregressive(), Jacobi(4), Jacobi("adaptive"), Jacobi(4, drafts="above"),
+    *(mmaccel.SpeculativeJacobi(4, coupling=c) for c in ("independent", "maximal", "gumbel")),
+    mmaccel.Speculative(4), mmaccel.GroupedSpeculative(4),
+]  # fmt: skip
+CANVAS = [
+    mmaccel.Stepwise(), mmaccel.Stepwise(order="halton"), mmaccel.LosslessUnmask(),
+    mmaccel.EntropyBounded(gamma=1.0), mmaccel.EntropyBounded(budget_nats=1.0),
+    mmaccel.ConfidentParallel(), mmaccel.ConfidentParallel(rule="frechet", factor=0.5),
+    mmaccel.KLStable(), mmaccel.LocalLeap(), mmaccel.AdaptiveBlock(), mmaccel.RevisedParallel(),
+    mmaccel.LosslessUnmask(block=8, cache="prefix"), mmaccel.Stepwise(block=8, cache="dual"),
+    mmaccel.EntropyBounded(gamma=0.5, block=4, cache=mmaccel.CachePlan("vicinity", margin=2)),
+    mmaccel.MaskedParallel(steps=4), mmaccel.MaskedParallel(order="halton", choose="first"),
+]  # fmt: skip
+
+
+def same(make: Make) -> bool:
+    """Whether both devices make the same."""
+    wanted = make(torch.device("cpu"))
+    with far() as device:
+        made = make(device)
+    assert not isinstance(wanted, Far)
+    return torch.equal(made.near if isinstance(made, Far) else made, wanted)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return masked_beside_plain(tmp_path_factory.mktemp("masked"))[0]
+
+
+@pytest.mark.parametrize("policy", WINDOW, ids=repr)
+def test_pictures_by_window(tiny_folder: Path, policy: Any) -> None:
+    def make(device: Any) -> Tensor:
+        pipe = TextToImage.from_pretrained(tiny_folder, device=device)
+        assert pipe.model.device == device
+        return pipe(CAPTIONS, policy=policy, seed=[3, 4, 5], batch_size=2, **LAW).tokens
+
+    assert same(make)
+
+
+@pytest.mark.parametrize("policy", CANVAS, ids=lambda policy: repr(policy)[:50])
+def test_pictures_by_canvas(masked: Path, policy: Any) -> None:
+    def make(device: Any) -> Tensor:
+        pipe = TextToImage.from_pretrained(masked, device=device)
+        assert pipe.model.device == device
+        return pipe(CAPTIONS, policy=policy, seed=[3, 4, 5], batch_size=2, **LAW).tokens
+
+    assert same(make)
+
+
+def test_speech(speech_folders: dict[str, tuple[Path, Path]]) -> None:
+    for family in ("llasa", "orpheus"):
+        if family not in speech_folders:
+            continue
+
+        def make(device: Any, family: str = family) -> Tensor:
+            model, codec = speech_folders[family]
+            pipe = TextToSpeech.from_pretrained(model, codec=codec, device=device)
+            assert pipe.model.device == device
+            said = pipe(TEXTS, seed=[1, 2, 3], batch_size=2, max_seconds=SECONDS[family])
+            return torch.cat([made.waveform for made in said.utterances])
+
+        assert same(make)
+
+
+@pytest.mark.parametrize("policy", [None, Jacobi(4, drafts="previous-frame")], ids=repr)
+def test_clips(tmp_path: Path, policy: Any) -> None:
+    model, codec = build_video(tmp_path)
+    start = Image.new("RGB", (48, 32), "red")
+
+    def make(device: Any) -> Tensor:
+        pipe = ImageToVideo.from_pretrained(model, codec=codec, device=device)
+        assert pipe.model.device == device
+        clips = pipe(start, policy=policy, seed=[1, 2, 3], batch_size=2).clips
+        return torch.stack([clip.frames for clip in clips])
+
+    assert same(make)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("policy", [Jacobi(4), mmaccel.SpeculativeJacobi(4)], ids=repr)
+def test_generate_under_a_policy(name: str, policy: Any) -> None:
+    inputs = left_padded([[5, 6, 7, 8], [9, 10]])
+
+    def make(device: Any) -> Tensor:
+        model = build_lm(name).to(device)
+        given = {key: value.to(device) for key, value in inputs.items()}
+        with mmaccel.attach(model, policy, seed=3, strict=True) as run:
+            made: Tensor = model.generate(
+                **given, do_sample=True, max_new_tokens=9, top_k=9, repetition_penalty=1.2
+            )
+        assert run.stats.exactness == policy.exactness
+        return made
+
+    assert same(make)
+
+
+@pytest.mark.parametrize(
+    "policy", ["cached-blocks", mmaccel.LosslessUnmask(cache="block"), mmaccel.EntropyBounded(0.5)],
+    ids=repr,
+)  # fmt: skip
+def test_llada2(policy: Any) -> None:
+    def make(device: Any) -> Tensor:
+        pipe = llada2_bed.build_pipe("blocks" if policy == "cached-blocks" else "refused")
+        pipe.model.to(device)
+        with mmaccel.attach(pipe, policy, strict=True):
+            made: Tensor = pipe(
+                prompt=["hello", "a b"], gen_length=16, block_length=8, output_type="seq",
+                num_inference_steps=8, temperature=1.0, eos_early_stop=False,
+                generator=torch.Generator().manual_seed(0),
+            ).sequences  # fmt: skip
+        return made
+
+    assert same(make)
+
+
+def test_diffusion_gemma() -> None:
+    def make(device: Any) -> Tensor:
+        pipe = diffusion_gemma_bed.build_pipe()
+        pipe.model.to(device)
+        with mmaccel.attach(pipe, mmaccel.EntropyBounded(0.1), seed=3, strict=True):
+            made: Tensor = pipe(prompt=["abc", "x"], gen_length=12, output_type="seq").sequences
+        return made
+
+    assert same(make)
+
+
+def test_amused() -> None:
+    def make(device: Any) -> Tensor:
+        pipe = amused_bed.build_pipe()
+        for part in (pipe.transformer, pipe.vqvae, pipe.text_encoder):
+            part.to(device)
+        with mmaccel.attach(pipe, mmaccel.LosslessUnmask(4), seed=[4, 5], strict=True):
+            made: Tensor = pipe(["abc", "x"], guidance_scale=3.0, output_type="latent").images
+        return made
+
+    assert same(make)
+
+
+def test_answers() -> None:
+    folder = find_source("grammar-masked")
+    prompts = [made.prompt for made in make_examples(EVALUATION_SEED, range(2), "sort")]
+
+    def make(device: Any) -> Tensor:
+        text = GrammarText(folder, device)
+        noise = Noise.from_seed(3, len(prompts), device)
+        made = mmaccel.EntropyBounded(0.5).sample(
+            text.model, text.prompt(prompts), text.length, filters=Filters(), noise=noise
+        )
+        return torch.tensor(text.fill_up(made.tokens, made.lengths))
+
+    assert same(make)
+
+
+def test_the_device_refuses_what_an_accelerator_refuses() -> None:
+    near = torch.arange(3.0)
+    with far() as device:
+        there = torch.arange(3.0, device=device)
+        assert isinstance(there, Far) and there.device == DEVICE and torch.equal(there.cpu(), near)
+        for wrong in (
+            lambda: there + near, lambda: torch.cat([there, near]), lambda: there.add_(near),
+            lambda: near[there.long()], lambda: near.masked_fill_(there > 0, 1), there.numpy,
+        ):  # fmt: skip
+            with pytest.raises((RuntimeError, TypeError), match="expected"):
+                wrong()
+        assert (there + torch.tensor(1.0)).tolist() == [1, 2, 3]  # a number
+        assert there[torch.tensor([2, 0])].tolist() == [2, 0]
+        near.copy_(there + 1)
+        assert near.tolist() == [1, 2, 3] and type(there.to("cpu")) is Tensor
+        layer = torch.nn.Linear(3, 2).to(device)
+        assert layer(there).device == device and type(there.new_zeros(2)) is Far
+        with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+            layer(near)
