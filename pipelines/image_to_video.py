@@ -15,14 +15,15 @@ from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.picture_model import choose_filters, pick_policy
+from mmaccel.pipelines.picture_model import check_filters, choose_filters, pick_policy
 from mmaccel.pipelines.pictures import check_at_least_one
 from mmaccel.pipelines.video import Clip, Clips
 from mmaccel.pipelines.video_model import VideoModel
 from mmaccel.pipelines.video_rows import RowRenderer
 from mmaccel.pipelines.video_start import read_start
 from mmaccel.places import Places
-from mmaccel.results import OnStep
+from mmaccel.results import OnStep, Stats
+from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise, check_seed
 
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
@@ -94,7 +95,6 @@ class ImageToVideo:
         top_p: float | None = None,
         min_p: float | None = None,
         batch_size: int | None = None,
-        deliver: Callable[[Clip], None] | None = None,
         on_step: OnStep | None = None,
     ) -> Clips:
         """Continue frames.
@@ -109,8 +109,6 @@ class ImageToVideo:
                 authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
             batch_size: clips in the making at most; None makes all together. The place of a
                 finished one is taken by the next.
-            deliver: called with every clip as soon as it is finished, in the order they end; an
-                exception from it ends the run and reaches the caller.
             on_step: called after every pass with the state of the running places.
 
         Returns:
@@ -123,10 +121,47 @@ class ImageToVideo:
             NumericsError: the model or its codec returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        video, model = self.video, self.model
         filters = choose_filters(
-            video.filters, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+            self.video.filters, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
         )
+        made: dict[int, Clip] = {}
+
+        def keep(clip: Clip) -> None:
+            made[clip.index] = clip
+
+        stats = self.serve(
+            start, filters, policy=policy, seed=seed, batch_size=batch_size, deliver=keep,
+            on_step=on_step,
+        )  # fmt: skip
+        return Clips([made[k] for k in sorted(made)], stats)
+
+    def serve(
+        self,
+        start: Any,
+        filters: Filters,
+        *,
+        policy: Policy | None = None,
+        seed: int | Sequence[int] = 0,
+        batch_size: int | None = None,
+        deliver: Callable[[Clip], None],
+        on_step: OnStep | None = None,
+    ) -> Stats:
+        """Continue frames, hand each clip out as soon as it is finished, and keep none.
+
+        Args:
+            filters: temperature and truncation.
+            deliver: called with every clip, in the order they end; an exception from it ends the
+                run and reaches the caller.
+            start, policy, seed, batch_size, on_step: see `__call__`.
+
+        Returns:
+            What all of it cost; `seconds` are without those of frames and `deliver`.
+
+        Raises:
+            OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
+        """
+        video, model = self.video, self.model
+        check_filters(filters)
         checked = check_seed(seed)
         seeds = [checked] if isinstance(checked, int) else list(checked)
         if not seeds:
@@ -149,7 +184,7 @@ class ImageToVideo:
             stats = run.sample(model, prompt, length, **options).stats
         stats.pixel_seconds = renderer.pixel_seconds
         stats.seconds -= renderer.seconds
-        return Clips([renderer.made[k] for k in range(len(seeds))], stats)
+        return stats
 
     @property
     def model(self) -> TokenModel:

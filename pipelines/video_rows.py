@@ -28,7 +28,6 @@ class RowRenderer:
 
     Attributes:
         given: `[f, rows, columns]` int64, tokens of the frames given; to be set before the run.
-        made: clips by row.
         seconds: spent here.
         pixel_seconds: of these, what rendering took.
     """
@@ -37,12 +36,11 @@ class RowRenderer:
 
     def __init__(
         self, video: VideoModel, seeds: Sequence[int], n_given: int,
-        deliver: Callable[[Clip], None] | None,
+        deliver: Callable[[Clip], None],
     ) -> None:  # fmt: skip
-        if deliver is not None and not callable(deliver):
+        if not callable(deliver):
             raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
         self._video, self._seeds, self._n_given, self._deliver = video, seeds, n_given, deliver
-        self.made: dict[int, Clip] = {}
         self.seconds = self.pixel_seconds = 0.0
 
     def take(self, row: EndedRow) -> None:
@@ -52,11 +50,9 @@ class RowRenderer:
         whole = torch.cat((given, new))
         frames = video.render(whole)
         self.pixel_seconds += time.perf_counter() - began
-        made = Clip(
-            row.row, self._seeds[row.row], frames, self._n_given, len(given), video.fps,
-            whole.cpu(), row.passes, row.total_variation,
-        )  # fmt: skip
-        self.made[row.row] = made
-        if self._deliver is not None:
-            self._deliver(made)
+        seed = self._seeds[row.row]
+        self._deliver(Clip(
+            row.row, seed, frames, self._n_given, len(given), video.fps, whole.cpu(), row.passes,
+            row.total_variation,
+        ))  # fmt: skip
         self.seconds += time.perf_counter() - began

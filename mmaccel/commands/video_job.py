@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mmaccel.pipelines.video import Clip
+    from mmaccel.samplers.filters import Filters
 
 
 def open_animator(
@@ -61,10 +62,15 @@ class VideoJob(CodedJob):
         """See `CodedJob`."""
         return self.count * len(self.starts)
 
+    @property
+    def filters(self) -> Filters:
+        """What was given, and what is recommended where nothing was."""
+        return choose_filters(self.pipe.video.filters, **self.options)
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What clips of this run were made from beside start and seed, ready for JSON."""
-        return self.base(choose_filters(self.pipe.video.filters, **self.options))
+        return self.base(self.filters)
 
     def write(self, start: Path, made: Clip) -> None:
         """Write one clip; only the same one is overwritten.
@@ -99,11 +105,11 @@ def run_video(job: VideoJob) -> bool:
                     job.write(start, made)
                     watch.finish(made)
 
-                clips = job.pipe(
-                    frames, policy=job.policy, seed=seeds, batch_size=job.batch_size,
-                    deliver=keep, on_step=watch, **job.options,
+                stats = job.pipe.serve(
+                    frames, job.filters, policy=job.policy, seed=seeds,
+                    batch_size=job.batch_size, deliver=keep, on_step=watch,
                 )  # fmt: skip
-                job.parts.append(clips.stats)
+                job.parts.append(stats)
                 watch.turn()
     except KeyboardInterrupt:
         return False

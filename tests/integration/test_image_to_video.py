@@ -16,7 +16,14 @@ from PIL import Image
 from torch import Tensor
 
 import mmaccel
-from mmaccel import Autoregressive, GroupedSpeculative, ImageToVideo, Jacobi, SpeculativeJacobi
+from mmaccel import (
+    Autoregressive,
+    Filters,
+    GroupedSpeculative,
+    ImageToVideo,
+    Jacobi,
+    SpeculativeJacobi,
+)
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.video_start import read_start
 from tests.video_beds import SHAPE, VOCAB, Transformer, build_video
@@ -92,28 +99,35 @@ def test_a_clip_depends_on_its_seed_and_start_alone(
 def test_clips_are_handed_out_as_they_end_and_others_take_their_places(
     pipe: ImageToVideo,
 ) -> None:
-    few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4}
+    few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4, "top_p": 1.0}
     seeds = [6, 0, 5, 2, 2**64 - 1]
     wanted = [pipe(picture(), seed=seed, **few)[0] for seed in seeds]
     told: list[tuple[str, Any]] = []
-    made = pipe(
-        picture(), seed=seeds, batch_size=2, **few,
+    stats = pipe.serve(
+        picture(), Filters(temperature=0.4), policy=few["policy"], seed=seeds, batch_size=2,
         deliver=lambda clip: told.append(("clip", clip)),
         on_step=lambda progress: told.append(("rows", progress.rows)),
     )  # fmt: skip
+    assert pipe.video.filters.top_p == 0.8  # which `serve` does not add
+    made = pipe(picture(), seed=seeds, batch_size=3, **few)
     for clip, other in zip(made.clips, wanted, strict=True):
         assert (clip.index, clip.seed) == (seeds.index(other.seed), other.seed)
         assert torch.equal(clip.tokens, other.tokens) and torch.equal(clip.frames, other.frames)
         assert clip.passes == other.passes
     clips = [clip for kind, clip in told if kind == "clip"]
-    assert sorted(clip.index for clip in clips) == [0, 1, 2, 3, 4] and clips != made.clips
-    assert all(clip is made[clip.index] for clip in clips)
+    assert sorted(clip.index for clip in clips) == [0, 1, 2, 3, 4]
+    assert [clip.index for clip in clips] != [0, 1, 2, 3, 4]
+    for clip in clips:
+        other = made[clip.index]
+        assert (clip.seed, clip.passes) == (other.seed, other.passes)
+        assert torch.equal(clip.tokens, other.tokens) and torch.equal(clip.frames, other.frames)
     rows = [rows for kind, rows in told if kind == "rows"]
     assert max(map(len, rows)) == 2 and {row for each in rows for row in each} == {0, 1, 2, 3, 4}
     kinds = [kind for kind, _ in told]
     assert "rows" in kinds[kinds.index("clip") :]  # the first, long before the last pass
-    assert made.stats.row_passes == sum(clip.passes for clip in made.clips)
-    assert made.stats.passes < made.stats.row_passes and made.stats.pixel_seconds > 0
+    for own in (stats, made.stats):
+        assert own.row_passes == sum(clip.passes for clip in clips)
+        assert own.passes < own.row_passes and own.pixel_seconds > 0
 
 
 def test_what_takes_a_clip_may_end_the_run(pipe: ImageToVideo) -> None:
@@ -124,7 +138,7 @@ def test_what_takes_a_clip_may_end_the_run(pipe: ImageToVideo) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pipe(picture(), seed=[1, 2, 3], batch_size=1, deliver=stop)
+        pipe.serve(picture(), Filters(), seed=[1, 2, 3], batch_size=1, deliver=stop)
     assert len(got) == 1 and len(pipe(picture())) == 1
 
 
@@ -261,11 +275,15 @@ def test_arguments_outside_their_domain(pipe: ImageToVideo) -> None:
         ({"top_p": 0}, "top_p"),
         ({"policy": mmaccel.Stepwise()}, "policy"),
         ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
-        ({"deliver": "out"}, "deliver: expected a function, received 'out'"),
     ]
     for options, said in unfit:
         with pytest.raises(OptionError, match=said):
             pipe(picture(), **options)
+    odd: Any = "out"
+    with pytest.raises(OptionError, match="deliver: expected a function, received 'out'"):
+        pipe.serve(picture(), Filters(), deliver=odd)
+    with pytest.raises(OptionError, match="filters"):
+        pipe.serve(picture(), odd, deliver=print)
 
 
 def test_one_run_at_a_time(pipe: ImageToVideo) -> None:
