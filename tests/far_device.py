@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 DEVICE = torch.device("xpu", 0)
 _ACROSS = ("aten::copy_", "aten::_to_copy", "aten::_copy_from")
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
+_BELOW = ("one_hot", "new_tensor")  # which make tensors below the dispatcher
 _HOST = ("numpy", "__array__")
 
 
@@ -96,7 +97,7 @@ class _Mode(TorchFunctionMode):
         if isinstance(args[0] if args else None, Far):
             if name in ("tolist", "data_ptr"):
                 return func(args[0].near)
-            if name == "one_hot":  # counts to its classes below the dispatcher
+            if name in _BELOW:
                 return Far(func(args[0].near, *args[1:], **kwargs))
             if name in _HOST:
                 raise TypeError(f"{name}: expected a tensor of the processor, received {DEVICE}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +22,7 @@ from mmaccel.pipelines.picture_models import find_source
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 from tests import amused_bed, diffusion_gemma_bed, llada2_bed
+from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.far_device import DEVICE, Far, far
 from tests.speech_beds import SECONDS, TEXTS
 from tests.tiny_lms import build_lm, left_padded
@@ -75,6 +77,18 @@ def test_pictures_by_canvas(masked: Path, policy: Any) -> None:
         pipe = TextToImage.from_pretrained(masked, device=device)
         assert pipe.model.device == device
         return pipe(CAPTIONS, policy=policy, seed=[3, 4, 5], batch_size=2, **LAW).tokens
+
+    assert same(make)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pictures_of_every_family(built: Callable[[str], Path], family: str) -> None:
+    def make(device: Any) -> Tensor:
+        pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family), device=device)
+        assert pipe.model.device == device
+        made = pipe(captions(family)[:2], policy=Jacobi(4), seed=[3, 4])
+        pixels = [torch.from_numpy(np.asarray(image).copy()) for image in made.images]
+        return torch.cat([made.tokens.cpu().flatten(), *(p.flatten() for p in pixels)])
 
     assert same(make)
 
