@@ -149,7 +149,8 @@ class ImageToVideo:
         """Continue frames, hand each clip out as soon as it is finished, and keep none.
 
         Args:
-            filters: temperature and truncation.
+            filters: temperature and truncation, without guidance; `video.filters` is what the
+                model's authors recommend.
             deliver: called with every clip, in the order they end; an exception from it ends the
                 run and reaches the caller.
             start, policy, seed, batch_size, on_step: see `__call__`.
@@ -162,6 +163,11 @@ class ImageToVideo:
         """
         video, model = self.video, self.model
         check_filters(filters)
+        if filters.guidance_scale != 1:
+            raise OptionError(
+                f"guidance_scale: expected 1, as a clip has no unconditional start, received "
+                f"{filters.guidance_scale}; leave it out"
+            )
         checked = check_seed(seed)
         seeds = [checked] if isinstance(checked, int) else list(checked)
         if not seeds:

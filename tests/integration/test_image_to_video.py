@@ -284,6 +284,8 @@ def test_arguments_outside_their_domain(pipe: ImageToVideo) -> None:
         pipe.serve(picture(), Filters(), deliver=odd)
     with pytest.raises(OptionError, match="filters"):
         pipe.serve(picture(), odd, deliver=print)
+    with pytest.raises(OptionError, match="guidance_scale: expected 1, .* received 2.0"):
+        pipe.serve(picture(), Filters(guidance_scale=2.0), deliver=print)
 
 
 def test_one_run_at_a_time(pipe: ImageToVideo) -> None:
