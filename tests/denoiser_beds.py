@@ -89,14 +89,14 @@ class Bed(nn.Module):
 
 def _turn(x: Tensor, positions: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    speed = 10.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    speed = 10.0 ** (-torch.arange(half, dtype=x.dtype, device=x.device) / half)
     angle = positions[:, None, :, None] * speed
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
 def line_of(ids: Tensor) -> Tensor:
-    return torch.arange(ids.shape[1]).expand_as(ids)
+    return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
 
 
 class LLaDABed(Bed):
@@ -120,7 +120,8 @@ class LLaDABed(Bed):
                 bias = bias.masked_fill(~attention_bias, low)
         if attention_mask is not None and bool((attention_mask == 0).any()):
             if bias is None:
-                bias = torch.zeros(n, n).double().masked_fill_(~torch.ones(n, n).bool().tril(), low)
+                seen = torch.ones(n, n, device=input_ids.device).bool().tril()
+                bias = torch.zeros_like(seen, dtype=torch.float64).masked_fill_(~seen, low)
             bias = bias + (1.0 - attention_mask.double())[:, None, None] * low
         return self.body(input_ids, line_of(input_ids), bias)
 
@@ -140,7 +141,7 @@ class DreamBed(Bed):
         mask = None
         if isinstance(attention_mask, Tensor):
             assert attention_mask.dtype == torch.bool and attention_mask.ndim == 4
-            mask = torch.zeros(attention_mask.shape).double()
+            mask = torch.zeros_like(attention_mask, dtype=torch.float64)
             mask = mask.masked_fill(~attention_mask, float("-inf"))
         positions = line_of(input_ids) if position_ids is None else position_ids
         return self.body(input_ids, positions, mask)
@@ -162,7 +163,7 @@ class FastDLLMBed(Bed):
         use_block_cache: bool = False,
         mask_id: int = 151665,
     ) -> SimpleNamespace:
-        group = torch.arange(input_ids.shape[1]) // block_size
+        group = line_of(input_ids)[0] // block_size
         positions = line_of(input_ids) if position_ids is None else position_ids
         return self.body(input_ids, positions, group <= group[:, None])
 
@@ -180,5 +181,5 @@ class LuminaBed(Bed):
         cat: str = "",
     ) -> SimpleNamespace:
         assert infer, "without it the model wants labels"
-        ids = torch.tensor(input_ids.tolist())
+        ids = torch.tensor(input_ids.tolist(), device=self.device)
         return self.body(ids, line_of(ids), None)

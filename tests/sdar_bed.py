@@ -63,7 +63,7 @@ class SDARBed(Bed):
         if bool(allowed.all()) and self.dtype not in self.kernel_dtypes:
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         allowed = allowed[:, None] if allowed.ndim == 3 else allowed
-        mask = torch.zeros(allowed.shape, dtype=self.dtype).masked_fill(~allowed, float("-inf"))
+        mask = torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, float("-inf"))
         mask = mask.masked_fill(~allowed.any(-1, keepdim=True), float("nan"))
         return self.body(input_ids, positions, mask, join)
 

@@ -1,5 +1,5 @@
-"""What is made on a device other than the processor: nothing meets a tensor of the wrong side, and
-the tokens are the processor's.
+"""What is made from checkpoints on a device other than the processor: nothing meets a tensor of the
+wrong side, and the tokens are the processor's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from mmaccel.demo.grammar_text import GrammarText
 from mmaccel.pipelines.picture_models import find_source
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
-from tests import amused_bed, diffusion_gemma_bed, llada2_bed
 from tests.checkpoints import FAMILIES, SIZES, captions
-from tests.far_device import DEVICE, Far, far
+from tests.far_device import DEVICE, Far, far, same
 from tests.speech_beds import FAMILIES as SPEAKERS
 from tests.speech_beds import SECONDS, TEXTS
-from tests.tiny_lms import build_lm, left_padded
 from tests.tiny_model import CAPTIONS, masked_beside_plain
 from tests.video_beds import build_video
 
@@ -46,16 +44,6 @@ CANVAS = [
     mmaccel.EntropyBounded(gamma=0.5, block=4, cache=mmaccel.CachePlan("vicinity", margin=2)),
     mmaccel.MaskedParallel(steps=4), mmaccel.MaskedParallel(order="halton", choose="first"),
 ]  # fmt: skip
-
-
-def same(make: Make) -> bool:
-    """Whether both devices make the same."""
-    wanted, before = make(torch.device("cpu")), Far.n_operations
-    assert not isinstance(wanted, Far)
-    with far() as device:
-        made = make(device)
-    assert Far.n_operations > before + 500  # it did run there
-    return torch.equal(made.near if isinstance(made, Far) else made, wanted)
 
 
 @pytest.fixture(scope="module")
@@ -119,66 +107,6 @@ def test_clips(tmp_path: Path, policy: Any) -> None:
         assert pipe.model.device == device
         clips = pipe(start, policy=policy, seed=[1, 2, 3], batch_size=2).clips
         return torch.stack([clip.frames for clip in clips])
-
-    assert same(make)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("policy", [Jacobi(4), mmaccel.SpeculativeJacobi(4)], ids=repr)
-def test_generate_under_a_policy(name: str, policy: Any) -> None:
-    inputs = left_padded([[5, 6, 7, 8], [9, 10]])
-
-    def make(device: Any) -> Tensor:
-        model = build_lm(name).to(device)
-        given = {key: value.to(device) for key, value in inputs.items()}
-        with mmaccel.attach(model, policy, seed=3, strict=True) as run:
-            made: Tensor = model.generate(
-                **given, do_sample=True, max_new_tokens=9, top_k=9, repetition_penalty=1.2
-            )
-        assert run.stats.exactness == policy.exactness
-        return made
-
-    assert same(make)
-
-
-@pytest.mark.parametrize(
-    "policy", ["cached-blocks", mmaccel.LosslessUnmask(cache="block"), mmaccel.EntropyBounded(0.5)],
-    ids=repr,
-)  # fmt: skip
-def test_llada2(policy: Any) -> None:
-    def make(device: Any) -> Tensor:
-        pipe = llada2_bed.build_pipe("blocks" if policy == "cached-blocks" else "refused")
-        pipe.model.to(device)
-        with mmaccel.attach(pipe, policy, strict=True):
-            made: Tensor = pipe(
-                prompt=["hello", "a b"], gen_length=16, block_length=8, output_type="seq",
-                num_inference_steps=8, temperature=1.0, eos_early_stop=False,
-                generator=torch.Generator().manual_seed(0),
-            ).sequences  # fmt: skip
-        return made
-
-    assert same(make)
-
-
-def test_diffusion_gemma() -> None:
-    def make(device: Any) -> Tensor:
-        pipe = diffusion_gemma_bed.build_pipe()
-        pipe.model.to(device)
-        with mmaccel.attach(pipe, mmaccel.EntropyBounded(0.1), seed=3, strict=True):
-            made: Tensor = pipe(prompt=["abc", "x"], gen_length=12, output_type="seq").sequences
-        return made
-
-    assert same(make)
-
-
-def test_amused() -> None:
-    def make(device: Any) -> Tensor:
-        pipe = amused_bed.build_pipe()
-        for part in (pipe.transformer, pipe.vqvae, pipe.text_encoder):
-            part.to(device)
-        with mmaccel.attach(pipe, mmaccel.LosslessUnmask(4), seed=[4, 5], strict=True):
-            made: Tensor = pipe(["abc", "x"], guidance_scale=3.0, output_type="latent").images
-        return made
 
     assert same(make)
 
