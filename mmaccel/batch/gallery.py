@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,14 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
             if facts.keys() >= _NEEDED:
                 made[id, k] = facts
     known = {record["file"] for record in made.values()}
+    alike: Counter[Key] = Counter()
     for file in sorted(folder.glob("*.png")):
         facts = {} if file.name in known else _told(file)
         if facts:
             facts.setdefault("id", file.stem)
-            made[str(facts["prompt"]), str(facts["seed"])] = facts | {"file": file.name}
+            key = str(facts["prompt"]), str(facts["seed"])
+            made[*key, alike[key]] = facts | {"file": file.name}  # other settings, other files
+            alike[key] += 1
     if not made and not failed:
         raise OptionError(
             f"folder: expected pictures of mmaccel generate, received {str(folder)!r}, which has "
@@ -67,7 +71,8 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
 
     Args:
         folder: of the run.
-        against: of another run, shown beside; pictures with the same id and k belong together.
+        against: of another run, shown beside; pictures with the same id and k belong together, and
+            where no manifest names them those of the same prompt and seed.
         page: where it will lie: links are relative to it.
 
     Raises:
@@ -114,7 +119,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
 def _natural(key: Key) -> list[Any]:
     """Ids in the order people count in: r2 before r10."""
     parts = re.split(r"(\d{1,18})", str(key[0]))  # longer numbers are no numbers to Python
-    return [[int(p) if p.isdecimal() else p for p in parts], str(key[1]).zfill(20)]
+    return [[int(p) if p.isdecimal() else p for p in parts], str(key[1]).zfill(20), *key[2:]]
 
 
 def _told(file: Path) -> dict[str, Any]:

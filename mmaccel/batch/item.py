@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmaccel.errors import OptionError
+
 SEEDS = 2**64
 
 
@@ -84,7 +86,14 @@ def make_items(rows: Iterable[Row], base: int) -> list[Item]:
     Args:
         rows: checked ones.
         base: the seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
+
+    Raises:
+        OptionError: a seed of more than 64 bits, which would be that of another job.
     """
+    if not -(2**63) <= base < SEEDS:
+        raise OptionError(
+            f"--seed: expected a 64-bit integer, received {base}; take it modulo 2**64"
+        )
     items = []
     for row in rows:
         for k in range(row.n):

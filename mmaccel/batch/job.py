@@ -170,9 +170,9 @@ def still_to_make(
         left.append(item)
     if other:
         raise OptionError(
-            f"--resume: expected the model, policy and settings of the manifest in {folder}, "
-            f"received others for {len(other)} items (the first is {other[0].row.id}, line "
-            f"{other[0].row.line}); use those again, or another folder"
+            "--resume: expected the prompts, model, policy and settings of the manifest in "
+            f"{folder}, received others for {len(other)} items (the first is {other[0].row.id}, "
+            f"line {other[0].row.line}); use those again, or another folder"
         )
     return left
 

@@ -49,7 +49,7 @@ def read_manifests(folder: Path) -> Past:
         OSError: one cannot be read.
     """
     past = Past()
-    for file in sorted(folder.glob("manifest*.jsonl")):
+    for file in sorted(filter(Path.is_file, folder.glob("manifest*.jsonl"))):
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             if not line.strip():
                 continue

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from contextlib import suppress
 from typing import Any, Self
 
+from mmaccel.batch.failures import WriteError
 from mmaccel.batch.manifest import Record
 from mmaccel.batch.prompt_row import show
+from mmaccel.commands.terminal import print_at_once, progress_bar
 
 
 class Reports:
@@ -24,16 +28,13 @@ class Reports:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
-            Progress,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
 
-        from mmaccel.commands.terminal import stderr_console
-
         self._is_streaming, self._began = is_streaming, time.perf_counter()
-        self._bar = Progress(
+        self._bar = progress_bar(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -41,8 +42,8 @@ class Reports:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=stderr_console(),
             refresh_per_second=10,
+            disable=is_streaming and sys.stdout.isatty(),  # one screen for both
         )
         self._task = self._bar.add_task("pictures", total=total, rate="")
         self._made = self._failed = 0
@@ -77,9 +78,20 @@ class Reports:
         self.tell("note", text=text)
 
     def tell(self, event: str, **what: Any) -> None:
-        """One event as a line of JSON, if events are wanted."""
-        if self._is_streaming:
-            print(json.dumps({"event": event, **what}), flush=True)
+        """One event as a line of JSON, if events are wanted.
+
+        Raises:
+            WriteError: nobody reads them any more.
+        """
+        if not self._is_streaming:
+            return
+        try:
+            print_at_once(json.dumps({"event": event, **what}))
+        except BrokenPipeError as error:
+            raise WriteError(
+                "--json-stream: expected a reader of stdout, received none any more; what the "
+                "manifest has is kept, go on with --resume"
+            ) from error
 
     def _step(self) -> None:
         now = time.perf_counter()
@@ -94,4 +106,5 @@ def show_line(text: str) -> str:
 
 def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> None:
     """The one object that ends a program's output: what came of it, or what went wrong."""
-    print(json.dumps({"ok": error is None, "data": data, "error": error}), flush=True)
+    with suppress(BrokenPipeError):  # the exit code says it too
+        print_at_once(json.dumps({"ok": error is None, "data": data, "error": error}))

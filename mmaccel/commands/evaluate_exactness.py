@@ -45,6 +45,7 @@ def exactness(
     from mmaccel.opening import open_pipeline, pick_name
     from mmaccel.pipelines.comparison import make_plain
     from mmaccel.pipelines.picture_model import choose_filters
+    from mmaccel.samplers.noise import check_seed
 
     check_count("count", count)
     check_count("batch-size", batch_size)
@@ -53,12 +54,17 @@ def exactness(
             f"--samples: expected 0 or at least 1000, received {samples}; fewer see nothing"
         )
     check_file("--json", json_file)
+    check_seed(seed)
     options = parse_fields(set_fields or [])
     if policy is not None:
         make_policy(policy, **options)
     chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
     extract = None
     if chosen_features is not None:
+        if count < 2 and temperature != 0:
+            raise OptionError(
+                f"--count: expected at least 2 to compare features, received {count}; ask for more"
+            )
         extract = load("mmaccel.evaluation.features:open_extractor")(chosen_features)
     if prompts is not None:
         read_captions(prompts)

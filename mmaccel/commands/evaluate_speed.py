@@ -137,11 +137,9 @@ def _waits_for(device: str) -> Any:
 
 
 def _collect(measured: Any, made: list[Any], total: int) -> None:
-    from rich.progress import Progress
+    from mmaccel.commands.terminal import progress_bar
 
-    from mmaccel.commands.terminal import stderr_console
-
-    with Progress(console=stderr_console()) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(f"measuring behind {len(made)} runs", total=total)
         for run in measured:
             made.append(run)

@@ -62,8 +62,9 @@ def run_batch(wish: Wish) -> None:
     with stopped_by_terminate():
         data, code = _run(wish)
     if wish.is_json or wish.is_streaming:
+        name = "fatal" if code == FATAL else "failures"
         message = f"{data.get('failed', 0)} items failed"
-        print_envelope(data, {"code": "failures", "message": message} if code else None)
+        print_envelope(data, {"code": name, "message": message} if code else None)
     if code:
         raise typer.Exit(code)
 

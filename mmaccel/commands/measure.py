@@ -95,9 +95,7 @@ def measure(
 
     Cost: a few passes per setup to warm up, then batch by batch every setup in a rotating order.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
+    from mmaccel.commands.terminal import progress_bar
     from mmaccel.pipelines.pictures import join
 
     cells = [(f, s) for f in range(len(filters)) for s in range(len(setups))]
@@ -113,7 +111,7 @@ def measure(
         made[f, s] = []
     n_batches = -(-len(captions) // batch_size)
     try:
-        with Progress(console=Console(stderr=True)) as bar:
+        with progress_bar() as bar:
             task = bar.add_task("measuring", total=n_batches * len(cells))
             for k in range(n_batches):
                 turn = k % len(cells)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.recipe import FILTERS
 from mmaccel.commands.comparison import print_comparison
+from mmaccel.commands.terminal import progress_bar
 from mmaccel.outputs.picture_files import (
     describe,
     picture_name,
@@ -34,8 +35,6 @@ from mmaccel.pipelines.warm_up import warm_up
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
     from mmaccel.pipelines.pictures import Pictures
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.results import Progress
@@ -177,18 +176,14 @@ def draw_contact_sheet(name: str, made: Pictures, dtype: str) -> Any:
 @contextmanager
 def _progress(job: Job, compare: bool) -> Iterator[Any]:
     """A progress bar on stderr that counts tokens; yields what `on_step` is to be."""
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
 
     total = len(job.captions) * job.pipe.length * (2 if compare else 1)
-    bar: Bar
-    with RichProgress(
+    with progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f} tokens"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
     ) as bar:
         task = bar.add_task("pictures", total=total)
 

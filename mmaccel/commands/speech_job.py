@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.batch.recipe import FILTERS
 from mmaccel.commands.coded_job import CodedJob
 from mmaccel.commands.collector import wake_collector
+from mmaccel.commands.terminal import progress_bar
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.pipelines.text_to_speech import TextToSpeech
@@ -136,10 +137,9 @@ def run_speech(job: SpeechJob) -> bool:
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
     """A progress bar on stderr that counts utterances; yields what tells it of one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
     columns = ("utterances", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("utterances", total=total)
         yield lambda: bar.advance(task)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
 
 _WIDTH_OF_A_FILE = 120
@@ -28,6 +31,28 @@ def stderr_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def progress_bar(*columns: Any, **options: Any) -> Progress:
+    """A bar on stderr; what is printed meanwhile still goes to stdout, as it is."""
+    from rich.progress import Progress
+
+    return Progress(*columns, console=stderr_console(), redirect_stdout=False, **options)
+
+
+def print_at_once(line: str) -> None:
+    """Print a line that another program waits for.
+
+    Raises:
+        BrokenPipeError: nobody reads stdout any more; what is printed later goes nowhere.
+    """
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or Python stumbles over the rest when it ends
+        os.close(nowhere)
+        raise
 
 
 def make_table(*heads: str, title: str | None = None) -> Table:

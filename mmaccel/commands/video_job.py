@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.coded_job import CodedJob
 from mmaccel.commands.collector import wake_collector
+from mmaccel.commands.terminal import progress_bar
 from mmaccel.outputs.video_files import write_video
 from mmaccel.pipelines.image_to_video import ImageToVideo
 from mmaccel.pipelines.picture_model import choose_filters
@@ -145,10 +146,8 @@ class _Watch:
 @contextmanager
 def _progress(total: int) -> Iterator[_Watch]:
     """A progress bar on stderr."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    from mmaccel.commands.terminal import stderr_console
+    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
     columns = ("clips", BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr_console()) as bar:
+    with progress_bar(*columns) as bar:
         yield _Watch(bar, bar.add_task("clips", total=total))

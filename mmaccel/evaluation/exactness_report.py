@@ -56,8 +56,8 @@ class Plan:
 
     @property
     def seeds(self) -> list[int]:
-        """One per caption."""
-        return [self.seed + k for k in range(len(self.captions))]
+        """One per caption, of 64 bits."""
+        return [(self.seed + k) % 2**64 for k in range(len(self.captions))]
 
     @property
     def width(self) -> int:
@@ -77,7 +77,7 @@ class Plan:
         """All captions under a policy."""
         from mmaccel.pipelines.pictures import join
 
-        seeds = [seed + shift for seed in self.seeds]
+        seeds = [(seed + shift) % 2**64 for seed in self.seeds]
         made = self.pipe.stream(
             self.captions, filters, policy=policy, seed=seeds, batch_size=batch_size
         )

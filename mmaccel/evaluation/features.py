@@ -115,7 +115,8 @@ def _to_array(made: Any) -> Array:
         ShapeError: no tensor, and nothing of which one can be made.
     """
     try:
-        found: Array = np.asarray(torch.as_tensor(made).detach().cpu().double())
+        given = torch.as_tensor(made).detach().cpu()
+        found: Array = np.asarray(given if given.is_complex() else given.double())  # told later
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(
             f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "

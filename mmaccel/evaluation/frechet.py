@@ -78,9 +78,11 @@ def check_features(features: npt.ArrayLike, name: str = "features", least: int =
         least: items there have to be.
 
     Raises:
-        ShapeError: other dimensions, or too few items.
+        ShapeError: other dimensions, complex numbers, or too few items.
         NumericsError: NaN or infinity.
     """
+    if np.iscomplexobj(features):
+        raise ShapeError(f"{name}: expected real numbers, received complex ones; take their parts")
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 2 or array.shape[0] < least or array.shape[1] < 1:
         raise ShapeError(

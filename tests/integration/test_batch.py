@@ -271,6 +271,7 @@ BAD = [
     (ROWS, ["--compare"], 2, "--prompts: expected no --compare"),
     (ROWS, ["a caption"], 2, "--prompts: expected no a caption"),
     (ROWS, ["--batch-size", "0"], 2, "--batch-size"),
+    (ROWS, ["--seed", str(2**64)], 2, "--seed: expected a 64-bit integer"),
     (ROWS, ["--actors", "2"], 2, "--actors: expected --engine ray"),
     (ROWS, ["--engine", "ray", "--actors", "0"], 2, "--actors: expected at least 1"),
     ([{"prompt": CAPTIONS[0], "params": {"name": "x"}}], [], 2, "line 1: policy jacobi"),

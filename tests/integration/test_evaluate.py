@@ -191,6 +191,9 @@ def test_exactness_with_features_of_pictures(
     check = json.loads(file.read_text())["checks"][-1]
     assert check["name"] == "features of pictures" and check["promised"] and check["holds"]
     assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
+    file.unlink()
+    largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again
+    assert evaluate("exactness", tiny_folder, *policy, *options, *largest) == 0 and file.exists()
 
 
 def test_speed_writes_its_report(tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -28,6 +28,8 @@ def text(pictures):
     return "no numbers"
 def one(pictures, texts):
     return torch.ones(len(texts), 2)
+def turned(pictures):
+    return torch.ones(len(pictures), 2) * 1j
 def names(pictures, texts):
     return texts, texts
 def largest(pictures, texts):
@@ -99,6 +101,9 @@ def test_what_callables_return_is_looked_at(here: Path, capsys: Any) -> None:
     options = ("--against", "five", "--features", "own_callables:text")
     assert evaluate("pictures", "five", *options) == 1
     assert "expected a tensor [B, D], received str" in capsys.readouterr().err
+    options = ("--against", "five", "--features", "own_callables:turned")
+    assert evaluate("pictures", "five", *options) == 1
+    assert "expected real numbers, received complex ones" in capsys.readouterr().err
     for name, words in (("one", "received 1 (Tensor)"), ("names", "received 2 (list, list)")):
         assert evaluate("pictures", "told", "--clip", f"own_callables:{name}") == 1
         assert words in capsys.readouterr().err
@@ -292,3 +297,18 @@ def test_an_empty_reference_has_no_rate(tmp_path: Path, capsys: Any) -> None:
     heard.write_text("thing\nsome\n")  # one word inserted, one word in all
     assert evaluate("words", empty, heard, "--json", file) == 0
     assert json.loads(file.read_text())["rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--count", 1), "--count: expected at least 2 to compare features, received 1"),
+        (("--seed", 2**64), f"seed: expected a 64-bit integer, received {2**64}"),
+    ],
+)
+def test_exactness_is_refused_before_a_model_is_opened(
+    options: tuple[Any, ...], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmaccel.opening.open_pipeline", lambda *_, **__: pytest.fail("opened"))
+    assert evaluate("exactness", "scenes", *options) == 2
+    assert words in capsys.readouterr().err

@@ -235,3 +235,21 @@ def test_numbers_that_are_none_and_names_too_long_do_no_harm(tmp_path: Path) -> 
     (item,) = data["items"]
     assert item["sides"][0]["own"]["passes"] == "nan"
     assert data["settings"][0]["temperature"] == ["inf", {"a": "-inf"}]
+
+
+def test_pictures_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> None:
+    """Of folders without a manifest, where pictures tell prompt and seed; in order of names."""
+    sides = []
+    for name, policies in (("a", ["jacobi", "sjd", "gsd"]), ("b", ["plain", "sjd"])):
+        (tmp_path / name).mkdir()
+        sides.append(tmp_path / name)
+        for policy in policies:
+            info = PngInfo()
+            info.add_text("mmaccel", json.dumps({"prompt": "x", "seed": 3, "policy": policy}))
+            Image.new("RGB", (4, 4)).save(sides[-1] / f"{policy}.png", pnginfo=info)
+    page = tmp_path / "page.html"
+    assert main(["gallery", str(sides[0]), "--against", str(sides[1]), "--out", str(page)]) == 0
+    text = page.read_text("utf-8").split('id="data">')[1].split("</script>")[0]
+    shown = [[side and side["policy"] for side in item["sides"]]
+             for item in json.loads(text)["items"]]  # fmt: skip
+    assert shown == [["gsd", "plain"], ["jacobi", "sjd"], ["sjd", None]]
