@@ -19,7 +19,8 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.denoiser_prompt import Rows, join
 from mmaccel.samplers.filters import Filters
 
 
@@ -28,34 +29,39 @@ class DenoiserCall:
     """Arguments of one call.
 
     Attributes:
-        ids: `[B, T]` int64, padded on any side.
-        mask: `[B, T]`, 0 on padding; None where there is none.
+        rows: the prompts.
+        negative: what guidance leads away from, as many or one for all; None where there is none.
         given: what the call names, by name; None counts as not named.
         config: transformers' `GenerationConfig`, or None.
         model: whose configurations have the rest, or None.
     """
 
-    ids: Tensor
-    mask: Tensor | None = None
+    rows: Rows
+    negative: Rows | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     config: Any = None
     model: Any = None
 
-    def __post_init__(self) -> None:
-        ids, mask = self.ids, self.mask
-        is_sound = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
-        if not is_sound or ids.is_floating_point() or ids.dtype == torch.bool:
-            shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
-            raise ShapeError(
-                f"input_ids: expected int64 [B, T] with a token in it, received {shown}; "
-                "take the tokenizer's input_ids"
+    @property
+    def guidance(self) -> float:
+        """Of the call itself: 1 runs no second branch.
+
+        Raises:
+            OptionError: a scale without the prompts that it guides away from, or those without it.
+        """
+        scale: Any = self.given.get("guidance_scale")
+        is_off = scale is None or scale == 1
+        if is_off == (self.negative is None):
+            return 1.0 if is_off else scale
+        if is_off:
+            raise OptionError(
+                f"negative_prompt_ids: expected a guidance_scale other than 1 beside it, received "
+                f"{scale!r}; give one such as guidance_scale=3.5"
             )
-        if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape):
-            shown = str(list(mask.shape)) if isinstance(mask, Tensor) else repr(mask)
-            raise ShapeError(
-                f"attention_mask: expected {list(ids.shape)}, received {shown}; take the one of "
-                "the tokenizer, or None where nothing is padded"
-            )
+        raise OptionError(
+            f"guidance_scale: expected negative_prompt_ids beside it, received {scale!r} alone; "
+            "give the ids of the prompt to guide away from"
+        )
 
     @property
     def length(self) -> int:
@@ -72,7 +78,7 @@ class DenoiserCall:
                 )
             return self._counted("gen_length", self.given["gen_length"], 0)
         for level in self._levels():
-            for name, columns in (("max_new_tokens", 0), ("max_length", self.ids.shape[1])):
+            for name, columns in (("max_new_tokens", 0), ("max_length", self.rows.ids.shape[1])):
                 if level.get(name) is not None:
                     return self._counted(name, level[name], columns)
         raise OptionError(
@@ -82,7 +88,7 @@ class DenoiserCall:
 
     @property
     def filters(self) -> Filters:
-        """Temperature and truncation; nothing but the likeliest token where it is greedy.
+        """Guidance, temperature and truncation; the likeliest token alone where it is greedy.
 
         Raises:
             OptionError: outside their domain.
@@ -90,8 +96,9 @@ class DenoiserCall:
         names = ("top_k", "top_p", "min_p")
         options = {name: self._find(name) for name in names}
         options["top_k"] = options["top_k"] or None  # transformers: 0 keeps all
+        options["guidance_scale"] = scale = self.guidance
         filters = Filters(temperature=self._temperature, **options)
-        return filters if filters.temperature else Filters(temperature=0.0)
+        return filters if filters.temperature else Filters(temperature=0.0, guidance_scale=scale)
 
     @property
     def ends(self) -> list[int]:
@@ -115,15 +122,16 @@ class DenoiserCall:
         Raises:
             ShapeError: a row that is all padding.
         """
-        ids = self.ids.to(denoiser.device, torch.int64)
-        mask = torch.ones_like(ids) if self.mask is None else self.mask.to(ids.device)
-        mask = mask.bool()
-        order = (~mask).int().argsort(dim=1, stable=True)  # what counts first
-        tokens, stops = ids.gather(1, order), torch.tensor(self.ends, device=ids.device)
+        tokens, lengths = self.rows.packed(denoiser.device)
+        if self.negative is not None:
+            tokens, lengths = join((tokens, lengths), self.negative.packed(denoiser.device))
+        stops = torch.tensor(self.ends, device=tokens.device)
         if hasattr(denoiser, "to_canvas"):
             tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
-        stop_tokens = stops if self.ends else None
-        return Prompt(tokens, mask.sum(1), stop_tokens=stop_tokens, layout=layout)
+        return Prompt(
+            tokens, lengths, branches=1 if self.negative is None else 2,
+            stop_tokens=stops if self.ends else None, layout=layout,
+        )  # fmt: skip
 
     @property
     def _temperature(self) -> Any:

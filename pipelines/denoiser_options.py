@@ -32,11 +32,8 @@ _REASONS = {
     "mask_id": "it belongs to the denoiser; attach to one made with mask_token=",
     "mask_token_id": "it belongs to the denoiser; attach to one made with mask_token=",
     "cfg_scale": "its unconditional rows are prompts of mask tokens, which a run takes for slots "
-    "that nobody filled; call policy.sample with branches of your own",
-    "guidance_scale": "a denoiser's call has no second branch; call policy.sample with "
-    "Prompt(branches=2)",
-    "negative_prompt_ids": "a denoiser's call has no second branch; call policy.sample with "
-    "Prompt(branches=2)",
+    "that nobody filled; give guidance_scale= (1 more than this) and negative_prompt_ids=",
+    "guidance_scale": "give it to the call, with negative_prompt_ids=",
     "num_beams": "one canvas a row is filled; leave it out",
     "num_return_sequences": "one canvas a row is filled; repeat the rows of input_ids",
     "repetition_penalty": _PREFIX + "; leave it out",

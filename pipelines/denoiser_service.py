@@ -23,6 +23,7 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.pipelines.denoiser_call import DenoiserCall
 from mmaccel.pipelines.denoiser_families import open_denoiser
 from mmaccel.pipelines.denoiser_options import check_config, check_others, find_left_out
+from mmaccel.pipelines.denoiser_prompt import Rows, negative_rows
 from mmaccel.pipelines.generate_call import hand_over
 from mmaccel.pipelines.inject import Injection, as_function
 from mmaccel.pipelines.layout_mask import check_size
@@ -86,6 +87,9 @@ class DenoiserService:
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt_ids: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
         return_dict_in_generate: bool | None = None,
@@ -98,10 +102,11 @@ class DenoiserService:
             inputs, input_ids: two names of the prompts, `[B, T]` int64.
             generation_config: what the call itself does not say.
             attention_mask: `[B, T]`, 0 on padding, on any side.
-            max_new_tokens, gen_length, max_length: slots of the canvas, by two names, or with the
-                prompt's columns.
+            max_new_tokens, gen_length, max_length: slots, by two names, or with the prompt's columns.
             do_sample, temperature: False or 0 takes likeliest tokens.
             top_k, top_p, min_p: of the law that is drawn from.
+            guidance_scale: s of u + s (c - u), with u of the negative prompt.
+            negative_prompt_ids, negative_prompt_attention_mask: `[B, N]` or `[1, N]`, as above.
             eos_token_id: a row ends at the first of these that is committed.
             pad_token_id: what stands behind; an end token where there is none.
             return_dict_in_generate: whether transformers' output object is wanted.
@@ -125,14 +130,15 @@ class DenoiserService:
             "max_new_tokens": max_new_tokens, "gen_length": gen_length, "max_length": max_length,
             "do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
             "min_p": min_p, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id,
-            "return_dict_in_generate": return_dict_in_generate,
+            "return_dict_in_generate": return_dict_in_generate, "guidance_scale": guidance_scale,
         }  # fmt: skip
         ids: Any = input_ids if inputs is None else inputs
-        call = DenoiserCall(ids, attention_mask, given, generation_config, self._model)
+        away = negative_rows(negative_prompt_ids, negative_prompt_attention_mask)
+        call = DenoiserCall(Rows(ids, attention_mask), away, given, generation_config, self._model)
         made = self._decode(call)
         made.stats.notes += find_left_out(getattr(self._model, "generation_config", None))
         self.history.append(made.stats)
-        return hand_over(call.ids, made, call.filler, call.as_output)
+        return hand_over(ids, made, call.filler, call.as_output)
 
     def _decode(self, call: DenoiserCall) -> Generation:
         """Tokens `[B, L]` as the model has them."""

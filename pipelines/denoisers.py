@@ -88,6 +88,8 @@ class SDARDenoiser(StoredDenoiser):
     options = MappingProxyType({"store_kv": True})
     plain_options = MappingProxyType({"store_kv": False})
 
+    is_tried = True
+
     def __init__(
         self, model: Any, mask_token: int | None = None, *, block: int | None = None
     ) -> None:

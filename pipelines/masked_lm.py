@@ -43,6 +43,8 @@ class MaskedLM(StoredDenoiser):
 
     options = plain_options = MappingProxyType({"return_dict": True})
 
+    is_tried = True
+
     def __init__(
         self,
         model: Any,

@@ -29,6 +29,7 @@ from mmaccel.results import Stats
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.canvas import Canvas
 from mmaccel.samplers.canvas_checks import check_run
+from mmaccel.samplers.canvas_leak import check_leaks
 from mmaccel.samplers.canvas_look import CanvasLook
 from mmaccel.samplers.canvas_rows import CanvasRows
 from mmaccel.samplers.evidence import Evidence
@@ -62,7 +63,7 @@ class CanvasRun(CanvasRows):
             tokens drawn; for proofs that go through all of them.
 
     Raises:
-        OptionError, ShapeError: see `check_run`.
+        OptionError, ShapeError, UnsupportedModelError: see `check_run` and `check_leaks`.
     """
 
     looks: ClassVar[type[CanvasLook]] = CanvasLook
@@ -84,6 +85,8 @@ class CanvasRun(CanvasRows):
     ) -> None:
         self._began = time.perf_counter()
         check_run(model, prompt, length, filters, noise, block, cache, layout)
+        if cache.kind == "block":
+            check_leaks(model, prompt.tokens.shape[0])
         self.seats = None
         if prompt.places is not None:
             self.seats = SeatPlan(prompt, prompt.places, noise)
@@ -141,7 +144,7 @@ class CanvasRun(CanvasRows):
     def move(self) -> None:
         """Look for stop tokens, move on from full blocks, and tell `on_step`."""
         self._settle()
-        if self.on_step is None:
+        if self.on_step is None or bool(self._is_bad.any()):  # what was drawn without a law
             return
         canvas, ledger, lengths = self.canvas, self.ledger, self.canvas.lengths
         state = (canvas.tokens.clone(), canvas.is_committed.clone(), lengths, self._told)

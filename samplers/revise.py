@@ -60,6 +60,10 @@ class RevisedRun(CanvasRun):
         self.reviser.revise(self, self._seen, new & (self.slots < self.canvas.end[:, None]))
         super().move()
 
+    def mistrust(self, rows: Tensor) -> None:
+        """Of these rows, `[B]` bool, something was to be revised by scores that are no law."""
+        self._is_bad = self._is_bad | rows
+
     def standing(self) -> Tensor:
         """`[B, Q]` bool, committed slots of the active block that may be revised: not given, and
         no stop token, which has ended the row for good.

@@ -47,7 +47,9 @@ class EditReviser:
         self._start = canvas.start
         chance, best = seen.law.softmax(-1).max(-1)  # [B, Q]
         other = best != canvas.tokens.gather(1, seen.slots)
-        edited = run.standing() & ~new & other & (chance > self._least)
+        standing = run.standing() & ~new
+        run.mistrust((standing & chance.isnan()).any(1))
+        edited = standing & other & (chance > self._least)
         canvas.replace(canvas.spread(slots, edited, False), canvas.spread(slots, best, 0))
         goes_on = ~canvas.held | edited.any(1)
         canvas.held = run.is_full() & goes_on & (self._extra < self._budget)

@@ -48,7 +48,9 @@ class ShadowReviser:
         canvas, n_new = run.canvas, new.sum(1)
         room = torch.where(canvas.start == self._start, self._last - 1, 0)
         room = torch.where(n_new > 1, room, 0)
-        doubtful = run.standing() & ~new & (run.left_out < self._least)
+        standing = run.standing() & ~new
+        run.mistrust((standing & run.left_out.isnan()).any(1))
+        doubtful = standing & (run.left_out < self._least)
         back = top(-run.left_out, doubtful, room)
         canvas.reopen(canvas.spread(run.slots, back, False))
         self._start, self._last = canvas.start, n_new

@@ -23,6 +23,12 @@ from mmaccel.samplers.select_sets import Or
 from mmaccel.samplers.select_settled import Settled
 
 
+def tell_badge(run: CanvasRun, selector: Selector) -> None:
+    """No promise is kept by what chooses slots by the tokens that were drawn there."""
+    if selector.sees_samples:
+        run.stats.exactness = "relaxed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectorPolicy(RunPolicy):
     """Fields of all of them.
@@ -79,6 +85,7 @@ class SelectorPolicy(RunPolicy):
         """Fill the canvas of a run of this policy."""
         memory = Memory.of(run)
         selector = self.chooser(run, memory)
+        tell_badge(run, selector)
         with run.interruptible():
             while run.is_open:
                 seen = run.look()

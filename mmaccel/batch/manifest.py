@@ -15,6 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from mmaccel.batch.failures import WriteError
 from mmaccel.errors import BusyError, OptionError
 
 NAME = "manifest.jsonl"
@@ -92,7 +93,7 @@ class Manifest:
         file: made where missing; a last line that a kill tore is cut off.
 
     Raises:
-        OSError: it cannot be written.
+        WriteError: it cannot be written.
         BusyError: another process has it open.
         OptionError: it is a link; its target is nobody's to cut or to write.
     """
@@ -104,7 +105,13 @@ class Manifest:
                 "is left alone; put the file itself there"
             )
         self.file = file
-        self._opened = file.open("ab+", buffering=0)
+        try:
+            self._opened = file.open("ab+", buffering=0)
+        except OSError as error:
+            raise WriteError(
+                f"{file}: expected a manifest that can be written, received: {error.strerror}; "
+                "give leave to write it, or choose another --out"
+            ) from error
         try:
             _lock(self._opened, file)
             _end_at_a_line(self._opened)

@@ -47,7 +47,6 @@ class Reports:
         )
         self._task = self._bar.add_task("pictures", total=total, rate="")
         self._made = self._failed = 0
-        self._first: float | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
