@@ -102,7 +102,7 @@ class DenoiserService:
             inputs, input_ids: two names of the prompts, `[B, T]` int64.
             generation_config: what the call itself does not say.
             attention_mask: `[B, T]`, 0 on padding, on any side.
-            max_new_tokens, gen_length, max_length: slots, by two names, or with the prompt's columns.
+            max_new_tokens, gen_length, max_length: slots, the last with the prompt's columns.
             do_sample, temperature: False or 0 takes likeliest tokens.
             top_k, top_p, min_p: of the law that is drawn from.
             guidance_scale: s of u + s (c - u), with u of the negative prompt.
