@@ -1,0 +1,145 @@
+"""What entropy bounds promise of a filtered law: of the one tokens are drawn from.
+
+Two groups of slots, each of which holds copies of one token. Temperature, top-k and top-p make of
+such a law another such law, so that what stepwise decoding under filters decodes is known: the
+groups' own laws, filtered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Prompt
+from mmaccel.evaluation.oracles import OracleDenoiser
+from mmaccel.samplers.entropy_bounded import EntropyBounded
+from mmaccel.samplers.evidence import Evidence
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.stepwise import Stepwise
+from tests.exactness.test_canvas_law import divergence, total_correlation, variation
+from tests.toy import law_by_hand
+
+LENGTH, TOKENS = 4, 3
+GROUPS = torch.tensor([[0.7, 0.25, 0.05], [0.5, 0.3, 0.2]], dtype=torch.float64)  # slots 0 2, 1 3
+FILTERS: list[dict[str, Any]] = [
+    {"temperature": 2.0},
+    {"temperature": 0.5},
+    {"top_k": 2},
+    {"top_p": 0.75},
+    {"temperature": 1.5, "top_k": 2},
+]
+
+
+class Pairs(OracleDenoiser):
+    """Knows nothing, where a canvas cannot be; what follows there has no chance in any case."""
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        logits = super().forward(entries)
+        return torch.where((logits == float("-inf")).all(-1, keepdim=True), 0.0, logits)
+
+
+class Paths(NamedTuple):
+    """Of every outcome: its chance, what it was charged, and what each pass found and chose."""
+
+    joint: Tensor  # [V] * L
+    nats: Tensor  # [N]
+    steps: list[tuple[Tensor, Tensor]]  # per pass [N, L]: the canvas, -1 where open; the choice
+
+
+def filtered(filters: dict[str, Any]) -> Tensor:
+    """The laws of both groups, `[2, V]`."""
+    law = law_by_hand(**filters)
+    return torch.tensor([law([row.log().tolist()], 0) for row in GROUPS], dtype=torch.float64)
+
+
+def copies(laws: Tensor) -> Tensor:
+    """The joint law of four slots."""
+    pair = torch.diag_embed(laws)  # [2, V, V]
+    return torch.einsum("ac,bd->abcd", *pair)
+
+
+def entropies(laws: Tensor) -> list[float]:
+    return torch.special.entr(laws).sum(-1).tolist()
+
+
+def paths_of(policy: Any, filters: dict[str, Any]) -> Paths:
+    """Every outcome as a row that draws nothing else; the choice sees no draw, so that the chance
+    of a row is the product of the chances its tokens had.
+    """
+    outcomes = torch.tensor(list(product(range(TOKENS), repeat=LENGTH)))
+    n, laws = len(outcomes), filtered(filters)
+    prompt = Prompt(outcomes.new_zeros(n, 1), outcomes.new_ones(n))
+    options = {"filters": Filters(**filters), "noise": Noise(*outcomes.new_zeros(2, n))}
+    run = policy.open(Pairs(copies(GROUPS)), prompt, LENGTH, **options)
+    before, chances = [], []
+
+    def prescribe(seen: Evidence) -> Evidence:
+        canvas = torch.where(run.canvas.is_committed, run.canvas.tokens, -1)
+        twin = canvas.roll(2, 1)  # the other slot of the group
+        own = laws[torch.arange(LENGTH) % 2].gather(1, outcomes.T).T
+        before.append(canvas)
+        chances.append(torch.where(twin < 0, own, (twin == outcomes).double()))
+        return replace(seen, drawn=outcomes.gather(1, seen.slots))
+
+    run.draws = prescribe
+    made = policy.decode(run)
+    after = [*before[1:], made.tokens]
+    steps = [(a, (a < 0) & (b >= 0)) for a, b in zip(before, after, strict=True)]
+    weight = torch.ones(n, dtype=torch.float64)
+    for (_, chosen), chance in zip(steps, chances, strict=True):
+        weight = weight * torch.where(chosen, chance, 1.0).prod(1)
+    return Paths(weight.view((TOKENS,) * LENGTH), run.ledger.nats, steps)
+
+
+def costs_of(paths: Paths, filters: dict[str, Any]) -> list[float]:
+    """Nats of every choice at every canvas that can be."""
+    possible = copies(filtered(filters))
+    rows = (paths.joint.flatten() > 0).nonzero()[:, 0]
+    states = {
+        (tuple(canvas.tolist()), tuple(chosen.tolist()))
+        for canvases, choices in paths.steps
+        for canvas, chosen in zip(canvases[rows], choices[rows], strict=True)
+        if chosen.any()
+    }
+    return [total_correlation(possible, torch.tensor(a), torch.tensor(b)) for a, b in states]
+
+
+@pytest.mark.parametrize("filters", [{}, *FILTERS], ids=str)
+def test_stepwise_decodes_the_filtered_law(filters: dict[str, Any]) -> None:
+    paths = paths_of(Stepwise("entropy"), filters)
+    assert variation(paths.joint, copies(filtered(filters))) < 1e-6
+    assert float(paths.nats.max()) == 0.0
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_no_step_diverges_from_the_filtered_law_by_more_than_gamma(filters: dict[str, Any]) -> None:
+    """Two copies at once cost the entropy of what they copy, and the bound is met exactly."""
+    cost = min(entropies(filtered(filters)))
+    assert abs(cost - min(entropies(GROUPS))) > 0.05
+    for gamma in (cost - 1e-3, cost + 1e-3):
+        paths = paths_of(EntropyBounded(gamma), filters)
+        found = max(costs_of(paths, filters))
+        assert found <= gamma + 1e-6
+        assert found == pytest.approx(cost if gamma > cost else 0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_no_sequence_diverges_from_the_filtered_law_by_more_than_its_budget(
+    filters: dict[str, Any],
+) -> None:
+    true, cost = copies(filtered(filters)), sum(entropies(filtered(filters)))
+    for nats in (sum(entropies(GROUPS)) + 1e-3, cost - 1e-3, cost + 1e-3):
+        paths = paths_of(EntropyBounded(budget_nats=nats), filters)
+        found = divergence(true, paths.joint)
+        assert found <= nats + 1e-6
+        charged = paths.nats[paths.joint.flatten() > 0]
+        assert found <= float(charged.max()) + 1e-6 <= nats + 2e-6
+        if nats > cost:  # and it buys something
+            assert found >= min(entropies(filtered(filters))) - 1e-6
