@@ -192,9 +192,9 @@ def check_policy(policy: Any, kind: str = "window") -> None:
     """
     promises = getattr(policy, "exactness", None) in get_args(Exactness)
     does = promises and not isinstance(policy, type) and callable(getattr(policy, "sample", None))
-    if not does or getattr(policy, "kind", "window") != kind:
+    own = getattr(policy, "kind", "window")
+    if not does or own != kind:
         example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
-        raise OptionError(
-            f"policy: expected a policy such as mmaccel.{example}, received {policy!r}; "
-            f"make an instance of one of the classes that mmaccel offers for a {kind}"
-        )
+        remedy = f"it is for a {own}, take" if does else "make an instance of"
+        what = f"expected a policy such as mmaccel.{example}, received {policy!r}; {remedy}"
+        raise OptionError(f"policy: {what} one of the classes that mmaccel offers for a {kind}")

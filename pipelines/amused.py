@@ -159,7 +159,7 @@ def serve(
     """Attach a checked policy to a pipeline; there is no call that `strict` would refuse.
 
     Raises:
-        OptionError: a policy with a cache, or a layout of another vocabulary.
+        OptionError: a policy with a cache or shadows, or a layout of another vocabulary.
         AttachError: the pipeline or a part of it has a policy already.
     """
     cache = as_plan(getattr(policy, "cache", "none"))
@@ -167,6 +167,11 @@ def serve(
         raise OptionError(
             f"policy: expected one without a cache for a {type(pipe).__name__}, received "
             f"{policy!r}; its passes are over the whole grid, leave the cache out"
+        )
+    if getattr(policy, "revise", "") == "shadow" or getattr(policy, "layout", "") == "entries":
+        raise OptionError(
+            f"policy: expected one whose passes are rows for a {type(pipe).__name__}, which keeps "
+            f'no keys, received {policy!r}; choose revise="edit" or "redo", or layout="rows"'
         )
     size, ids = getattr(layout, "vocab_size", None), pipe.transformer.config.codebook_size
     if size not in (None, ids):

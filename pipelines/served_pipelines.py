@@ -44,8 +44,8 @@ def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
     """
     name = find_pipeline(target)
     if name == "LLaDA2Pipeline":
-        return tuple(OWN_POLICIES)
-    beyond = "" if name == "AmusedPipeline" else "lossless-unmask"
+        return (*OWN_POLICIES, *canvas)
+    beyond = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
     if name not in PIPELINES:
         model = open_denoiser(target)
         has_shadows = model.has_store and model.mask_token is not None

@@ -57,10 +57,12 @@ def check_run(
     _check_blocks(model, prompt, length, block)
     if (cache.keeps or layout == "entries") and not model.has_store:
         reason = getattr(model, "store_reason", "")
+        way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
+        way = 'cache="none"' if cache.keeps else way
         raise UnsupportedModelError(
             f"cache: expected a model whose keys and values can be kept, for cache "
             f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
-            f'over everything; choose cache="none" and layout="rows"{reason and f" ({reason})"}'
+            f"over everything; choose {way}{reason and f' ({reason})'}"
         )
     if cache.kind == "block" and model.block is None:
         raise OptionError(

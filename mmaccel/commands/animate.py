@@ -49,8 +49,8 @@ def animate(
         check_count,
         check_folder,
         given,
+        merge_fields,
         open_folder,
-        parse_fields,
         parse_window,
     )
     from mmaccel.commands.terminal import Stopped
@@ -64,7 +64,7 @@ def animate(
     check_count("count", count)
     check_count("batch-size", batch_size)
     check_seed([seed + k for k in range(count)])
-    options = given(window=parse_window(window)) | parse_fields(set_fields or [])
+    options = merge_fields(given(window=parse_window(window)), set_fields)
     name, options = pick_name(policy, options, "window")
     chosen, kind = make_policy(name, **options), parse_dtype(dtype)
     law = given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)

@@ -99,8 +99,8 @@ def generate(
         check_count,
         check_folder,
         given,
+        merge_fields,
         open_folder,
-        parse_fields,
         parse_window,
     )
     from mmaccel.commands.terminal import Stopped
@@ -110,7 +110,7 @@ def generate(
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.noise import Noise
 
-    single = {"a caption": prompts, "--count": count, "--compare": compare}
+    single = {"caption": prompts, "--count": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
     batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
     batch |= {"--engine ray": engine == RAY, "--actors": actors is not None}
@@ -121,13 +121,14 @@ def generate(
     rows = batch_size if batch_size is not None else 1 if prompt_file is None else ROWS
     check_counts(rows, retries, max_failures)
     check_actors(actors, engine)
-    options = given(
+    named = given(
         window=parse_window(window),
         drafts=drafts,
         coupling=coupling,
         group=group,
         max_gap=max_gap,
-    ) | parse_fields(set_fields or [])
+    )
+    options = merge_fields(named, set_fields)
     if policy is not None:
         make_policy(policy, **options)
     wanted = dict(

@@ -42,6 +42,22 @@ def parse_fields(texts: list[str]) -> dict[str, Any]:
     return fields
 
 
+def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, Any]:
+    """Fields of a policy by options of their own and by `--set`.
+
+    Raises:
+        OptionError: see `parse_fields`; one by both.
+    """
+    fields = parse_fields(texts or [])
+    for name in fields.keys() & named.keys():
+        option = name.replace("_", "-")
+        raise OptionError(
+            f"--{option}: expected it once, received {named[name]!r} and --set {name}="
+            f"{fields[name]!r}; leave one of them out"
+        )
+    return named | fields
+
+
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given on the command line."""
     return {name: value for name, value in options.items() if value is not None}

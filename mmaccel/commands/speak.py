@@ -52,8 +52,8 @@ def speak(
         check_count,
         check_folder,
         given,
+        merge_fields,
         open_folder,
-        parse_fields,
         parse_window,
     )
     from mmaccel.commands.speech_job import SpeechJob, open_speaker, run_speech
@@ -62,7 +62,7 @@ def speak(
     from mmaccel.pipelines.speech_plan import check_call
 
     check_count("batch-size", batch_size)
-    options = given(window=parse_window(window)) | parse_fields(set_fields or [])
+    options = merge_fields(given(window=parse_window(window)), set_fields)
     name, options = pick_name(policy, options, "window")
     chosen = make_policy(name, **options)
     kind = parse_dtype(dtype)

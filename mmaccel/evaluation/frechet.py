@@ -169,10 +169,8 @@ def frechet_floor(
     together into two sets of the same sizes.
 
     Args:
-        first: `[N, D]`.
-        second: `[M, D]`.
-        splits: how many.
-        seed: of the splits.
+        first, second: `[N, D]` and `[M, D]`.
+        splits, seed: how many, and of what seed.
     """
     one, other = check_features(first, "first"), check_features(second, "second")
     _check_widths(one.shape[1], other.shape[1])

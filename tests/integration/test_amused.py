@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError, UnsupportedModelError
+from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError
 from mmaccel.samplers.orders import halton_ranks
 from tests.amused_bed import CODES, MASK, SIDE, build_pipe
 
@@ -178,9 +178,13 @@ def test_what_cannot_be_is_refused() -> None:
             pipe("abc", callback=lambda *given: pipe("abc"))
         assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
         pipe.seen.clear()
-    with mmaccel.attach(pipe, mmaccel.RevisedParallel()), pytest.raises(UnsupportedModelError):
-        pipe("abc", **LATENT)
-    assert "lossless-unmask" in mmaccel.supports(pipe).policies and not pipe.seen
+    for policy in (mmaccel.RevisedParallel(), mmaccel.LosslessUnmask(2, layout="entries")):
+        with pytest.raises(OptionError, match="which keeps no keys.*revise=.edit. or .redo."):
+            mmaccel.attach(pipe, policy)
+    told = mmaccel.supports(pipe).policies
+    assert "lossless-unmask" in told and "revised-parallel" not in told and not pipe.seen
+    with mmaccel.attach(pipe, mmaccel.RevisedParallel(revise="redo")):
+        assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
     torch.nn.init.constant_(pipe.transformer.mlm_layer.conv2.weight, float("nan"))
     with mmaccel.attach(pipe, "stepwise", seed=1), pytest.raises(NumericsError):
         pipe("abc", **LATENT)

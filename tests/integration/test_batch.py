@@ -269,7 +269,7 @@ BAD = [
     (ROWS, ["--shard", "3/2"], 2, "--shard: expected i/n"),
     (ROWS, ["--retries", "-1"], 2, "--retries: expected 0 or more"),
     (ROWS, ["--compare"], 2, "--prompts: expected no --compare"),
-    (ROWS, ["a caption"], 2, "--prompts: expected no a caption"),
+    (ROWS, ["a caption"], 2, "--prompts: expected no caption beside"),
     (ROWS, ["--batch-size", "0"], 2, "--batch-size"),
     (ROWS, ["--seed", str(2**64)], 2, "--seed: expected a 64-bit integer"),
     (ROWS, ["--actors", "2"], 2, "--actors: expected --engine ray"),

@@ -27,6 +27,13 @@ def bench(tiny_folder: Path, *arguments: str) -> int:
     return main(["bench", CAPTIONS[0], *fixed, "--guidance", "1.0", *arguments])
 
 
+@pytest.mark.parametrize("named", [("--window", "4", "window=5"), ("--max-gap", "1", "max_gap=1")])
+def test_a_field_is_given_once(named: tuple[str, ...], capsys: Any) -> None:
+    option, value, field = named
+    assert main(["generate", CAPTIONS[0], option, value, "--set", field]) == 2
+    assert f"{option}: expected it once, received {value}" in capsys.readouterr().err
+
+
 def test_results_are_written_although_the_table_is_not_printed(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:

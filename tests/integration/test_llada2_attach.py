@@ -11,6 +11,7 @@ import torch
 
 import mmaccel
 from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.catalog import policy_names
 from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError
 from mmaccel.samplers.stepwise import Stepwise
 from tests.llada2_bed import MASK, build_pipe
@@ -79,7 +80,16 @@ def test_a_refused_attach_leaves_the_model_alone() -> None:
 
 def test_support_is_told() -> None:
     found = mmaccel.supports(build_pipe("refused"))
-    assert found and found.family == "LLaDA2Pipeline" and "cached-blocks" in found.policies
+    assert found and found.family == "LLaDA2Pipeline"
+    assert found.policies == ("cached-blocks", *policy_names("canvas"))
+
+
+@pytest.mark.parametrize("name", policy_names("canvas"))
+def test_what_is_told_to_be_supported_is(name: str) -> None:
+    pipe = build_pipe("blocks")
+    with mmaccel.attach(pipe, name, strict=True) as run:
+        pipe(**OPTIONS)
+    assert run.stats.fallbacks == []
 
 
 def test_output_types_are_the_pipelines() -> None:

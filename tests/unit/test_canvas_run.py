@@ -15,6 +15,7 @@ from mmaccel.samplers.entropy_bounded import EntropyBounded
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.revised_parallel import RevisedParallel
 from mmaccel.samplers.stepwise import Stepwise
 
 LAW = families(4, 3)["markov"]
@@ -113,7 +114,8 @@ def test_bad_input_is_refused_before_the_first_pass() -> None:
         (OptionError, "no mask token, received id 3 in row 0", {"prompt": masked, "rows": 1}),
         (OptionError, "expected no processor", {"filters": filters}),
         (ShapeError, "noise: expected 2 rows, received 3", {"noise": Noise.from_seed(0, 3)}),
-        (UnsupportedModelError, "keys and values can be kept", {"policy": Stepwise(cache="dual")}),
+        (UnsupportedModelError, 'choose cache="none"', {"policy": Stepwise(cache="dual")}),
+        (UnsupportedModelError, 'revise="edit"', {"policy": RevisedParallel()}),
         (OptionError, "block-causal model", {"policy": Stepwise(cache="block")}),
         (ShapeError, "expected 2 branches", {"filters": Filters(guidance_scale=2.0)}),
     ):
