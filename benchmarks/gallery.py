@@ -2,7 +2,7 @@
 
     python benchmarks/gallery.py --pictures 10000 --json benchmarks/results/gallery-cpu.json
 
-Pictures are those of a folder, written again under many names. The time is the browser's own, from
+Pictures are a few, written again under many names. The time is the browser's own, from
 the navigation to the first frame behind the load event; the page is opened anew each time.
 """
 
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from mmaccel.batch.gallery import draw_page, read_side
 from mmaccel.batch.manifest import sha256_of, to_line
+from mmaccel.cli import main as generate
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.picture_files import write_whole
 from tests.browser import open_browser
@@ -47,15 +48,19 @@ def multiply(source: Path, folder: Path, count: int) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", type=Path, required=True, help="folder of a run")
+    parser.add_argument("--source", type=Path, help="folder of a run; by default 8 are made")
     parser.add_argument("--pictures", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--json", type=Path, help="also write the result here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        run, profile = Path(home) / "run", Path(home) / "profile"
+        run, profile, source = Path(home) / "run", Path(home) / "profile", options.source
         run.mkdir()
-        multiply(options.source, run, options.pictures)
+        if source is None:
+            source = Path(home) / "source"
+            if generate(["generate", "--out", str(source)]):
+                raise SystemExit("no pictures were made")
+        multiply(source, run, options.pictures)
         page = run / "gallery.html"
         page.write_text(draw_page(run, None, page), encoding="utf-8")
         browser = open_browser(profile)

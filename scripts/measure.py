@@ -27,13 +27,14 @@ def recorded(folder: Path) -> dict[str, list[str]]:
         SystemExit: a result that does not say how it was made.
     """
     found = {}
-    for file in sorted(folder.glob("*.json")):
-        if file.name.startswith("gpu-"):
+    for file in sorted([*folder.glob("*.json"), *folder.glob("*/speed.json")]):
+        name = file.stem if file.parent == folder else file.parent.name
+        if name.startswith("gpu-"):
             continue
         command = shlex.split(json.loads(file.read_text(encoding="utf-8")).get("command", ""))
         if command[:1] not in (["mmaccel"], ["python"]):
-            raise SystemExit(f"{file.name}: expected the command that made it, found {command!r}")
-        found[file.stem] = command
+            raise SystemExit(f"{name}: expected the command that made it, found {command!r}")
+        found[name] = command
     return found
 
 
