@@ -9,6 +9,7 @@ remember. Not looked into: files, global variables of methods, and what a librar
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections import deque
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.device, torch.dtype)
+_NUMBERS = (bool, int, float, complex, torch.dtype)
+PLAIN = (*_NUMBERS, str, bytes, type(None), range, re.Pattern, torch.device)
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "tokenizers"}
 _BOXES = (list, tuple, set, frozenset, deque)
 
@@ -138,8 +140,10 @@ def _is_tool(value: Any) -> bool:
 
     if isinstance(value, (types.ModuleType, type, nn.Module, PreTrainedTokenizerBase)):
         return True
-    home = (getattr(value, "__module__", None) or "").split(".")[0]
+    if type(value).__module__.partition(".")[0] == "tokenizers":
+        return True
     if isinstance(value, types.FunctionType):
+        home = (value.__module__ or "").partition(".")[0]
         return home in _LIBRARIES and not value.__closure__
     owner = getattr(value, "__self__", None)  # a built-in function's is its module
     is_builtin = isinstance(value, types.BuiltinFunctionType)

@@ -34,6 +34,8 @@ def check_leaks(model: Denoiser, rows: int) -> None:
     if getattr(model, "is_tried", False) or is_short:
         return
     ids = [i for i in range(min(model.vocab_size, 8)) if i != model.mask_token]
+    if len(ids) < 2:
+        return
     tokens = torch.tensor([ids[k % len(ids)] for k in range(2 * block)], device=model.device)
     other = torch.tensor([ids[(k + 1) % len(ids)] for k in range(2 * block)], device=model.device)
     other[:block] = tokens[:block]

@@ -4,6 +4,7 @@ those that do not are served, and no trial leaves a trace.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -142,6 +143,11 @@ def _by_table(row: int, ids: Tensor) -> list[int]:
     return list(TABLE.get(int(ids[-1]), range(row, 40)))
 
 
+def _by_expression(pattern: re.Pattern[str]) -> Any:
+    allowed = [i for i in range(40) if pattern.fullmatch(str(i))]
+    return lambda row, ids: allowed if pattern.search(str(int(ids[-1]))) else range(9, 15)
+
+
 def _by_trie() -> Any:
     trie = _Trie(TABLE)
     return lambda row, ids: trie(row, ids)
@@ -152,6 +158,7 @@ FORGET: dict[str, Make] = {
     "method": lambda: _Trie(TABLE).__call__,
     "closure": _by_trie,
     "module": lambda: _by_table,
+    "expression": lambda: _by_expression(re.compile(r"1\d")),
     "partial": lambda: partial(lambda table, row, ids: _Trie(table)(row, ids), TABLE),
     "tensor": lambda: partial(lambda all, row, ids: all[int(ids[-1]) % 30 :], torch.arange(40)),
 }

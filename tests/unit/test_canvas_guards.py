@@ -16,6 +16,7 @@ from mmaccel.errors import NumericsError, UnsupportedModelError
 from mmaccel.evaluation.canvas_law import induced_law
 from mmaccel.evaluation.oracles import OracleDenoiser, families
 from mmaccel.results import Exactness, Generation
+from mmaccel.samplers.canvas_leak import check_leaks
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
@@ -90,6 +91,17 @@ def test_a_model_that_keeps_its_word_is_served(dtype: torch.dtype) -> None:
     made = decode(mmaccel.Stepwise(cache="block"), Rounded(), 12)
     assert torch.equal(made.tokens, plain.tokens) and made.stats.exactness == "bitwise"
     assert made.stats.positions < plain.stats.positions
+
+
+@pytest.mark.parametrize("vocab", [1, 2])
+def test_where_nothing_can_be_compared_nothing_is_refused(vocab: int) -> None:
+    class Few(Blocks):
+        vocab_size, mask_token = vocab, vocab - 1
+
+        def forward(self, entries: CanvasPass) -> Tensor:
+            return super().forward(entries)[..., :vocab]
+
+    check_leaks(Few("reads"), 1)
 
 
 def test_who_has_tried_a_model_says_so() -> None:
