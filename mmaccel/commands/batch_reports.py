@@ -11,7 +11,7 @@ from typing import Any, Self
 from mmaccel.batch.failures import WriteError
 from mmaccel.batch.manifest import Record
 from mmaccel.batch.prompt_row import show
-from mmaccel.commands.terminal import print_at_once, progress_bar
+from mmaccel.commands.terminal import progress_bar
 
 
 class Reports:
@@ -85,7 +85,7 @@ class Reports:
         if not self._is_streaming:
             return
         try:
-            print_at_once(json.dumps({"event": event, **what}))
+            print(json.dumps({"event": event, **what}), flush=True)
         except BrokenPipeError as error:
             raise WriteError(
                 "--json-stream: expected a reader of stdout, received none any more; what the "
@@ -106,4 +106,4 @@ def show_line(text: str) -> str:
 def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> None:
     """The one object that ends a program's output: what came of it, or what went wrong."""
     with suppress(BrokenPipeError):  # the exit code says it too
-        print_at_once(json.dumps({"ok": error is None, "data": data, "error": error}))
+        print(json.dumps({"ok": error is None, "data": data, "error": error}), flush=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,21 +36,6 @@ def progress_bar(*columns: Any, **options: Any) -> Progress:
     from rich.progress import Progress
 
     return Progress(*columns, console=stderr_console(), redirect_stdout=False, **options)
-
-
-def print_at_once(line: str) -> None:
-    """Print a line that another program waits for.
-
-    Raises:
-        BrokenPipeError: nobody reads stdout any more; what is printed later goes nowhere.
-    """
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or Python stumbles over the rest when it ends
-        os.close(nowhere)
-        raise
 
 
 def make_table(*heads: str, title: str | None = None) -> Table:

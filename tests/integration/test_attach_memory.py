@@ -91,6 +91,24 @@ def _by_attribute(row: int, ids: Tensor) -> list[int]:
     return [20 + _by_attribute.calls % 5, 30]  # type: ignore[attr-defined]
 
 
+def _by_held_attribute(row: int, ids: Tensor) -> list[int]:
+    return _count(_by_held_attribute.calls, row)  # type: ignore[attr-defined]
+
+
+_by_held_attribute.calls = {}  # type: ignore[attr-defined]
+
+
+def _by_many_calls() -> Any:
+    """Answers alike for a while."""
+    calls: list[int] = []
+
+    def allow(row: int, ids: Tensor) -> list[int]:
+        calls.append(row)
+        return [20 + len(calls) // 5 % 7, 30]
+
+    return allow
+
+
 def _by_iterator() -> Any:
     turns = iter([[20], [21]] * 500)
     return lambda row, ids: next(turns)
@@ -106,6 +124,7 @@ def _forget() -> None:
     _by_default.__defaults__[0].clear()  # type: ignore[index]
     _Shared.held.clear()
     vars(_by_attribute).clear()
+    _by_held_attribute.calls.clear()  # type: ignore[attr-defined]
 
 
 REMEMBER: dict[str, Make] = {
@@ -120,6 +139,8 @@ REMEMBER: dict[str, Make] = {
     "module's function": lambda: _by_module_function,
     "default": lambda: _by_default,
     "attribute": lambda: _by_attribute,
+    "held attribute": lambda: _by_held_attribute,
+    "many calls": _by_many_calls,
     "iterator": _by_iterator,
     "generator": _by_generator,
 }

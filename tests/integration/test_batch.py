@@ -187,6 +187,9 @@ def test_one_item_that_fails_is_written_down(
     assert (end["ok"], end["error"]["code"], end["data"]["failed"]) == (False, "failures", 1)
     assert "\x1b[31m" not in said.err and "the decoder" in said.err
     assert len(content(tmp_path / "out")) == N_ITEMS - 1
+    assert main([*arguments, "--resume", "--max-failures", "0", "--json"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["error"]["code"] == "fatal" and json.loads(line)["data"]["is_cut"]
     monkeypatch.undo()
     assert main([*arguments, "--resume", "--max-failures", "0"]) == 0
     assert len(content(tmp_path / "out")) == N_ITEMS

@@ -35,6 +35,11 @@ def record(folder: Path, id: str = "a", k: int = 0, data: bytes = b"pixels") -> 
             "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
 
 
+def test_a_folder_of_such_a_name_is_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / "manifest_old.jsonl").mkdir()
+    assert read_manifests(tmp_path).records == {}
+
+
 def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "manifest.jsonl"
     one, two = record(tmp_path), record(tmp_path, k=1) | {"prompt": "x\ny\x1b\u2028"}
