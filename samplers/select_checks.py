@@ -17,7 +17,8 @@ def check_number(name: str, value: Any, low: float, high: float, hint: str) -> N
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and math.isfinite(value) and low <= value <= high):
         domain = f">= {low:g}" if high == math.inf else f"in {low:g}..{high:g}"
-        raise OptionError(f"{name}: expected a number {domain}, received {value!r}; {hint}")
+        kind = "a finite number" if high == math.inf else "a number"
+        raise OptionError(f"{name}: expected {kind} {domain}, received {value!r}; {hint}")
 
 
 def check_integer(name: str, value: Any, low: int, hint: str) -> None:

@@ -228,7 +228,7 @@ def test_an_end_nobody_has_is_refused(ends: Tensor | None) -> None:
 def test_values_outside_their_domain_are_refused() -> None:
     with pytest.raises(OptionError, match="end_threshold: expected a number in 0..1"):
         mmaccel.ConfidentParallel(end_threshold=1.5)
-    with pytest.raises(OptionError, match="settled: expected a number >= 0"):
+    with pytest.raises(OptionError, match="settled: expected a finite number >= 0"):
         mmaccel.KLStable(settled=-1)
 
 

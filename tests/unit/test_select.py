@@ -248,7 +248,7 @@ def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: mmaccel.EntropyBounded(-0.1), "gamma: expected a number >= 0"),
+        (lambda: mmaccel.EntropyBounded(-0.1), "gamma: expected a finite number >= 0"),
         (lambda: mmaccel.EntropyBounded(0.1, 1.0), "expected one of both"),
         (lambda: mmaccel.EntropyBounded(budget_nats=-1), "budget_nats: expected"),
         (lambda: mmaccel.ConfidentParallel(1.5), "threshold: expected a number in 0..1"),
