@@ -33,7 +33,7 @@ def recorded(folder: Path) -> dict[str, list[str]]:
             continue
         command = shlex.split(json.loads(file.read_text(encoding="utf-8")).get("command", ""))
         if command[:1] not in (["mmaccel"], ["python"]):
-            raise SystemExit(f"{name}: expected the command that made it, found {command!r}")
+            raise SystemExit(f"{file.name}: expected the command that made it, found {command!r}")
         found[name] = command
     return found
 
