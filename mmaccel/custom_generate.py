@@ -15,6 +15,7 @@ from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.layout_mask import check_vocabulary
+from mmaccel.pipelines.targets import check_strict
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed
 
@@ -96,8 +97,10 @@ def decoder(
         The loop; it keeps `stats` and `history`, and may be used again.
 
     Raises:
-        OptionError: no policy, no seed, or drafts that need a layout where there is none.
+        OptionError: no policy, no seed, `strict` neither true nor false, or drafts that need a
+            layout where there is none.
     """
     own_seed = None if seed is None else check_seed(seed)
+    check_strict(strict)
     how = Engine(engine, sync_every)
     return Decoder(choose_policy(policy, layout), own_seed, strict, [], layout, how)

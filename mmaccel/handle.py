@@ -16,7 +16,7 @@ from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
 from mmaccel.pipelines.served_pipelines import find_pipeline, pipeline_policies, serve_pipeline
-from mmaccel.pipelines.targets import find_generator
+from mmaccel.pipelines.targets import check_strict, find_generator
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.noise import check_seed
@@ -122,8 +122,7 @@ def attach(
             warning and the reason in `stats.fallbacks`.
         layout: what is known about the tokens of every call, slot by slot from the first generated
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
-            truncation, as by `prefix_allowed_tokens_fn`; a call that falls back is masked too, and
-            one whose loop takes no mask is refused.
+            truncation, as by `prefix_allowed_tokens_fn`; fallen-back calls are masked or refused.
         engine: "auto", "eager" or "graph", see `mmaccel.pipelines.engine.Engine`; with "auto" the
             statistics say why passes are not captured.
         sync_every: captured passes between two looks of the host.
@@ -132,13 +131,14 @@ def attach(
         The handle; use it in a `with` statement, or call `detach()`.
 
     Raises:
-        OptionError: no policy, or one this model cannot use; no seed; a layout of another
-            vocabulary than the model's; no engine, or one the policy cannot use.
+        OptionError: no policy, or one this model cannot use; no seed; `strict` neither true nor
+            false; a layout of another vocabulary; no engine, or one the policy cannot use.
         MissingBackendError: engine "graph", and the model is on no CUDA device.
         UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
+    check_strict(strict)
     how, own_seed = Engine(engine, sync_every), None if seed is None else check_seed(seed)
     if find_pipeline(target):
         given = (policy, own_seed, strict, layout, how, make_policy)

@@ -20,7 +20,7 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.amused_canvas import GridDenoiser, KnownTokens
 from mmaccel.pipelines.inject import Injection, as_function, original
-from mmaccel.pipelines.pipeline_call import bind_call, check_idle
+from mmaccel.pipelines.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.results import Stats
 from mmaccel.samplers.cache_plan import as_plan
 from mmaccel.samplers.filters import Filters
@@ -114,9 +114,7 @@ class AmusedService:
         model = GridDenoiser(call, told, (height, width), mask_token, size, branches)
         seed = self.seed
         if seed is None:
-            generator = given["generator"]
-            at = "cpu" if generator is None else generator.device
-            seed = int(torch.randint(2**63 - 1, (), generator=generator, device=at))
+            seed = draw_seed(given["generator"])
         line = latents.new_full((branches * batch, 1), 0 if mask_token else 1)
         layout = KnownTokens(self.layout, latents, mask_token)
         prompt = Prompt(line, torch.ones_like(line[:, 0]), branches=branches, layout=layout)

@@ -22,7 +22,7 @@ from mmaccel.pipelines.diffusion_gemma_run import GemmaRun
 from mmaccel.pipelines.diffusion_gemma_stop import Then
 from mmaccel.pipelines.inject import Injection, original
 from mmaccel.pipelines.layout_mask import check_vocabulary
-from mmaccel.pipelines.pipeline_call import bind_call
+from mmaccel.pipelines.pipeline_call import bind_call, draw_seed
 from mmaccel.samplers.filters import Filters
 
 
@@ -83,7 +83,7 @@ class GemmaPipelineService(GemmaService):
             config.confidence_threshold = given["confidence_threshold"]
 
         then = None if callback is None else _tell(pipe, callback, names)
-        seed = _seed(given["generator"]) if self.seed is None else self.seed
+        seed = draw_seed(given["generator"]) if self.seed is None else self.seed
         run = GemmaRun(self._model, self.policy, seed, self.layout, filters, change, then)
         inputs = {name: value.to(device) for name, value in pictures.items()}
         inputs |= {
@@ -106,11 +106,6 @@ def _temperatures(
     if low is not None and high is not None:
         return (low, high), Filters()
     return (None, None), Filters(temperature=given["temperature"])
-
-
-def _seed(generator: torch.Generator | None) -> int:
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
 
 
 def _tell(pipe: Any, callback: Any, names: Sequence[str]) -> Then:

@@ -19,6 +19,7 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.block_denoiser import BlockDenoiser
 from mmaccel.pipelines.llada2_call import BlockCall
+from mmaccel.pipelines.pipeline_call import draw_seed
 from mmaccel.pipelines.place_store import StoredCalls
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
@@ -67,10 +68,7 @@ def decode(
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
     filters = read_filters(given)
     if seed is None:
-        samples = filters.temperature > 0
-        generator = given["generator"]
-        at = "cpu" if generator is None else generator.device
-        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=at)) if samples else 0
+        seed = draw_seed(given["generator"]) if filters.temperature > 0 else 0
     text = pipe.model.config
     text = text.get_text_config() if hasattr(text, "get_text_config") else text
     most = getattr(text, "max_position_embeddings", None)

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mmaccel.errors import BusyError
+import torch
+
+from mmaccel.errors import BusyError, OptionError
 
 
 def check_idle(is_busy: bool) -> None:
@@ -30,3 +32,18 @@ def bind_call(
         return None
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def draw_seed(generator: Any) -> int:
+    """A seed drawn from what a sampled call got as `generator`; None is torch's global one.
+
+    Raises:
+        OptionError: a list of them, say, which other pipelines take and these do not.
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(
+            f"generator: expected one torch.Generator, received a {type(generator).__name__}; pass "
+            "one, or give attach a seed per row"
+        )
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))

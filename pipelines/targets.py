@@ -1,10 +1,10 @@
-"""The model inside what users hand over: compiled, wrapped for adapters, or part of a pipeline."""
+"""What users hand over: the model in it (compiled, wrapped, part of a pipeline), and switches."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 
 
 def unwrap(target: Any) -> Any:
@@ -41,3 +41,13 @@ def find_generator(target: Any) -> Any:
             f"{type(target).__name__} with {names}; attach to the component itself"
         )
     return find_generator(next(iter(found.values())))
+
+
+def check_strict(strict: Any) -> None:
+    """Refuse a `strict` that only looks like yes or no, such as "no".
+
+    Raises:
+        OptionError: not a bool.
+    """
+    if not isinstance(strict, bool):
+        raise OptionError(f"strict: expected True or False, received {strict!r}; write True")

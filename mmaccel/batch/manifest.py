@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.failures import WriteError
-from mmaccel.errors import BusyError, OptionError
+from mmaccel.batch.locks import check_counts, lock
+from mmaccel.errors import OptionError
 
 NAME = "manifest.jsonl"
 _LONGEST_NAME = 255  # bytes; file systems take no more
@@ -94,7 +95,8 @@ class Manifest:
 
     Raises:
         WriteError: it cannot be written.
-        BusyError: another process has it open.
+        BusyError: another process has it open, or one of another number of shards is at work in
+            the same folder.
         OptionError: it is a link; its target is nobody's to cut or to write.
     """
 
@@ -113,7 +115,8 @@ class Manifest:
                 "give leave to write it, or choose another --out"
             ) from error
         try:
-            _lock(self._opened, file)
+            lock(self._opened, file)
+            check_counts(file)
             _end_at_a_line(self._opened)
         except BaseException:
             self._opened.close()
@@ -167,22 +170,6 @@ def _end_at_a_line(opened: FileIO) -> None:
     if whole < len(data):
         opened.truncate(whole)
     opened.seek(0, os.SEEK_END)
-
-
-def _lock(opened: FileIO, file: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return
-    try:
-        fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BusyError(
-            f"{file}: expected a manifest that nobody writes, received one that another process "
-            "has open; wait for it, or give each process a --shard or a folder of its own"
-        ) from error
-    except OSError:  # a file system without locks
-        return
 
 
 def check_fresh(file: Path) -> None:

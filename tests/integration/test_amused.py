@@ -188,3 +188,12 @@ def test_what_cannot_be_is_refused() -> None:
     torch.nn.init.constant_(pipe.transformer.mlm_layer.conv2.weight, float("nan"))
     with mmaccel.attach(pipe, "stepwise", seed=1), pytest.raises(NumericsError):
         pipe("abc", **LATENT)
+
+
+def test_a_list_of_generators_is_refused_in_words() -> None:
+    """Other pipelines of diffusers take one per row; here `attach` has seeds per row."""
+    pipe = build_pipe()
+    with mmaccel.attach(pipe, "stepwise"):
+        with pytest.raises(OptionError, match="expected one torch.Generator, received a list"):
+            pipe(["abc", "x"], generator=[torch.Generator().manual_seed(k) for k in (1, 2)])
+        assert pipe("abc", generator=torch.Generator(), **LATENT).images.shape == (1, SIDE, SIDE)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import AttachError
+from mmaccel.errors import AttachError, OptionError
 from mmaccel.pipelines.processor_kinds import find_kind
 from tests.tiny_lms import PassCounter, build_lm, left_padded
 
@@ -204,6 +204,15 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
         with pytest.raises(AttachError, match=f"received .*({reason})"):
             _generate(model, options)
         assert run.history == []
+
+
+@pytest.mark.parametrize("strict", ["no", 1, None])
+def test_strict_is_true_or_false(strict: Any) -> None:
+    """ "no" would count as true, and nobody would notice."""
+    with pytest.raises(OptionError, match="strict: expected True or False, received"):
+        mmaccel.attach(build_lm("llama"), "jacobi", strict=strict)
+    with pytest.raises(OptionError, match="strict: expected True or False, received"):
+        mmaccel.decoder("jacobi", strict=strict)
 
 
 def test_what_the_original_refuses_is_refused_as_before() -> None:
