@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.contracts import Layout, Prompt
+from mmaccel.pipelines.logits_chain import LogGuidance
 from mmaccel.pipelines.processor_kinds import find_kind, is_own
 from mmaccel.results import Generation
+from mmaccel.samplers.filters import Filters
 
 GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
@@ -80,8 +82,16 @@ class GenerateCall:
         """Processors behind guidance, each with its kind or the reason why it is refused."""
         rest = self.processors[1:] if self.guidance is not None else self.processors
         head = self.model.get_output_embeddings()
-        scores = torch.zeros(self.ids.shape[0], head.weight.shape[0], device=self.model.device)
+        scores = torch.linspace(-1, 1, head.weight.shape[0], device=self.model.device)
+        scores = scores.repeat(self.ids.shape[0], 1)
         return [(processor, find_kind(processor, self.ids, scores)) for processor in rest]
+
+    def filters(self, chosen: dict[str, Any]) -> Filters:
+        """Filters of the call; `chosen` are fields that were found among its processors."""
+        chosen = {"temperature": 1.0 if self.config.do_sample else 0.0} | chosen
+        if self.guidance is None:
+            return Filters(**chosen)
+        return LogGuidance(float(self.guidance.guidance_scale), **chosen)
 
     def unconditional(self) -> tuple[Tensor, Tensor]:
         """Negative prompts and their mask, `[B, U]` each; by default the prompt's last token."""

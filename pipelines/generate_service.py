@@ -22,12 +22,12 @@ from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.fallback import Fallback
 from mmaccel.pipelines.generate_call import GenerateCall, hand_over
 from mmaccel.pipelines.inject import original
-from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
+from mmaccel.pipelines.logits_chain import LogitsChain
 from mmaccel.pipelines.native_warpers import take_warpers
 from mmaccel.pipelines.own_loop import OwnLoop
+from mmaccel.pipelines.processor_guard import ProcessorGuard, Remembers
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.results import Progress, Stats
-from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
 _UNKNOWN = "a decoding loop that is not transformers' own"
@@ -133,7 +133,12 @@ class GenerateService:
             own = self.family.obstacles(call)
             reasons = [*find_obstacles(call, self.family.served), *own]
         if not reasons:
-            return self._decode(call)
+            random = torch.get_rng_state()
+            try:
+                return self._decode(call)
+            except Remembers as error:
+                reasons = [str(error)]
+                torch.set_rng_state(random)  # as if no seed had been drawn
         return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
             call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **call.others,
@@ -155,17 +160,15 @@ class GenerateService:
         prompt, length = call.prompt(), call.length
         assert length is not None  # else an obstacle
         kinds, warpers = take_warpers(call.kinds(), call.config.do_sample)
-        chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
-        options = {"temperature": 1.0 if call.config.do_sample else 0.0, "processor": chain}
-        filters = Filters(**options | warpers)
-        if call.guidance is not None:
-            scale = float(call.guidance.guidance_scale)
-            filters = LogGuidance(scale, **options | warpers)
+        guard = ProcessorGuard(kinds)
+        chain = LogitsChain(guard.processors, call.ids, prompt.tokens.shape[1]) if kinds else None
+        filters = call.filters({"processor": chain} | warpers)
         feed = None
         if call.needs_feed:
             feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)
 
         def on_step(progress: Progress) -> Tensor | None:
+            guard.check(0 if feed is None else feed.steps)
             ends = feed(progress) if feed is not None else None
             if chain is not None:
                 made = progress.lengths

@@ -66,6 +66,11 @@ def is_own(processor: Any, name: str) -> bool:
     return type(processor).__module__ == _HOME and type(processor).__name__ == name
 
 
+def is_users(processor: Any) -> bool:
+    """Whether it is called prefix by prefix, and neither transformers nor this library wrote it."""
+    return find_window_form(processor) is None and type(processor).__module__ != _HOME
+
+
 def find_window_form(processor: Any) -> Processor | None:
     """What answers for a whole window in the place of a processor, if there is such a thing."""
     if type(processor) in (RepetitionAwareSampling, WindowedRepetitionPenalty):

@@ -1,28 +1,25 @@
 """Whether a user's processor remembers earlier calls, found out by calls of a copy.
 
 Each answers "prefix" if nothing was remembered, or the reason why it is refused. What is kept where
-`mmaccel.pipelines.trial` does not look is found only if equal calls answer differently.
+`mmaccel.pipelines.trial` does not look is found only if equal calls answer differently. A few calls
+cannot show all: `mmaccel.pipelines.processor_guard` goes on looking while a policy runs.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import types
-from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmaccel.pipelines.trial import PLAIN, Trial, Unknown
-
-_BOXES = (list, tuple, set, frozenset, deque)
+from mmaccel.pipelines.object_trial import ObjectTrial, is_same
+from mmaccel.pipelines.trial import Trial, Unknown
+from mmaccel.pipelines.watch import PLAIN
 
 
 def try_function(function: types.FunctionType, ids: Tensor, scores: Tensor) -> str:
-    """Two equal calls of a copy of a function whose closure and defaults are plain."""
+    """Equal calls of a copy of a function whose closure and defaults are plain."""
     kept = [cell.cell_contents for cell in function.__closure__ or ()]
     kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     name = f"a function ({function.__name__})"
@@ -32,13 +29,7 @@ def try_function(function: types.FunctionType, ids: Tensor, scores: Tensor) -> s
         trial = Trial(function)
     except Unknown as error:
         return f"{name}, whose {error} may remember earlier calls"
-    try:
-        answers = [trial.copy(ids.clone(), scores.clone()) for _ in range(2)]
-    except Exception as error:  # as in `try_object`
-        return f"{name}, which raised {type(error).__name__} when tried"
-    if _is_same(*answers) and not trial.has_changed:
-        return "prefix"
-    return f"{name}, which answers the same question differently"
+    return _judge(name, trial, [ids, ids], scores)
 
 
 def try_allowed(function: Any, ids: Tensor) -> str:
@@ -53,69 +44,42 @@ def try_allowed(function: Any, ids: Tensor) -> str:
     except Unknown as error:
         return f"{name}, whose {error} may remember earlier calls"
     answers: list[Any] = []
-    for prefix in (ids[0], ids[0], torch.cat([ids[0], ids[0, -1:]])):
-        try:
-            answers.append(trial.copy(0, prefix.clone()))
-        except Exception as error:
-            answers.append(type(error))
+    with trial.undone():
+        for prefix in (ids[0], ids[0], torch.cat([ids[0], ids[0, -1:]])):
+            try:
+                answers.append(trial.copy(0, prefix.clone()))
+            except Exception as error:
+                answers.append(type(error))
     if trial.has_changed:
         return f"{name}, which remembers earlier calls"
-    if not _is_same(*answers[:2]):
+    if not is_same(*answers[:2]):
         return f"{name}, which answers the same question differently"
     return "prefix"
 
 
 def try_object(processor: Any, ids: Tensor, scores: Tensor) -> str:
-    """Two trial calls on a copy, the second with a longer prefix."""
-    name = type(processor).__name__
-    tools: dict[int, Any] = {}  # used by the copy as they are
-    for attribute, value in vars(processor).items():
-        for leaf in _leaves(value):
-            if _is_tool(leaf):
-                tools[id(leaf)] = leaf
-            elif not isinstance(leaf, (*PLAIN, type, Tensor)):
-                kept = type(leaf).__name__
-                return f"a {name}, whose {attribute} ({kept}) may remember earlier calls"
-    trial = copy.copy(processor)
-    object.__setattr__(trial, "__dict__", copy.deepcopy(vars(processor), dict(tools)))
-    before = copy.deepcopy(vars(trial), dict(tools))
+    """Equal calls of a copy, and one with a longer prefix."""
+    name = f"a {type(processor).__name__}"
     try:
-        for prefix in (ids, torch.cat([ids, ids[:, -1:]], 1)):
-            trial(prefix.clone(), scores.clone())
+        trial = ObjectTrial(processor)
+    except Unknown as error:
+        return f"{name}, whose {error} may remember earlier calls"
+    return _judge(name, trial, [ids, ids, torch.cat([ids, ids[:, -1:]], 1)], scores)
+
+
+def _judge(name: str, trial: Trial | ObjectTrial, prefixes: list[Tensor], scores: Tensor) -> str:
+    """Calls with `prefixes` `[B, ...]`, the first two equal, and with one row in all places."""
+    rows, asked = (0, -1), list(prefixes)
+    asked += [prefixes[0][row].repeat(len(scores), 1) for row in rows]
+    try:
+        with trial.undone():
+            answers = [trial.copy(prefix.clone(), scores.clone()) for prefix in asked]
     except Exception as error:  # the reason says so; transformers' own loop raises it if it is real
-        return f"a {name}, which raised {type(error).__name__} when tried"
-    return "prefix" if _is_same(before, vars(trial)) else f"a {name}, which remembers earlier calls"
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """What plain containers hold, however deep."""
-    if isinstance(value, dict):
-        value = (item for pair in value.items() for item in pair)
-    elif not isinstance(value, _BOXES):
-        yield value
-        return
-    for item in value:
-        yield from _leaves(item)
-
-
-def _is_tool(value: Any) -> bool:
-    """Something that is called: a function, a model, a tokenizer."""
-    from transformers import PreTrainedTokenizerBase
-
-    is_function = isinstance(value, types.FunctionType) and not value.__closure__
-    home = getattr(value, "__self__", value)  # a built-in function's is its module
-    is_function |= inspect.isbuiltin(value) and isinstance(home, (types.ModuleType, type(None)))
-    return is_function or isinstance(value, (nn.Module, PreTrainedTokenizerBase))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        same_keys = list(one) == list(other)
-        return same_keys and all(_is_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple, deque)):
-        return len(one) == len(other) and all(_is_same(a, b) for a, b in zip(one, other))
-    return bool(one == other)
+        return f"{name}, which raised {type(error).__name__} when tried"
+    if trial.has_changed:
+        return f"{name}, which remembers earlier calls"
+    if not is_same(*answers[:2]):
+        return f"{name}, which answers the same question differently"
+    if any(not is_same(answers[0][row], found[row]) for row, found in zip(rows, answers[-2:])):
+        return f"{name}, which looks at other rows than its own"
+    return "prefix"

@@ -30,28 +30,31 @@ class TokenFeed:
         streamer: transformers' streamer or None.
         pad: fills a finished row; None lets finished rows go on until all are finished, as
             transformers does where no criterion knows an end-of-sequence token.
+
+    Attributes:
+        steps: played so far.
     """
 
     def __init__(self, prompt: Tensor, criteria: Any, streamer: Any, pad: Tensor | None) -> None:
         self._ids, self._criteria, self._streamer, self._pad = prompt, criteria, streamer, pad
         self._finish = [_OPEN] * prompt.shape[0]
-        self._steps = 0
+        self.steps = 0
 
     def __call__(self, progress: Progress) -> Tensor | None:
         """Play all complete steps; `[B]` int64, where rows end. One host synchronisation."""
         made: list[int] = progress.lengths.tolist()
-        while self._steps < self._complete(made):
-            self._play(progress.tokens[:, self._steps])
+        while self.steps < self._complete(made):
+            self._play(progress.tokens[:, self.steps])
         if self._pad is None and _OPEN in self._finish:
             return None
-        ends = self._finish if self._pad is not None else [self._steps] * len(self._finish)
+        ends = self._finish if self._pad is not None else [self.steps] * len(self._finish)
         return torch.tensor(ends, device=progress.lengths.device)
 
     def _complete(self, made: list[int]) -> int:
         """Steps for which every row that still matters has a token."""
         unfinished = [n for n, end in zip(made, self._finish) if end == _OPEN]
         if not unfinished:
-            return self._steps
+            return self.steps
         return min(unfinished if self._pad is not None else made)
 
     def _play(self, tokens: Tensor) -> None:
@@ -60,10 +63,10 @@ class TokenFeed:
             done = torch.tensor([end != _OPEN for end in self._finish], device=tokens.device)
             tokens = torch.where(done, self._pad.to(tokens.device), tokens)
         self._ids = torch.cat([self._ids, tokens[:, None]], 1)
-        self._steps += 1
+        self.steps += 1
         is_done: list[bool] = self._criteria(self._ids, None).tolist()
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())
         for row, stops in enumerate(is_done):
             if stops and self._finish[row] == _OPEN:
-                self._finish[row] = self._steps
+                self._finish[row] = self.steps

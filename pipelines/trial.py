@@ -3,26 +3,24 @@
 The copy goes as deep as Python lets us look: closures, defaults and attributes of functions, the
 global variables that a function reads (and those of functions beside it that it calls), bound
 objects, attributes of objects of plain Python classes, containers. Functions of libraries, modules,
-models and tokenizers are taken as they are. What neither is copied nor taken is unknown, and may
-remember. Not looked into: files, global variables of methods, and what a library keeps.
+models and tokenizers are taken as they are, and those of the user's own are watched
+(`mmaccel.pipelines.watch`). What neither is copied nor taken is unknown, and may remember.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_NUMBERS = (bool, int, float, complex, torch.dtype)
-PLAIN = (*_NUMBERS, str, bytes, type(None), range, re.Pattern, torch.device)
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "tokenizers"}
+from mmaccel.pipelines.tried import Tried
+from mmaccel.pipelines.watch import LIBRARIES, PLAIN, names_of
+
 _BOXES = (list, tuple, set, frozenset, deque)
 
 
@@ -30,33 +28,32 @@ class Unknown(TypeError):
     """Something that cannot be looked into; the text is its type's name."""
 
 
-class Trial:
+class Trial(Tried):
     """A copy to be called.
 
     Args:
         original: a function, a bound method, a partial or an object with `__call__`.
-
-    Attributes:
-        copy: the copy.
 
     Raises:
         Unknown: see the module.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:
+        super().__init__()
         self._copies: dict[int, Any] = {}
         self._originals: list[Any] = []  # so that no id is used twice
         self._looks: list[Callable[[], list[Any]]] = []
         self.copy = self._copied(original)
         self._before = [look() for look in self._looks]
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether anything in the copy is not what it was before it was called."""
+    def _differs(self) -> bool:
         return not all(_is_same(old, look()) for old, look in zip(self._before, self._looks))
 
     def _copied(self, value: Any) -> Any:
-        if isinstance(value, PLAIN) or _is_tool(value):
+        if isinstance(value, PLAIN):
+            return value
+        if _is_tool(value):
+            self._watch(value)
             return value
         if id(value) not in self._copies:
             self._originals.append(value)
@@ -97,6 +94,7 @@ class Trial:
         is_python = all(base.__flags__ & 1 << 9 and "__slots__" not in vars(base) for base in bases)
         if not is_python or kind.__new__ is not object.__new__ or any(map(_is_shared, bases)):
             raise Unknown(kind.__name__)
+        self._watch(kind)
         made = self._copies[id(value)] = object.__new__(kind)
         made.__dict__.update({name: self._copied(item) for name, item in vars(value).items()})
         self._looks.append(lambda: [*vars(made), *vars(made).values()])
@@ -112,7 +110,7 @@ class Trial:
                 cell.cell_contents = self._copied(old.cell_contents)
             except ValueError:  # an empty one
                 continue
-        names = [name for name in _names(value.__code__) if name in value.__globals__]
+        names = [name for name in names_of(value.__code__) if name in value.__globals__]
         for name in names:
             spaces[name] = self._copied(value.__globals__[name])
         made.__defaults__ = self._copied(value.__defaults__)
@@ -126,14 +124,6 @@ class Trial:
         return made
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Global names that code reads or writes, that of functions inside it too."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner)
-
-
 def _is_tool(value: Any) -> bool:
     """What is used and holds nothing of the user's: a module, a class, a model, a tokenizer."""
     from transformers import PreTrainedTokenizerBase
@@ -144,7 +134,7 @@ def _is_tool(value: Any) -> bool:
         return True
     if isinstance(value, types.FunctionType):
         home = (value.__module__ or "").partition(".")[0]
-        return home in _LIBRARIES and not value.__closure__
+        return home in LIBRARIES and not value.__closure__
     owner = getattr(value, "__self__", None)  # a built-in function's is its module
     is_builtin = isinstance(value, types.BuiltinFunctionType)
     return is_builtin and isinstance(owner, (types.ModuleType, type(None)))

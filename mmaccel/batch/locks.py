@@ -28,7 +28,7 @@ def lock(opened: FileIO, file: Path) -> None:
 
 
 def check_counts(file: Path) -> None:
-    """Refuse to work beside shards that deal the same pictures otherwise.
+    """Refuse to work beside shards that deal the same pictures otherwise, or all of them too.
 
     Args:
         file: the manifest of this process, locked already, so that of two which start together at
@@ -37,9 +37,10 @@ def check_counts(file: Path) -> None:
     Raises:
         BusyError: a process of another number of shards is at work in this folder.
     """
-    own = _count(file)
+    own = _count(file) or 1
     for other in sorted(file.parent.glob("manifest*.jsonl")):
-        if _count(other) in (None, own):
+        count = _count(other)
+        if other.name == file.name or count is None or (count == own and own > 1):
             continue
         try:
             with other.open("rb", buffering=0) as opened:

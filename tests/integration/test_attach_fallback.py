@@ -140,7 +140,7 @@ CASES: dict[str, tuple[str, Make]] = {
     "memory": ("_Memory, which remembers", lambda m: {"logits_processor": [_Memory()]}),
     "opaque": ("inner .* may remember", lambda m: {"logits_processor": [_Opaque()]}),
     "closure": ("may remember", lambda m: {"logits_processor": [_closure([0])]}),
-    "counting": ("differently", lambda m: {"logits_processor": [_counting()]}),
+    "counting": ("which remembers", lambda m: {"logits_processor": [_counting()]}),
     "method": ("method, which may", lambda m: {"logits_processor": [_Counter().__call__]}),
     "partial": (
         "partial, which may remember",
@@ -253,7 +253,7 @@ def test_functions_are_served_if_they_answer_alike() -> None:
         """Answers alike in the trial and otherwise from its third call on."""
         return s + (calls.add_(1) > 2)
 
-    assert find_kind(late, ids, scores).endswith("differently")
+    assert find_kind(late, ids, scores).endswith("which remembers earlier calls")
 
 
 def test_training_modes_that_change_the_pass_run_the_original() -> None:

@@ -23,7 +23,8 @@ Shard = tuple[int, int] | None
         (None, (1, 2), False),
         ((1, 2), None, False),
         (None, None, False),
-        (None, (1, 1), True),
+        (None, (1, 1), False),
+        ((1, 1), None, False),
         ((1, 12), (1, 2), False),
     ],
 )
