@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import Layout
 from mmaccel.pipelines.denoiser_call import DenoiserCall
 from mmaccel.pipelines.denoiser_families import open_denoiser
 from mmaccel.pipelines.denoiser_options import check_config, check_others, find_left_out
 from mmaccel.pipelines.denoiser_prompt import Rows, negative_rows
+from mmaccel.pipelines.empty_run import open_empty
 from mmaccel.pipelines.generate_call import hand_over
 from mmaccel.pipelines.inject import Injection, as_function
 from mmaccel.pipelines.layout_mask import check_size
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.targets import unwrap
 from mmaccel.results import Generation, Stats
-from mmaccel.samplers.canvas_policy import RunPolicy
-from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
 
@@ -165,17 +164,6 @@ def _as_method(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     return held
 
 
-def _open_run(policy: Any, denoiser: Denoiser) -> None:
-    """A run without a pass: what it refuses of any call is refused at once."""
-    if not isinstance(policy, RunPolicy):
-        return
-    first = 1 if denoiser.mask_token == 0 else 0
-    line = torch.full((1, 1), first, dtype=torch.int64, device=denoiser.device)
-    noise = Noise.from_seed(0, 1, denoiser.device)
-    prompt = Prompt(line, torch.ones_like(line[0]), stop_tokens=line[0])  # calls may have others
-    policy.open(denoiser, prompt, policy.block or 1, filters=Filters(), noise=noise)
-
-
 def serve(
     target: Any,
     policy: Any,
@@ -194,7 +182,7 @@ def serve(
         AttachError: the target has a policy already.
     """
     denoiser = open_denoiser(target)
-    _open_run(policy, denoiser)
+    open_empty(policy, denoiser)
     check_size(layout, denoiser.vocab_size)
     service = DenoiserService(denoiser, policy, seed, layout)
     return service, service.inject(unwrap(target))
