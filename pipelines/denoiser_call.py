@@ -20,7 +20,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.denoiser_prompt import Rows, join
+from mmaccel.pipelines.denoiser_prompt import Rows, join, own_mask_token, trim
 from mmaccel.samplers.filters import Filters
 
 
@@ -120,11 +120,22 @@ class DenoiserCall:
         """Rows without their padding, in the numbering of the denoiser's canvases.
 
         Raises:
-            ShapeError: a row that is all padding.
+            OptionError: ids that are none of the model's, or its mask token, which ends no row.
+            ShapeError: another number of rows to lead away from.
         """
+        mask_token = own_mask_token(denoiser)
+        for rows in (self.rows, self.negative):
+            if rows is not None:
+                rows.check(getattr(denoiser, "n_ids", None), mask_token)
+        if mask_token in self.ends:
+            raise OptionError(
+                f"eos_token_id: expected ids that end a row, received {mask_token}, the mask "
+                "token, which is never drawn; take the tokenizer's, or -1 where nothing ends rows"
+            )
         tokens, lengths = self.rows.packed(denoiser.device)
         if self.negative is not None:
             tokens, lengths = join((tokens, lengths), self.negative.packed(denoiser.device))
+        tokens = trim(tokens, lengths)
         stops = torch.tensor(self.ends, device=tokens.device)
         if hasattr(denoiser, "to_canvas"):
             tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from torch import Tensor
+
 from mmaccel.errors import OptionError
 
 _SCHEDULE = {  # argument -> (field of a policy, a policy that surely has it; None: every one)
@@ -72,11 +74,17 @@ def check_others(others: Mapping[str, Any], policy: Any) -> None:
 
 
 def check_config(config: Any, policy: Any) -> None:
-    """Refuse a `GenerationConfig` of a call that asks for what a canvas has not.
+    """Refuse a `GenerationConfig` of a call that asks for what a canvas has not, or none.
 
     Raises:
         OptionError: with what takes its place.
     """
+    is_config = hasattr(config, "__dict__") and not isinstance(config, Mapping | Tensor)
+    if config is not None and not is_config:
+        raise OptionError(
+            f"generation_config: expected a GenerationConfig, received a {type(config).__name__}; "
+            "give GenerationConfig(...), or its options to the call"
+        )
     check_others({name: getattr(config, name, None) for name in _NATIVE}, policy)
 
 

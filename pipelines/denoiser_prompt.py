@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
+from mmaccel.canvas_contracts import Denoiser
+from mmaccel.errors import OptionError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,12 @@ class Rows:
 
     Attributes:
         ids: `[B, T]` int64.
-        mask: `[B, T]`, 0 on padding; None where there is none.
+        mask: `[B, T]`, 1 on tokens and 0 on padding; None where there is none.
         name, mask_name: of the arguments they came as.
 
     Raises:
-        ShapeError: something else.
+        ShapeError: something else, or a row without a token.
+        OptionError: a mask of other numbers.
     """
 
     ids: Tensor
@@ -44,13 +46,62 @@ class Rows:
                 "the tokenizer, or None where nothing is padded"
             )
 
+        if mask is not None:
+            self._check_mask(mask)
+
+    @property
+    def is_token(self) -> Tensor:
+        """`[B, T]` bool, False on padding."""
+        if self.mask is None:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        return self.mask.to(self.ids.device).bool()
+
+    def check(self, n_ids: int | None, mask_token: int | None) -> None:
+        """Refuse what is no token of a model's prompt; padding may be any number.
+
+        Args:
+            n_ids: ids that the model knows, or None.
+            mask_token: its id of an open slot, or None.
+
+        Raises:
+            OptionError: an id out of its range, or the mask token.
+        """
+        ids, remedy = self.ids.to(torch.int64), "take those of the model's own tokenizer"
+        self._refuse(ids < 0, "ids from 0 on", remedy)
+        if n_ids is not None:
+            self._refuse(ids >= n_ids, f"ids below {n_ids}", remedy)
+        if mask_token is not None:
+            remedy = "leave open slots to the canvas, and give known ones by a layout"
+            self._refuse(ids == mask_token, "no mask token", remedy)
+
     def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Tokens `[B, T]` with what counts first, and how many count, `[B]`."""
-        ids = self.ids.to(device, torch.int64)
-        mask = torch.ones_like(ids) if self.mask is None else self.mask.to(ids.device)
-        mask = mask.bool()
-        order = (~mask).int().argsort(dim=1, stable=True)
-        return ids.gather(1, order), mask.sum(1)
+        ids, is_token = self.ids.to(device, torch.int64), self.is_token.to(device)
+        order = (~is_token).int().argsort(dim=1, stable=True)
+        return ids.gather(1, order), is_token.sum(1)
+
+    def _check_mask(self, mask: Tensor) -> None:
+        is_sound = (mask == 0) | (mask == 1)
+        if not bool(is_sound.all()):
+            raise OptionError(
+                f"{self.mask_name}: expected 1 on tokens and 0 on padding, received "
+                f"{mask[~is_sound][0].item()}; take the one of the tokenizer, not scores to add"
+            )
+        is_empty = ~mask.bool().any(1)
+        if bool(is_empty.any()):
+            raise ShapeError(
+                f"{self.name}: expected at least one token in every row, received padding alone in "
+                f"row {int(is_empty.nonzero()[0])} by {self.mask_name}; begin it with a token"
+            )
+
+    def _refuse(self, is_wrong: Tensor, expected: str, remedy: str) -> None:
+        found = (is_wrong & self.is_token).nonzero().tolist()
+        if found:
+            row, column = found[0]
+            raise OptionError(
+                f"{self.name}: expected {expected}, received id {int(self.ids[row, column])} in "
+                f"row {row}; {remedy}"
+            )
 
 
 def negative_rows(ids: Tensor | None, mask: Tensor | None) -> Rows | None:
@@ -58,8 +109,14 @@ def negative_rows(ids: Tensor | None, mask: Tensor | None) -> Rows | None:
 
     Raises:
         ShapeError: see `Rows`.
+        OptionError: see `Rows`, or a mask of no prompts.
     """
     if ids is None:
+        if mask is not None:
+            raise OptionError(
+                "negative_prompt_attention_mask: expected negative_prompt_ids beside it, received "
+                "it alone; give both, or none"
+            )
         return None
     return Rows(ids, mask, "negative_prompt_ids", "negative_prompt_attention_mask")
 
@@ -81,3 +138,16 @@ def join(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[T
     widest = max(wide, second[0].shape[1])
     rows = [torch.nn.functional.pad(t, (0, widest - t.shape[1])) for t in (first[0], second[0])]
     return torch.cat(rows), torch.cat([first[1], second[1]])
+
+
+def trim(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Packed rows without the columns that are padding in all of them."""
+    return tokens[:, : int(lengths.max())]
+
+
+def own_mask_token(denoiser: Denoiser) -> int | None:
+    """The id of an open slot as prompts have it, in the model's own numbering; None for none."""
+    mask_token = denoiser.mask_token
+    if mask_token is None or not hasattr(denoiser, "to_model"):
+        return mask_token
+    return int(denoiser.to_model(torch.tensor(mask_token)))

@@ -34,7 +34,7 @@ class WholeDenoiser:
         pictures: (first id, how many) of the picture tokens, where canvases hold these.
 
     Attributes:
-        n_ids: ids that canvases and prompts can have, picture tokens counted twice.
+        n_ids: ids that the model knows.
 
     Raises:
         UnsupportedModelError: a model that does not go by what its family goes by.
@@ -66,7 +66,7 @@ class WholeDenoiser:
         self._first, self._is_slice = first, pictures is not None
         self.vocab_size = size
         self.mask_token = size if pictures else mask_token
-        self.n_ids = size if pictures else known
+        self.n_ids = known
         self.max_positions = find_most(model.config)
         self._reserved: tuple[int, int] | None = None
         check_mode(model)
@@ -149,7 +149,7 @@ class WholeDenoiser:
             rows = (count == n).nonzero()[:, 0]
             begin = first[rows, None]
             columns = begin + torch.arange(n, device=ids.device)  # [R', n]
-            at = (queries[rows] - begin).clamp(0, n - 1)
+            at = (queries[rows] - begin).clamp(max=n - 1)  # what is not looked at has no logits
             part = self.call(ids[rows].gather(1, columns), at, **inputs)
             if logits is None:
                 logits = part.new_empty(*queries.shape, part.shape[-1])
