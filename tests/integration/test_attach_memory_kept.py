@@ -94,6 +94,16 @@ class _OfClass(LogitsProcessor):
         return scores.roll(self.n, -1)
 
 
+class _LateOfClass(LogitsProcessor):
+    """Begins to count in its class when the prefix is long."""
+
+    n = 0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        type(self).n += ids.shape[1] > 9
+        return scores.roll(self.n, -1)
+
+
 class _OfModule(LogitsProcessor):
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         SEEN.append(1)
@@ -111,7 +121,7 @@ class _OtherRows(LogitsProcessor):
 
 
 def _forget() -> None:
-    _Counter.n = _OfClass.n = module.n = 0
+    _Counter.n = _OfClass.n = _LateOfClass.n = module.n = 0
     SEEN.clear()
 
 
@@ -130,6 +140,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "global of a method": (_allow(_ByGlobal), "which remembers"),
     "now and then": (_allow(_now_and_then), "as the run has shown"),
     "processor, late": (_process(_Late), "as the run has shown"),
+    "processor, late, class": (_process(_LateOfClass), "as the run has shown"),
     "processor, class": (_process(_OfClass), "which remembers"),
     "processor, module": (_process(_OfModule), "which remembers"),
     "processor, random": (_process(_Random), "differently"),
@@ -156,7 +167,7 @@ def test_the_original_runs_as_if_nothing_had_been_tried(name: str, samples: bool
     with mmaccel.attach(model, mmaccel.Jacobi(window=6), strict=True):
         with pytest.raises(AttachError, match=reason):
             model.generate(**PROMPTS, **options, **make())
-    assert (_Counter.n, _OfClass.n, module.n, SEEN) == (0, 0, 0, [])
+    assert (_Counter.n, _OfClass.n, _LateOfClass.n, module.n, SEEN) == (0, 0, 0, 0, [])
 
 
 def test_what_was_streamed_is_not_streamed_again() -> None:
