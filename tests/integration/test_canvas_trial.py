@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.denoisers import DreamDenoiser, LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.masked_lm import MaskedLM
+from mmaccel.samplers.canvas_leak import check_leaks
 from tests.canvas_beds import MASK
 from tests.denoiser_beds import DreamBed, LLaDABed
 from tests.sdar_bed import SDARBed
@@ -53,6 +56,34 @@ def test_good_models_pass_once_and_are_not_asked_again() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         MaskedLM(build_lm("llama").to(dtype), MASK, block=4)
         MaskedLM(build_lm("llama").to(dtype), MASK, shift=1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+@pytest.mark.parametrize("mask", [MASK, None])
+def test_no_good_model_leaks(mask: int | None, dtype: torch.dtype) -> None:
+    """Nor when the trial of a run is asked, which is for models that nobody has tried."""
+
+    class Untried(MaskedLM):
+        is_tried = False
+
+    for shift in (0, 1):
+        inner = build_lm("qwen3", initializer_range=0.35).to(dtype)
+        model = Untried(inner, mask, block=4, shift=shift)
+        for rows in (1, 3):
+            check_leaks(model, rows)
+        forward = model.forward
+
+        def look_ahead(entries: CanvasPass, forward: Any = forward) -> torch.Tensor:
+            reads = torch.ones_like(entries.reads)
+            reads[..., -1] = False  # nobody's place
+            made: torch.Tensor = forward(replace(entries, reads=reads))
+            return made
+
+        model.forward = look_ahead  # type: ignore[method-assign]
+        with pytest.raises(UnsupportedModelError, match="depend on no later block"):
+            check_leaks(model, 1)
 
 
 @pytest.mark.parametrize(
