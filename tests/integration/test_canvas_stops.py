@@ -56,6 +56,15 @@ def test_drafts_behind_a_stop_token_are_those_of_the_same_plan(kind: str, far: i
         assert same(made, expected), seed
 
 
+@pytest.mark.parametrize("order, block", [("left", None), ("left", BLOCK), ("halton", None)])
+def test_what_a_wrong_draft_closed_is_guessed_anew(order: str, block: int | None) -> None:
+    """A draft that stops a row too early has no guess for what is behind; the next one needs it."""
+    model = masked()
+    for seed in (1, 6, 22):
+        expected = stopped(Stepwise(order, block), model, seed)
+        assert same(stopped(LosslessUnmask(4, order, block), model, seed), expected), seed
+
+
 @pytest.mark.parametrize("policy", [Stepwise(cache="block"), LosslessUnmask(3, cache="block")])
 def test_a_canvas_may_be_shorter_than_its_block(policy: Any) -> None:
     """Most of the first block is prompt, and is computed beside the open slots at every pass."""
