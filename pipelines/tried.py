@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from mmaccel.pipelines.watch import Watch, watch
@@ -62,6 +61,8 @@ class Tried(ABC):
 @contextmanager
 def _same_chance() -> Iterator[None]:
     """Python's, numpy's and torch's global generators go on as if nothing had been drawn."""
+    import numpy as np
+
     states = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:

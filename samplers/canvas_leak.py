@@ -19,6 +19,7 @@ _MASKED = 1e3  # below a position's largest logit: as good as -inf, as heads fil
 _LOW = 8  # ids of the first block: below this
 
 
+@torch.no_grad()
 def check_leaks(model: Denoiser, rows: int) -> None:
     """Refuse a block-causal model with a store whose first block looks at the second.
 
@@ -82,7 +83,9 @@ def _first_block(model: Denoiser, head: Tensor, tail: Tensor) -> Tensor:
 
 
 def _differs(wanted: Tensor, received: Tensor) -> bool:
-    """Whether logits are others, or possible elsewhere; what is as good as -inf is all the same."""
+    """Whether logits are others, or finite elsewhere; finite ones that are as good as -inf are the
+    same.
+    """
     finite = wanted.isfinite()
     if not torch.equal(finite, received.isfinite()):
         return True
