@@ -277,3 +277,33 @@ def test_an_object_trial_leaves_its_original_alone() -> None:
         trial.copy(torch.zeros(1, 20, dtype=torch.int64), torch.zeros(1, 40))
     assert trial.has_changed and late.n == 0
     assert find_kind(late, PROMPTS["input_ids"], torch.zeros(3, 40)) == "prefix"
+
+
+@pytest.mark.parametrize("row", [0, -1])
+def test_who_looks_at_one_row_alone_is_found(row: int) -> None:
+    """It answers that row rightly, whoever stands beside it."""
+
+    class Looks(LogitsProcessor):
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            return scores + ids[row, -2]
+
+    told = find_kind(Looks(), PROMPTS["input_ids"], torch.zeros(3, 40))
+    assert told == "a Looks, which looks at other rows than its own"
+
+
+def test_who_goes_on_with_the_next_token_is_found_beforehand() -> None:
+    """Before anything is streamed."""
+
+    class Goes(LogitsProcessor):
+        length = PROMPTS["input_ids"].shape[1]
+
+        def __init__(self) -> None:
+            self.state = 0
+
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            if ids.shape[1] > self.length:
+                self.state = int(ids[0, -1])
+            return scores
+
+    told = find_kind(Goes(), PROMPTS["input_ids"], torch.zeros(3, 40))
+    assert told == "a Goes, which remembers earlier calls"
