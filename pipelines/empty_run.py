@@ -13,7 +13,6 @@ from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 
 
-@torch.no_grad()
 def open_empty(policy: Any, denoiser: Denoiser) -> None:
     """Open a run of a policy and leave it at that.
 
