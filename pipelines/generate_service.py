@@ -168,24 +168,25 @@ class GenerateService:
             feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)
 
         def on_step(progress: Progress) -> Tensor | None:
-            guard.check(0 if feed is None else feed.steps)
+            if feed is not None:
+                guard.check(feed)  # before anybody sees the tokens
             ends = feed(progress) if feed is not None else None
             if chain is not None:
                 made = progress.lengths
                 chain.check(progress.previous, made if ends is None else made.minimum(ends))
             return ends
 
-        seed = self._choose_seed(call.config.do_sample)
-        window = self.family.open(call)
+        window, seed = self.family.open(call), self._choose_seed(call.config.do_sample)
         self.engine.prepare(window, prompt, self.policy, filters)
-        made = self.policy.sample(
-            window,
-            prompt,
-            length,
-            filters=filters,
-            noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
-            on_step=on_step if feed is not None or chain is not None else None,
-        )
+        noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
+        told = on_step if feed is not None or chain is not None else None
+        given = {"filters": filters, "noise": noise, "on_step": told}
+        try:
+            made = self.policy.sample(window, prompt, length, **given)
+        except Exception:  # of a processor that remembers, perhaps
+            guard.check(feed)
+            raise
+        guard.check(feed)
         self.history.append(made.stats)
         if call.streamer is not None:
             call.streamer.end()

@@ -14,6 +14,7 @@ from typing import Any
 from mmaccel.errors import AttachError
 from mmaccel.pipelines.object_trial import ObjectTrial
 from mmaccel.pipelines.processor_kinds import is_own, is_users
+from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.pipelines.trial import Trial
 from mmaccel.pipelines.tried import Tried
 
@@ -36,11 +37,11 @@ class ProcessorGuard:
         self._trials: list[tuple[str, Tried]] = []
         self.processors = [(self._copied(one), kind) for one, kind in processors]
 
-    def check(self, shown: int = 0) -> None:
+    def check(self, feed: TokenFeed | None = None) -> None:
         """Look at all copies.
 
         Args:
-            shown: tokens of each row that a streamer or a criterion has seen already.
+            feed: of a run whose tokens a streamer or a criterion sees while they are made.
 
         Raises:
             Remembers: one has changed; what it wrote to is as it was before the run.
@@ -51,11 +52,11 @@ class ProcessorGuard:
                 for _, one in self._trials:
                     one.restore()
                 reason = f"{name}, which remembers earlier calls, as the run has shown"
-                if not shown:
+                if feed is None or not feed.steps:
                     raise Remembers(reason)
                 raise AttachError(
                     f"generate: expected processors that a policy can ask ahead, received {reason} "
-                    f"when {shown} tokens had been streamed; make this call without the policy"
+                    f"when {feed.steps} tokens had been streamed; make this call without the policy"
                 )
 
     def _copied(self, processor: Any) -> Any:

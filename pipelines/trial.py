@@ -52,7 +52,7 @@ class Trial(Tried):
     def _copied(self, value: Any) -> Any:
         if isinstance(value, PLAIN):
             return value
-        if _is_tool(value):
+        if type(value) not in (dict, *_BOXES) and _is_tool(value):
             self._watch(value)
             return value
         if id(value) not in self._copies:

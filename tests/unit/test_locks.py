@@ -66,4 +66,7 @@ def test_other_files_count_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "manifest.2-of-3.jsonl").mkdir()
     with (tmp_path / "manifest_old.jsonl").open("ab", buffering=0) as kept:
         locks.lock(kept, tmp_path / "manifest_old.jsonl")
-        Manifest(tmp_path / manifest_name((1, 2))).close()
+        own = Manifest(tmp_path / manifest_name((1, 2)))
+        own.append({"is": "written"})
+        own.close()
+    assert b"written" in own.file.read_bytes()
