@@ -180,7 +180,7 @@ class GenerateService:
         self.engine.prepare(window, prompt, self.policy, filters)
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         told = on_step if feed is not None or chain is not None else None
-        given = {"filters": filters, "noise": noise, "on_step": told}
+        given: dict[str, Any] = {"filters": filters, "noise": noise, "on_step": told}
         try:
             made = self.policy.sample(window, prompt, length, **given)
         except Exception:  # of a processor that remembers, perhaps
