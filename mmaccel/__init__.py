@@ -55,6 +55,7 @@ _PUBLIC = {
     "attach": "mmaccel.handle",
     "decoder": "mmaccel.custom_generate",
     "supports": "mmaccel.handle",
+    "stateless": "mmaccel.pipelines.processor_kinds",
     "Handle": "mmaccel.handle",
     "TokenModel": "mmaccel.contracts",
     "VisualTokenizer": "mmaccel.contracts",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.cached_blocks import CachedBlocks
     from mmaccel.pipelines.image_to_video import ImageToVideo
     from mmaccel.pipelines.picture_request import Request, Served
+    from mmaccel.pipelines.processor_kinds import stateless
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
     from mmaccel.pipelines.speech import Speech, Utterance

@@ -15,7 +15,7 @@ from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.layout_mask import check_vocabulary
-from mmaccel.pipelines.targets import check_strict
+from mmaccel.pipelines.targets import check_switch
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed
 
@@ -34,6 +34,7 @@ class Decoder:
     history: list[Stats]
     layout: Layout | None = None
     engine: Engine = field(default_factory=Engine)
+    assume_stateless: bool = False
     _warned: set[str] = field(default_factory=set)
 
     @property
@@ -65,11 +66,11 @@ class Decoder:
         check_vocabulary(self.layout, model)
         service = GenerateService(
             self.policy, family_of(model), self.seed, self.strict, self.history, self._warned,
-            self.layout, self.engine,
+            self.layout, self.engine, self.assume_stateless,
         )  # fmt: skip
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config,
-            others=others, layout=self.layout,
+            others=others, layout=self.layout, assume_stateless=self.assume_stateless,
         )  # fmt: skip
         return service.serve(call)
 
@@ -82,6 +83,7 @@ def decoder(
     layout: Layout | None = None,
     engine: str = "auto",
     sync_every: int = 1,
+    assume_stateless: bool = False,
 ) -> Decoder:
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
 
@@ -91,16 +93,18 @@ def decoder(
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.
-        seed, strict, layout, engine, sync_every: as in `mmaccel.attach`.
+        seed, strict, layout, engine, sync_every, assume_stateless: as in `mmaccel.attach`.
 
     Returns:
         The loop; it keeps `stats` and `history`, and may be used again.
 
     Raises:
-        OptionError: no policy, no seed, `strict` neither true nor false, or drafts that need a
-            layout where there is none.
+        OptionError: no policy, no seed, a switch neither true nor false, or drafts that need
+            a layout where there is none.
     """
     own_seed = None if seed is None else check_seed(seed)
-    check_strict(strict)
+    check_switch("strict", strict)
+    check_switch("assume_stateless", assume_stateless)
     how = Engine(engine, sync_every)
-    return Decoder(choose_policy(policy, layout), own_seed, strict, [], layout, how)
+    chosen = choose_policy(policy, layout)
+    return Decoder(chosen, own_seed, strict, [], layout, how, assume_stateless)

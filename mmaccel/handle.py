@@ -16,7 +16,7 @@ from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
 from mmaccel.pipelines.served_pipelines import find_pipeline, pipeline_policies, serve_pipeline
-from mmaccel.pipelines.targets import check_strict, find_generator
+from mmaccel.pipelines.targets import check_switch, find_generator
 from mmaccel.results import Stats
 from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.noise import check_seed
@@ -101,13 +101,14 @@ def attach(
     layout: Layout | None = None,
     engine: str = "auto",
     sync_every: int = 1,
+    assume_stateless: bool = False,
 ) -> Handle:
     """Let a policy decode what a model generates.
 
-    `target.generate(...)` keeps its signature. Sampling arguments, processors, stopping criteria,
-    padded batches, guidance and streamer work as before; greedy output is the same, sampled output
-    has the same law. `past_key_values` of `return_dict_in_generate` is None. Only this object is
-    changed.
+    `target.generate(...)` keeps its signature. Sampling arguments, transformers' own processors,
+    stopping criteria, padded batches, guidance and streamer work as before; greedy output is the
+    same, sampled output has the same law. `past_key_values` of `return_dict_in_generate` is None.
+    Only this object is changed.
 
     Args:
         target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
@@ -126,19 +127,23 @@ def attach(
         engine: "auto", "eager" or "graph", see `mmaccel.pipelines.engine.Engine`; with "auto" the
             statistics say why passes are not captured.
         sync_every: captured passes between two looks of the host.
+        assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
+            counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
+            served. Only calls of `generate` under window policies ask for marks.
 
     Returns:
         The handle; use it in a `with` statement, or call `detach()`.
 
     Raises:
-        OptionError: no policy, or one this model cannot use; no seed; `strict` neither true nor
+        OptionError: no policy, or one this model cannot use; no seed; a switch neither true nor
             false; a layout of another vocabulary; no engine, or one the policy cannot use.
         MissingBackendError: engine "graph", and the model is on no CUDA device.
         UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
-    check_strict(strict)
+    check_switch("strict", strict)
+    check_switch("assume_stateless", assume_stateless)
     how, own_seed = Engine(engine, sync_every), None if seed is None else check_seed(seed)
     if find_pipeline(target):
         given = (policy, own_seed, strict, layout, how, make_policy)
@@ -158,7 +163,10 @@ def attach(
     except UnsupportedModelError:
         if strict:
             raise
-    service = GenerateService(chosen, family, own_seed, strict, layout=layout, engine=how)
+    service = GenerateService(
+        chosen, family, own_seed, strict, layout=layout, engine=how,
+        assume_stateless=assume_stateless,
+    )  # fmt: skip
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)

@@ -35,6 +35,8 @@ class GenerateCall:
         streamer: as in `_sample`.
         others: everything meant for the model's forward.
         layout: what is known about the tokens to be made, or None.
+        assume_stateless: whether processors of the caller's own count as marked, see
+            `mmaccel.stateless`.
     """
 
     model: Any
@@ -46,6 +48,7 @@ class GenerateCall:
     streamer: Any = None
     others: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
+    assume_stateless: bool = False
 
     @property
     def guidance(self) -> Any:
@@ -81,10 +84,7 @@ class GenerateCall:
     def kinds(self) -> list[tuple[Any, str]]:
         """Processors behind guidance, each with its kind or the reason why it is refused."""
         rest = self.processors[1:] if self.guidance is not None else self.processors
-        head = self.model.get_output_embeddings()
-        scores = torch.linspace(-1, 1, head.weight.shape[0], device=self.model.device)
-        scores = scores.repeat(self.ids.shape[0], 1)
-        return [(processor, find_kind(processor, self.ids, scores)) for processor in rest]
+        return [(processor, find_kind(processor, self.assume_stateless)) for processor in rest]
 
     def filters(self, chosen: dict[str, Any]) -> Filters:
         """Filters of the call; `chosen` are fields that were found among its processors."""

@@ -25,7 +25,6 @@ from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.logits_chain import LogitsChain
 from mmaccel.pipelines.native_warpers import take_warpers
 from mmaccel.pipelines.own_loop import OwnLoop
-from mmaccel.pipelines.processor_guard import ProcessorGuard, Remembers
 from mmaccel.pipelines.token_feed import TokenFeed
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.noise import Noise
@@ -48,6 +47,7 @@ class GenerateService:
         strict: raise instead of running the original.
         layout: what is known about the slots of every call, or None.
         engine: how passes are carried out.
+        assume_stateless: as in `GenerateCall`.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
@@ -61,6 +61,7 @@ class GenerateService:
     _warned: set[str] = field(default_factory=set)
     layout: Layout | None = None
     engine: Engine = field(default_factory=Engine)
+    assume_stateless: bool = False
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(
@@ -82,7 +83,7 @@ class GenerateService:
         ) -> Any:
             call = GenerateCall(
                 model, input_ids, logits_processor, stopping_criteria, generation_config,
-                synced_gpus, streamer, others, self.layout,
+                synced_gpus, streamer, others, self.layout, self.assume_stateless,
             )  # fmt: skip
             return self.serve(call)
 
@@ -133,12 +134,7 @@ class GenerateService:
             own = self.family.obstacles(call)
             reasons = [*find_obstacles(call, self.family.served), *own]
         if not reasons:
-            random = torch.get_rng_state()
-            try:
-                return self._decode(call)
-            except Remembers as error:
-                reasons = [str(error)]
-                torch.set_rng_state(random)  # as if no seed had been drawn
+            return self._decode(call)
         return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
             call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **call.others,
@@ -160,16 +156,13 @@ class GenerateService:
         prompt, length = call.prompt(), call.length
         assert length is not None  # else an obstacle
         kinds, warpers = take_warpers(call.kinds(), call.config.do_sample)
-        guard = ProcessorGuard(kinds)
-        chain = LogitsChain(guard.processors, call.ids, prompt.tokens.shape[1]) if kinds else None
+        chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
         filters = call.filters({"processor": chain} | warpers)
         feed = None
         if call.needs_feed:
             feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)
 
         def on_step(progress: Progress) -> Tensor | None:
-            if feed is not None:
-                guard.check(feed)  # before anybody sees the tokens
             ends = feed(progress) if feed is not None else None
             if chain is not None:
                 made = progress.lengths
@@ -181,12 +174,7 @@ class GenerateService:
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         told = on_step if feed is not None or chain is not None else None
         given: dict[str, Any] = {"filters": filters, "noise": noise, "on_step": told}
-        try:
-            made = self.policy.sample(window, prompt, length, **given)
-        except Exception:  # of a processor that remembers, perhaps
-            guard.check(feed)
-            raise
-        guard.check(feed)
+        made = self.policy.sample(window, prompt, length, **given)
         self.history.append(made.stats)
         if call.streamer is not None:
             call.streamer.end()

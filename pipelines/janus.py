@@ -55,8 +55,7 @@ class Janus(CausalLM):
             reasons.append("past_key_values given by the caller")
         if not processors or not is_own(processors[0], _GUIDANCE):
             reasons.append("guidance that does not come first")
-        blank = torch.zeros(seen.ids.shape[0], 1, device=seen.ids.device)
-        kinds = [(p, find_kind(p, seen.ids, blank)) for p in processors[1:]]
+        kinds = [(p, find_kind(p)) for p in processors[1:]]
         reasons += [
             f"a {type(p).__name__}, which Janus shows the prompt alone"
             for p, kind in kinds

@@ -1,34 +1,35 @@
-"""Which logits processors of transformers can look at a whole window, and how.
+"""Which logits processors a policy can serve, and how it calls them.
 
-- flat: look at one position's scores and nothing else; all positions of a window go through them at
-  once.
-- window: read the tokens before the position too, and have a form that answers for all positions of
-  a window at once.
-- prefix: also read the tokens before the position; called once per position, with the prefix that
-  stands there.
-- refused: remember earlier calls, so that asking about a draft would change what they say later.
+A policy asks about drafts, some of which are thrown away. So it can only serve a processor whose
+answer depends on nothing but what it is asked. There are three kinds:
 
-Processors are told apart by exact class, since a child may do anything. One that transformers does
-not define counts as prefix if trial calls of a copy leave it as it was, see
-`mmaccel.pipelines.processor_trials`; so does a function that says which tokens a prefix allows. All
-else is refused: what cannot be looked into may remember.
+- flat: looks at one position's scores only. All positions of a window go through it at once.
+- window: reads the tokens before the position too, and has a form that answers for all positions
+  of a window at once.
+- prefix: reads the tokens before the position too. It is called once per position, with the prefix
+  of that position.
+
+transformers' own processors are told apart by exact class, since a child class may do anything;
+those that remember earlier calls are on no list. A processor or `prefix_allowed_tokens_fn` of the
+caller's own is of the prefix kind if it is marked as stateless. An unmarked one runs the original
+loop, and the reason says how to mark it. Nothing checks a mark.
 """
 
 from __future__ import annotations
 
-import inspect
-import types
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor
 
-from mmaccel.pipelines.processor_trials import try_allowed, try_function, try_object
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
 from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty, punish_prefix
 from mmaccel.samplers.filters import Processor
 
 Kind = Literal["flat", "window", "prefix"]
+Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 _HOME = "transformers.generation.logits_process"
 _FLAT = {
@@ -66,9 +67,49 @@ def is_own(processor: Any, name: str) -> bool:
     return type(processor).__module__ == _HOME and type(processor).__name__ == name
 
 
-def is_users(processor: Any) -> bool:
-    """Whether it is called prefix by prefix, and neither transformers nor this library wrote it."""
-    return find_window_form(processor) is None and type(processor).__module__ != _HOME
+def stateless(processor: Asked) -> Asked:
+    """Mark a logits processor or a `prefix_allowed_tokens_fn` as one that remembers nothing.
+
+    The mark promises: the answer for a row depends on that row alone (its number, its ids and its
+    scores). Earlier calls change nothing, and neither do the other rows of the batch. A policy then
+    asks about drafts too, in any order and more than once. Nothing checks the promise: where it is
+    broken, the tokens are not those of plain `generate`.
+
+    Args:
+        processor: a function, a method, or an object with `__call__`. A class can be decorated:
+            the mark is then its class attribute `is_stateless = True`, which may also be written
+            by hand.
+
+    Returns:
+        `processor` itself, its attribute `is_stateless` set to True. Where it takes no attributes
+        (a bound method, an object with slots), a wrapper that has the mark and calls it.
+
+    Raises:
+        OptionError: nothing that can be called.
+    """
+    if not callable(processor):
+        raise OptionError(
+            "stateless: expected a logits processor or a function, received "
+            f"{processor!r}; mark each processor of a list by itself"
+        )
+    try:
+        cast(Any, processor).is_stateless = True
+    except (AttributeError, TypeError, ValueError):
+        return cast(Asked, _Stateless(processor))
+    return processor
+
+
+class _Stateless:
+    """Carries the mark for what takes no attributes."""
+
+    is_stateless = True
+
+    def __init__(self, processor: Callable[[Any, Tensor], Any]) -> None:
+        self._processor = processor
+
+    def __call__(self, first: Any, second: Tensor) -> Any:
+        """Row or ids, and ids or scores: as the processor takes them."""
+        return self._processor(first, second)
 
 
 def find_window_form(processor: Any) -> Processor | None:
@@ -82,31 +123,49 @@ def find_window_form(processor: Any) -> Processor | None:
     return None
 
 
-def find_kind(processor: Any, ids: Tensor, scores: Tensor) -> Kind | str:
+def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
     """Sort a processor.
 
     Args:
         processor: as found in transformers' list.
-        ids: `[B, T]` int64, the prompt.
-        scores: `[B, V]` float32, anything, for the trial calls.
+        assume_stateless: whether all of the caller's own count as marked.
 
     Returns:
-        "flat", "window", "prefix", or the reason why it is refused.
+        "flat", "window", "prefix", or the reason why it cannot be served.
     """
     if find_window_form(processor) is not None:
         return "window"
     name = type(processor).__name__
     if is_own(processor, "PrefixConstrainedLogitsProcessor"):
-        return try_allowed(processor._prefix_allowed_tokens_fn, ids)
+        function = processor._prefix_allowed_tokens_fn
+        if assume_stateless or _is_marked(processor) or _is_marked(function):
+            return "prefix"
+        return _explain(
+            f"a prefix_allowed_tokens_fn of the caller's own ({_name(function)})",
+            "prefix_allowed_tokens_fn=mmaccel.stateless(function)",
+        )
     if type(processor).__module__ == _HOME:
         return "flat" if name in _FLAT else "prefix" if name in _PREFIX else f"a {name}"
-    if len(inspect.signature(processor.__call__).parameters) > 2:
-        return f"a {name}, which takes more than ids and scores"
-    if isinstance(processor, types.FunctionType):
-        return try_function(processor, ids, scores)
-    kind = type(processor)
-    has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
-    is_python = isinstance(inspect.getattr_static(kind, "__call__"), types.FunctionType)
-    if has_slots or not is_python:  # bound methods, partials, compiled objects
-        return f"a {name}, which may remember earlier calls"
-    return try_object(processor, ids, scores)
+    if assume_stateless or _is_marked(processor):
+        return "prefix"
+    return _explain(
+        f"a logits processor of the caller's own ({_name(processor)})",
+        "logits_processor=[mmaccel.stateless(processor)]",
+    )
+
+
+def _is_marked(processor: Any) -> bool:
+    return getattr(processor, "is_stateless", False) is True
+
+
+def _name(processor: Any) -> str:
+    """Of a function or method its name with its class, of an object that of its class."""
+    name: str = getattr(processor, "__qualname__", type(processor).__qualname__)
+    return name.rpartition("<locals>.")[2]
+
+
+def _explain(what: str, remedy: str) -> str:
+    return (
+        f"{what}, which may remember earlier calls (if it does not, pass {remedy}, "
+        "or attach with assume_stateless=True)"
+    )

@@ -43,11 +43,11 @@ def find_generator(target: Any) -> Any:
     return find_generator(next(iter(found.values())))
 
 
-def check_strict(strict: Any) -> None:
-    """Refuse a `strict` that only looks like yes or no, such as "no".
+def check_switch(name: str, value: Any) -> None:
+    """Refuse an option that only looks like yes or no, such as "no".
 
     Raises:
         OptionError: not a bool.
     """
-    if not isinstance(strict, bool):
-        raise OptionError(f"strict: expected True or False, received {strict!r}; write True")
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}: expected True or False, received {value!r}; write True")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError, OptionError
-from mmaccel.pipelines.processor_kinds import find_kind
 from tests.tiny_lms import PassCounter, build_lm, left_padded
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
@@ -23,7 +21,7 @@ SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
 
 
 class _Counter:
-    """A processor that remembers its calls in an attribute."""
+    """A processor that remembers its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -33,59 +31,8 @@ class _Counter:
         return scores + torch.arange(scores.shape[1]) * (self.calls % 2)
 
 
-class _Memory(_Counter):
-    """One that remembers them inside a list in a dict."""
-
-    def __init__(self) -> None:
-        self.box: dict[str, list[int]] = {"calls": []}
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.box["calls"].append(1)
-        return scores + torch.arange(scores.shape[1]) * (len(self.box["calls"]) % 2)
-
-
-def _bump(box: list[int], input_ids: Tensor, scores: Tensor) -> Tensor:
-    box[0] += 1
-    return scores.roll(box[0], -1)
-
-
-def _closure(box: list[int]) -> Any:
-    return lambda input_ids, scores: _bump(box, input_ids, scores)
-
-
-def _counting() -> Any:
-    """One whose memory is a number in its closure."""
-    count = 0
-
-    def process(input_ids: Tensor, scores: Tensor) -> Tensor:
-        nonlocal count
-        count += 1
-        return scores + count * torch.arange(scores.shape[-1])
-
-    return process
-
-
-class _Slotted:
-    """One without a dictionary of attributes."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.count += 1
-        return scores.roll(self.count, -1)
-
-
-class _Opaque(_Counter):
-    """One whose memory is an object that cannot be looked into."""
-
-    def __init__(self) -> None:
-        self.inner = _Counter()
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.inner(input_ids, scores)
+def _allow(row: int, ids: Tensor) -> list[int]:
+    return [5, 6, 7, int(ids[-1])]
 
 
 def _synthid() -> Any:
@@ -136,17 +83,14 @@ CASES: dict[str, tuple[str, Make]] = {
         lambda m: {"position_ids": torch.arange(4)[None].repeat(3, 1) + 2},
     ),
     "too long": ("more positions than the model's 96", lambda m: {"max_new_tokens": 94}),
-    "counter": ("_Counter, which remembers", lambda m: {"logits_processor": [_Counter()]}),
-    "memory": ("_Memory, which remembers", lambda m: {"logits_processor": [_Memory()]}),
-    "opaque": ("inner .* may remember", lambda m: {"logits_processor": [_Opaque()]}),
-    "closure": ("may remember", lambda m: {"logits_processor": [_closure([0])]}),
-    "counting": ("which remembers", lambda m: {"logits_processor": [_counting()]}),
-    "method": ("method, which may", lambda m: {"logits_processor": [_Counter().__call__]}),
-    "partial": (
-        "partial, which may remember",
-        lambda m: {"logits_processor": [partial(_bump, [0])]},
+    "counter": (
+        r"processor of the caller's own \(_Counter\), which may remember",
+        lambda m: {"logits_processor": [_Counter()]},
     ),
-    "slots": ("_Slotted, which may", lambda m: {"logits_processor": [_Slotted()]}),
+    "prefix function": (
+        r"prefix_allowed_tokens_fn of the caller's own \(_allow\), which may remember",
+        lambda m: {"prefix_allowed_tokens_fn": _allow},
+    ),
     "synthid": ("SynthIDText", lambda m: {"watermarking_config": _synthid()}),
     "guidance": (
         "one per row",
@@ -206,13 +150,14 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
         assert run.history == []
 
 
-@pytest.mark.parametrize("strict", ["no", 1, None])
-def test_strict_is_true_or_false(strict: Any) -> None:
+@pytest.mark.parametrize("name", ["strict", "assume_stateless"])
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_switches_are_true_or_false(name: str, value: Any) -> None:
     """ "no" would count as true, and nobody would notice."""
-    with pytest.raises(OptionError, match="strict: expected True or False, received"):
-        mmaccel.attach(build_lm("llama"), "jacobi", strict=strict)
-    with pytest.raises(OptionError, match="strict: expected True or False, received"):
-        mmaccel.decoder("jacobi", strict=strict)
+    with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
+        mmaccel.attach(build_lm("llama"), "jacobi", **{name: value})
+    with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
+        mmaccel.decoder("jacobi", **{name: value})
 
 
 def test_what_the_original_refuses_is_refused_as_before() -> None:
@@ -226,6 +171,7 @@ def test_what_the_original_refuses_is_refused_as_before() -> None:
 
 
 def test_an_error_of_a_grammar_is_raised_where_it_is_real() -> None:
+    @mmaccel.stateless
     def allow(row: int, ids: Tensor) -> list[int]:
         return [] if row == 1 and len(ids) == 8 else [5, 6, 7]
 
@@ -239,21 +185,6 @@ def test_an_error_of_a_grammar_is_raised_where_it_is_real() -> None:
                 model.generate(**PROMPTS, **options)
             model.generate(**PROMPTS, **(options | {"max_new_tokens": 4}))
             assert len(run.history) == 1
-
-
-def test_functions_are_served_if_they_answer_alike() -> None:
-    ids, scores = PROMPTS["input_ids"], torch.zeros(3, 40)
-    shift = torch.arange(40.0)
-    assert find_kind(lambda i, s: s + shift * i.shape[1], ids, scores) == "prefix"
-    assert find_kind(lambda i, s: s + torch.rand(s.shape), ids, scores).endswith("differently")
-
-    n_calls = torch.zeros(1)
-
-    def late(i: Tensor, s: Tensor, calls: Tensor = n_calls) -> Tensor:
-        """Answers alike in the trial and otherwise from its third call on."""
-        return s + (calls.add_(1) > 2)
-
-    assert find_kind(late, ids, scores).endswith("which remembers earlier calls")
 
 
 def test_training_modes_that_change_the_pass_run_the_original() -> None:

@@ -16,6 +16,7 @@ PROMPTS = left_padded(ROWS)
 LENGTH = 16
 
 
+@mmaccel.stateless
 def _allow(row: int, ids: Tensor) -> list[int]:
     """A grammar: parities that depend on row and place; a prefix that breaks it is an error."""
     made = ids[4:].tolist()
@@ -27,6 +28,8 @@ def _allow(row: int, ids: Tensor) -> list[int]:
 
 class _Cap:
     """A processor of the user's own: looks at the prefix, remembers nothing."""
+
+    is_stateless = True
 
     def __init__(self) -> None:
         self.table = {"bonus": torch.linspace(0, 2, VOCAB)}

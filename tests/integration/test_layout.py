@@ -24,6 +24,7 @@ SAMPLED: dict[str, Any] = dict(max_new_tokens=LENGTH, do_sample=True)
 GUIDED: dict[str, Any] = dict(guidance_scale=1.8, negative_prompt_ids=torch.tensor([[1], [1], [2]]))
 
 
+@mmaccel.stateless
 def allow(row: int, ids: Tensor) -> list[int]:
     """The ids of `FRAMES`, written by hand."""
     return [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import mmaccel
 from mmaccel import RepetitionAwareSampling, WindowedRepetitionPenalty
 from mmaccel.pipelines.logits_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.processor_kinds import find_kind
@@ -44,7 +45,7 @@ def _processors() -> dict[str, Any]:
         "min length": lp.MinLengthLogitsProcessor(8, eos),
         "min new": lp.MinNewTokensLengthLogitsProcessor(4, 3, eos),
         "prefix": lp.PrefixConstrainedLogitsProcessor(
-            lambda row, ids: [row, int(ids[-1]), len(ids)], 1
+            mmaccel.stateless(lambda row, ids: [row, int(ids[-1]), len(ids)]), 1
         ),
         "forced first": lp.ForcedBOSTokenLogitsProcessor(1),
         "forced last": lp.ForcedEOSTokenLogitsProcessor(9, 3),
@@ -82,7 +83,7 @@ def _by_hand(processors: list[Any], scores: Tensor, line: Tensor, columns: Tenso
 def test_every_processor_gives_what_it_gives_alone(name: str) -> None:
     processor = _processors()[name]
     scores, line, columns = _scene()
-    kind = find_kind(processor, PROMPT, scores[:, 0])
+    kind = find_kind(processor)
     assert kind in ("flat", "window", "prefix")
     expected = _by_hand([processor], scores, line, columns)
     if name not in ("clean", "forced first"):
@@ -98,7 +99,7 @@ def test_the_order_is_kept() -> None:
     names += ["repetition-aware", "top_p", "begin", "norm"]
     processors = [table[name] for name in names]
     scores, line, columns = _scene(1)
-    kinds = [(one, find_kind(one, PROMPT, scores[:, 0])) for one in processors]
+    kinds = [(one, find_kind(one)) for one in processors]
     found = LogitsChain(kinds, PROMPT, ORIGIN)(scores, line, columns)
     assert torch.equal(found, _by_hand(processors, scores, line, columns))
     other = LogitsChain(kinds[::-1], PROMPT, ORIGIN)(scores, line, columns)
