@@ -20,7 +20,7 @@ class BlockDenoiser:
         max_positions: positions the model was made for, or None.
     """
 
-    has_store = is_tried = True
+    has_store = is_self_checked = True
 
     def __init__(
         self,
