@@ -12,7 +12,7 @@ from mmaccel.pipelines.queried_logits import gather_rows
 
 
 class BlockDenoiser:
-    """Passes of a canvas run through a model that `block_trial.try_mask` found to follow masks.
+    """Passes of a canvas through a model that `block_trial.check_block_mask` found to follow masks.
 
     Args:
         calls: of the model, with the form of mask it takes.
