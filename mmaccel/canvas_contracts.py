@@ -60,8 +60,9 @@ class Denoiser(Protocol):
     It may have `max_positions`, int: prompt and canvas together that it was made for; and
     `any_rows`, True where a row of a pass depends on its entries and on what was written at its
     places, and on nothing that belongs to a row of the prompt. Only such a model takes `Places`,
-    and its passes leave out rows that have ended; and `is_tried`, True where whoever made it has
-    found that it goes by `reads` and `block`: others are tried before their blocks are kept.
+    and its passes leave out rows that have ended; and `is_self_checked`, True where whoever made it
+    has compared passes of it and found that it goes by `reads` and `block`: other models run
+    `mmaccel.samplers.canvas_leak.check_leaks` before their blocks are kept.
     """
 
     vocab_size: int

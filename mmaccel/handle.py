@@ -159,7 +159,7 @@ def attach(
     how.check(model.device, chosen)
     family = family_of(model)
     try:
-        family.check(model)  # tried now, so that the first generate pays for nothing else
+        family.check(model)  # compared now, so that the first generate pays for nothing else
     except UnsupportedModelError:
         if strict:
             raise

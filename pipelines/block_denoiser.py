@@ -12,7 +12,7 @@ from mmaccel.pipelines.queried_logits import gather_rows
 
 
 class BlockDenoiser:
-    """Passes of a canvas run through a model that `block_trial.try_mask` found to follow masks.
+    """Passes of a canvas through a model that `block_trial.check_block_mask` found to follow masks.
 
     Args:
         calls: of the model, with the form of mask it takes.
@@ -20,7 +20,7 @@ class BlockDenoiser:
         max_positions: positions the model was made for, or None.
     """
 
-    has_store = is_tried = True
+    has_store = is_self_checked = True
 
     def __init__(
         self,

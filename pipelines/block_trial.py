@@ -1,190 +1,152 @@
-"""A trial before anything is kept: is a model block-causal, and how does it take a 4-D mask?
+"""Self-check of a block-causal model: do passes over cached blocks give the logits of its own call?
 
-Two questions. *The pipeline's own call*, ids with a 2-D mask: published models answer it in four
-ways. LLaDA2.0 and 2.1 as released refuse a 2-D mask; ports of them read it causally, token by
-token; others attend to everything that is visible; and a model may make its own block mask of it.
-Only what depends on no later block can be kept. *The block mask of the model's own generate*, a 4-D
-one: there it is block-causal by construction, if the mask is taken at its word.
-
-T. Bie et al., "LLaDA2.0: Scaling Up Diffusion Language Models to 100B", 2025, arXiv 2512.15745,
-section 5.4 (a block is sampled given the blocks before it).
-
-Departures: nothing is believed of a configuration or a name; both questions are answered by logits.
+How a model reads masks is declared in `mmaccel.pipelines.block_masks`. Nothing is cached on a
+declaration alone: three blocks of made-up tokens go through the model in one call, and then as one
+block and two more over its cached keys and values. All logits must agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.block_reads import READINGS, is_same, make_reads, other_tokens
-from mmaccel.pipelines.place_store import FORMS, StoredCalls
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.pipelines.block_masks import make_reads
+from mmaccel.pipelines.place_store import StoredCalls
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
-_BLOCKS = 3  # one that is kept, one that is written over it, one that must not be seen
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a trial found.
-
-    Attributes:
-        reading: one of `READINGS`, what a pass over the store has to be shown.
-        form: one of `FORMS`.
-        reason: why nothing can be kept; empty where it can.
-    """
-
-    reading: str = READINGS[0]
-    form: str = FORMS[0]
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Inputs of a call as the pipeline makes it.
-
-    Attributes:
-        ids, visible, positions: `[R, N]` int64; `visible` is the 2-D mask.
-        block: columns per block, a divisor of N.
-    """
-
-    ids: Tensor
-    visible: Tensor
-    positions: Tensor
-    block: int
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether the mask hides anything; models may take another road then."""
-        return not bool(self.visible.all())
-
-    @staticmethod
-    def made_up(device: torch.device, block: int) -> Line:
-        """Two rows of one block of any tokens."""
-        ids = torch.arange(2 * block, device=device).view(2, block) % 7
-        columns = torch.arange(block, device=device).expand_as(ids)
-        return Line(ids, torch.ones_like(ids), columns, block)
-
-    def long_enough(self) -> Line:
-        """The same with as many blocks behind it as the trial needs."""
-        lacking = _BLOCKS * self.block - self.ids.shape[1]
-        if lacking <= 0:
-            return self
-        extra = torch.arange(lacking, device=self.ids.device)
-        shape = (self.ids.shape[0], -1)
-        return Line(
-            torch.cat([self.ids, self.ids[:, -1:].expand(-1, lacking)], 1),
-            torch.cat([self.visible, torch.ones_like(extra).expand(shape)], 1),
-            torch.cat([self.positions, (self.positions[:, -1:] + 1 + extra).expand(shape)], 1),
-            self.block,
-        )
-
-    def changed(self, first: int, last: int, vocab_size: int) -> Line:
-        """The same with other tokens in columns `first..last - 1`."""
-        ids = self.ids.clone()
-        ids[:, first:last] = other_tokens(ids[:, first:last], vocab_size)
-        return replace(self, ids=ids)
+_BLOCKS = 3  # one that is cached, one that reads it, one that the one before must not see
+_IDENTICAL = Tolerance(largest=1e-9)
 
 
 @torch.no_grad()
-def try_call(line: Line, call: Callable[[Line], Tensor], store: StoredCalls) -> Verdict:
-    """Whether the call a pipeline makes can be had from kept keys and values.
+def check_call(
+    calls: StoredCalls,
+    reading: str | None,
+    block: int,
+    is_padded: bool,
+    call: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> str:
+    """Compare the call that a pipeline makes, under a 2-D mask, with passes over cached blocks.
 
     Args:
-        line: of the call.
-        call: makes it: logits `[R, N, V]`. What it raises reaches the caller.
-        store: sets its `form`.
+        calls: of the model.
+        reading: declared, see `BlockMasks`.
+        block: columns per block.
+        is_padded: whether the 2-D mask hides anything; models may take another road then.
+        call: makes it: ids, mask and positions, `[R, N]` all, to logits `[R, N, V]`. What it raises
+            reaches the caller.
+
+    Returns:
+        Why nothing can be cached; empty where the passes agree.
 
     Raises:
         NumericsError: logits that are no numbers.
 
-    Cost: two passes over the line, and about one more for each way to show it that is tried.
+    Cost: three passes, over three blocks, one and two; one where nothing is declared cacheable.
     """
-    line = line.long_enough()
-    own = call(line)
-    _check_numbers(own, line)
-    n, block = line.ids.shape[1], line.block
-    later = call(line.changed(n - block, n, own.shape[-1]))
-    before = line.visible[:, : n - block].bool()
-    if not is_same(own[:, : n - block], later[:, : n - block], before, store.dtype):
-        return Verdict(
-            reason=f"logits of earlier blocks of {block} change with later ones under the 2-D mask "
-            "that the pipeline passes, so their keys and values cannot be kept"
+    ids, visible, positions = made_up_inputs(calls, block, is_padded)
+    own = call(ids, visible, positions)
+    seen = visible.bool()
+    _check_numbers(own, seen)
+    if reading is None:
+        return (
+            "logits of earlier blocks change with later ones under the 2-D mask that the pipeline "
+            "passes, as BLOCK_MASKS declares, so their keys and values cannot be cached"
         )
-    tail = slice(n - 2 * block, n)
-    begun = line.visible.bool().cummax(1).values  # padding on the left says nothing
-    for reading in READINGS:
-        for form in FORMS:
-            got = _attempt(line, store, form, reading)
-            if got is not None and is_same(own[:, tail], got, begun[:, tail], store.dtype):
-                return Verdict(reading, form)
-    return Verdict(reason="no pass over kept keys and values gives the logits of the model's call")
+    cached = _run(calls, ids, visible, block, reading, [0, block, _BLOCKS * block])
+    if isinstance(cached, str):
+        return f"passes over cached blocks raise {cached}"
+    difference = compare_logits(own, cached, seen)
+    if difference.within(Tolerance.strict(calls.dtype)):
+        return ""
+    kind = "padded" if is_padded else "unpadded"
+    return (
+        f"{kind} passes over cached blocks of {block} do not give the logits of the model's own "
+        f"call ({difference}) where its 2-D mask is read as {reading!r}"
+    )
 
 
 @torch.no_grad()
-def try_mask(line: Line, store: StoredCalls) -> Verdict:
-    """Whether a model takes a 4-D block mask at its word, with and without kept keys and values.
+def check_block_mask(calls: StoredCalls, block: int) -> str:
+    """Compare passes under a 4-D block mask with and without cached blocks.
 
     Args:
-        line: any; all of it is taken as visible.
-        store: sets its `form`.
+        calls: of the model, with the declared form of a mask.
+        block: columns per block.
+
+    Returns:
+        Why the model cannot be run under such masks; empty where the passes agree.
 
     Raises:
         NumericsError: logits that are no numbers.
 
-    Cost: at most four passes over the line for each form of a mask that is tried.
+    Cost: four passes, two of them over three blocks, the others over one and two.
     """
-    line = replace(line, visible=torch.ones_like(line.visible)).long_enough()
-    n, block = line.ids.shape[1], line.block
-    everywhere = line.visible.bool()
-    for form in FORMS:
-        own = _attempt(line, store, form, "blocks", whole=True)
-        if own is None:
-            continue
-        _check_numbers(own, line)
-        vocab_size = own.shape[-1]
-        later = _attempt(line.changed(n - block, n, vocab_size), store, form, "blocks", True)
-        within = _attempt(line.changed(n - 1, n, vocab_size), store, form, "blocks", True)
-        got = _attempt(line, store, form, "blocks")
-        if later is None or within is None or got is None:
-            continue
-        dtype, before = store.dtype, everywhere[:, : n - block]
-        tail, inside = slice(n - 2 * block, n), slice(n - block, n - 1)
-        is_blind = is_same(own[:, : n - block], later[:, : n - block], before, dtype)
-        sees = block == 1 or not is_same(
-            own[:, inside], within[:, inside], everywhere[:, inside], torch.float64
-        )
-        if is_blind and sees and is_same(own[:, tail], got, everywhere[:, tail], dtype):
-            return Verdict(form=form)
-    return Verdict(reason=f"the model does not follow a 4-D mask of blocks of {block}")
+    ids, visible, _ = made_up_inputs(calls, block, False)
+    n = _BLOCKS * block
+    end = (torch.arange(n, device=ids.device) == n - 1).expand_as(ids)
+    changed = torch.where(end, (ids + 1) % calls.config.vocab_size, ids)
+    whole, cached, other = (
+        _run(calls, tokens, visible, block, "blocks", bounds)
+        for tokens, bounds in ((ids, [0, n]), (ids, [0, block, n]), (changed, [0, n]))
+    )
+    refused = f"the model does not follow a 4-D mask of blocks of {block} of form {calls.form!r}"
+    for logits in (whole, cached, other):
+        if isinstance(logits, str):
+            return f"{refused} (it raises {logits})"
+    assert not isinstance(whole, str) and not isinstance(cached, str) and not isinstance(other, str)
+    _check_numbers(whole, visible.bool())
+    difference = compare_logits(whole, cached)
+    if not difference.within(Tolerance.strict(calls.dtype)):
+        return f"{refused} (logits over cached blocks are {difference})"
+    inside = slice(n - block, n - 1)
+    is_causal = compare_logits(whole[:, inside], other[:, inside]).within(_IDENTICAL)
+    return f"{refused} (it looks at no later token of a block)" if block > 1 and is_causal else ""
 
 
-def _check_numbers(logits: Tensor, line: Line) -> None:
-    if bool(logits[line.visible.bool()].isnan().any()):
+def made_up_inputs(
+    calls: StoredCalls, block: int, is_padded: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, a 2-D mask and positions of a call, `[2, N]` int64. Where it is padded, one row is by
+    more than a block on the left, as prompts are, and the other by some of a block on the right,
+    as where no more tokens are asked for.
+    """
+    n = _BLOCKS * block
+    spread = torch.Generator().manual_seed(0)
+    ids = torch.randint(calls.config.vocab_size, (2, n), generator=spread, device="cpu")
+    visible = torch.ones(2, n, dtype=torch.int64, device="cpu")
+    if is_padded:
+        visible[0, : block + 1] = 0
+        visible[1, n - (block + 1) // 2 :] = 0
+    positions = torch.arange(n, device="cpu").expand(2, -1)
+    return ids.to(calls.device), visible.to(calls.device), positions.to(calls.device)
+
+
+def _run(
+    calls: StoredCalls, ids: Tensor, visible: Tensor, block: int, reading: str, bounds: list[int]
+) -> Tensor | str:
+    """Logits `[2, N, V]` of passes over the columns between bounds; what was raised instead."""
+    columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    calls.reserve(*ids.shape)
+    made = []
+    try:
+        for first, last in zip(bounds, bounds[1:]):
+            reads = make_reads(visible, first, last, block, reading)
+            at = columns[:, first:last]
+            made.append(calls.run(ids[:, first:last], at, at, reads))
+    except Exception as error:  # a mask or a cache that the model does not take
+        if is_device_error(error):
+            raise
+        return f"a {type(error).__name__}: {' '.join(str(error).split())[:80]}"
+    return torch.cat(made, 1)
+
+
+def _check_numbers(logits: Tensor, where: Tensor) -> None:
+    if bool(logits[where].isnan().any()):
         raise NumericsError(
             "logits: expected numbers, received NaN; check the model's dtype and weights"
         )
-
-
-def _attempt(
-    line: Line, store: StoredCalls, form: str, reading: str, whole: bool = False
-) -> Tensor | None:
-    """Logits of the last two blocks behind kept ones, or of everything; None where it fails."""
-    n, block = line.ids.shape[1], line.block
-    store.form = form
-    store.reserve(line.ids.shape[0], n)
-    bounds = [0, n] if whole else [0, n - 2 * block, n]
-    columns = torch.arange(n, device=line.ids.device).expand_as(line.ids)
-    logits: Any = None
-    try:
-        for first, last in zip(bounds, bounds[1:]):
-            fed = slice(first, last)
-            reads = make_reads(line.visible, first, last, block, reading)
-            logits = store.run(line.ids[:, fed], line.positions[:, fed], columns[:, fed], reads)
-    except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError):
-        return None  # a mask or a cache the model does not take; another form may do
-    return logits if isinstance(logits, Tensor) else None

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import NumericsError, OptionError
-from mmaccel.pipelines.block_reads import make_reads
-from mmaccel.pipelines.block_trial import Line, Verdict
+from mmaccel.pipelines.block_masks import make_reads
 from mmaccel.pipelines.llada2_call import BlockCall
 from mmaccel.pipelines.place_store import StoredCalls
 from mmaccel.results import Exactness, Stats
@@ -70,13 +69,24 @@ class BlockLogits:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What the pipeline gives a model call: ids, the 2-D mask and positions, `[R, N]` int64."""
+
+    ids: Tensor
+    visible: Tensor
+    positions: Tensor
+
+
 class CachedCalls:
     """The model calls of one run of a pipeline.
 
     Args:
         call: the model's own.
         store: for passes over kept keys and values.
-        decide: tells of a call whether it can be kept, and how.
+        reading: of the model, see `mmaccel.pipelines.block_masks.BlockMasks`.
+        check: why nothing can be kept of calls whose mask hides something, or of those whose mask
+            does not; empty where everything can.
         run: of the pipeline's call; its blocks, and the columns that may follow the first ones.
 
     Attributes:
@@ -90,14 +100,14 @@ class CachedCalls:
         self,
         call: Callable[..., Any],
         store: StoredCalls,
-        decide: Callable[[Line], Verdict],
+        reading: str | None,
+        check: Callable[[bool], str],
         run: BlockCall,
     ) -> None:
-        self._call, self._store, self._decide = call, store, decide
+        self._call, self._store, self._reading, self._check = call, store, reading, check
         self._block, self._rest, self._mask_token = run.block, run.room, run.mask_token
         self.shown: Tensor | None = None
-        self._kept: Line | None = None
-        self._verdict = Verdict()
+        self._kept: _Inputs | None = None
         self.passes = self.positions = 0
         self.seconds, self.reason = 0.0, ""
 
@@ -109,15 +119,14 @@ class CachedCalls:
         """
         if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
             return self._call(*args, **options)
-        line = Line(args[0], options["attention_mask"], options["position_ids"], self._block)
+        line = _Inputs(args[0], options["attention_mask"], options["position_ids"])
         self.shown = line.ids
-        verdict = Verdict(reason=self.reason) if self.reason else self._decide(line)
+        self.reason = self.reason or self._check(not bool(line.visible.all()))
         began = time.perf_counter()
-        if verdict.reason:
-            self.reason = verdict.reason
+        if self.reason or self._reading is None:
             out, fed = self._call(*args, **options), line.ids.numel()
         else:
-            out, fed = self._over_store(line, verdict)
+            out, fed = self._over_store(line, self._reading)
         self.passes, self.positions = self.passes + 1, self.positions + fed
         counts = line.visible.bool() | (line.ids == self._mask_token)  # all but padding
         if bool(out.logits[:, -self._block :][counts[:, -self._block :]].isnan().any()):
@@ -127,23 +136,21 @@ class CachedCalls:
         self.seconds += time.perf_counter() - began
         return out
 
-    def _over_store(self, line: Line, verdict: Verdict) -> tuple[BlockLogits, int]:
-        first, last = self._first(line, verdict), line.ids.shape[1]
+    def _over_store(self, line: _Inputs, reading: str) -> tuple[BlockLogits, int]:
+        first, last = self._first(line), line.ids.shape[1]
         if first == 0:
-            self._store.form = verdict.form
             self._store.reserve(line.ids.shape[0], last + self._rest)
-        reads = make_reads(line.visible, first, last, self._block, verdict.reading)
+        reads = make_reads(line.visible, first, last, self._block, reading)
         columns = torch.arange(first, last, device=line.ids.device).expand(line.ids.shape[0], -1)
         ids, positions = line.ids[:, first:], line.positions[:, first:]
         logits = self._store.run(ids, positions, columns, reads)
-        self._kept = Line(line.ids.clone(), line.visible, line.positions, self._block)
-        self._verdict = verdict
+        self._kept = _Inputs(line.ids.clone(), line.visible, line.positions)
         return BlockLogits(logits), ids.numel()
 
-    def _first(self, line: Line, verdict: Verdict) -> int:
+    def _first(self, line: _Inputs) -> int:
         """The first column that has to be computed. Cost: one host synchronisation."""
         kept, n = self._kept, line.ids.shape[1]
-        if kept is None or kept.ids.shape[0] != line.ids.shape[0] or verdict != self._verdict:
+        if kept is None or kept.ids.shape[0] != line.ids.shape[0]:
             return 0
         both = min(n, kept.ids.shape[1])
         same = kept.ids[:, :both] == line.ids[:, :both]

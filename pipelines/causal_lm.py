@@ -15,7 +15,7 @@ from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.inject import original
 from mmaccel.pipelines.own_loop import OwnLoop
 from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.window_trial import check_by_trial
+from mmaccel.pipelines.window_trial import check_windows
 
 _OWN = ("_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 
@@ -51,7 +51,7 @@ class CausalLM:
                     "with another; its generate cannot be served"
                 )
         if not is_random(model) and not drops_cache(model):  # else nothing is served, nor compared
-            check_by_trial(model, self.wrap(model))
+            check_windows(model, self.wrap(model))
 
     def wrap(self, model: Any) -> CausalLMWindow:
         """The model in windows, for a prompt of text alone."""

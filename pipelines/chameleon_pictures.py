@@ -143,7 +143,7 @@ def load_chameleon(folder: Path, place: Place) -> ChameleonPictures:
 
 
 def load_body(folder: Path, place: Place) -> tuple[Any, Any]:
-    """The transformer, tried out, and its text tokenizer; the VQGAN may be there or not."""
+    """The transformer, self-checked, and its text tokenizer; the VQGAN may be there or not."""
     from transformers import AutoTokenizer, ChameleonForConditionalGeneration
 
     tokenizer = load_processor(AutoTokenizer, folder)

@@ -22,7 +22,7 @@ from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.cosmos_rotary import ClipRotary, Yarn, clip_angles
 from mmaccel.pipelines.weights_file import fill, read_weights
 from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.window_trial import check_by_trial
+from mmaccel.pipelines.window_trial import check_windows
 
 FILES = ("model.pt", "model.safetensors")
 _SHAPE = (5, 40, 64)  # frames, rows and columns of the tokens of 33 frames of 1024 x 640 pixels
@@ -39,7 +39,7 @@ _STRETCHED = 40  # layers of the published model that has YaRN
 
 
 def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tuple[int, int, int]]:
-    """The transformer, tried out once, and the shape of its clips: frames, rows and columns.
+    """The transformer, self-checked once, and the shape of its clips: frames, rows and columns.
 
     Args:
         folder: with one of `FILES`; what a `config.json` says under the names of the authors'
@@ -66,7 +66,7 @@ def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tupl
     model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
     model = model.to(place.device, place.dtype).eval().requires_grad_(False)
     window = CausalLMWindow(model)
-    check_by_trial(model, window)
+    check_windows(model, window)
     return window, shape
 
 

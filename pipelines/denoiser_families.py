@@ -26,7 +26,7 @@ def find_denoiser(target: Any) -> str | None:
     """The class of the denoiser that an object is, or that it is served through; None for others.
 
     Some models of other code bear one of the names (LLaDA-MoE and Lumina-DiMOO: "llada"); they are
-    found here, and `open_denoiser` tells by trial.
+    found here, and `open_denoiser` tells by a self-check.
     """
     if isinstance(target, Denoiser):
         return type(target).__name__

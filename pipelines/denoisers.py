@@ -20,7 +20,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.denoiser_checks import find_mask_token, find_most
-from mmaccel.pipelines.denoiser_trial import check_by_trial
+from mmaccel.pipelines.denoiser_trial import check_denoiser
 from mmaccel.pipelines.queried_logits import queried_logits
 from mmaccel.pipelines.stored_denoiser import StoredDenoiser
 from mmaccel.pipelines.whole_denoiser import WholeDenoiser
@@ -88,7 +88,7 @@ class SDARDenoiser(StoredDenoiser):
     options = MappingProxyType({"store_kv": True})
     plain_options = MappingProxyType({"store_kv": False})
 
-    is_tried = True
+    is_self_checked = True
 
     def __init__(
         self, model: Any, mask_token: int | None = None, *, block: int | None = None
@@ -105,10 +105,10 @@ class SDARDenoiser(StoredDenoiser):
         check_mode(model)
         self.store_reason = ""
         try:
-            check_by_trial(self)
+            check_denoiser(self)
         except UnsupportedModelError as error:
             self.has_store, self.store_reason = False, str(error)
-            check_by_trial(self)
+            check_denoiser(self)
 
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """See `StoredDenoiser.mask`; booleans. What looks at nothing is shown itself, lest it be

@@ -24,7 +24,7 @@ def open_empty(policy: Any, denoiser: Denoiser) -> None:
         OptionError: a policy that cannot fill its canvases.
         UnsupportedModelError: a model that does not go by what the policy needs.
 
-    Cost: none but the trial of a model that nobody tried, where its blocks are to be kept.
+    Cost: none but the self-check of a model that nobody checked, where its blocks are to be kept.
     """
     if not isinstance(policy, RunPolicy):
         return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasInterrupt
 from mmaccel.contracts import Layout
-from mmaccel.pipelines.block_trial import Line, Verdict
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.block_masks import BlockMasks, find_masks
+from mmaccel.pipelines.block_trial import check_block_mask, check_call
 from mmaccel.pipelines.cached_blocks import CachedBlocks, CachedCalls
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.inject import Injection, as_function, original
 from mmaccel.pipelines.llada2_call import BlockCall, check_prompt
 from mmaccel.pipelines.llada2_canvas import decode
-from mmaccel.pipelines.llada2_trials import Trials
 from mmaccel.pipelines.original_run import find_caller
 from mmaccel.pipelines.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.place_store import StoredCalls
@@ -59,7 +61,12 @@ class LLaDA2Service:
         self._pipe, self._model = pipe, pipe.model
         self._call: BlockCall | None = None
         self._cached: CachedCalls | None = None
-        self._trials = Trials(self._model, self._own, type(policy).__name__, strict)
+        self._strict, declared = strict, find_masks(self._model)
+        self._masks = declared or BlockMasks()
+        name = type(self._model).__name__
+        said = f"nobody has declared how a {name} reads masks; see BLOCK_MASKS in docs/attach.md"
+        self._undeclared = "" if declared else said
+        self._reasons: dict[tuple[Any, ...], str] = {}  # of self-checks
         self._warned: set[str] = set()
 
     def inject(self) -> Injection:
@@ -86,7 +93,7 @@ class LLaDA2Service:
     def _model_call(self, model: Any, *args: Any, **options: Any) -> Any:
         if self._cached is None:
             return self._own(*args, **options)
-        cached, self._cached = self._cached, None  # what the trial and the store call is the own
+        cached, self._cached = self._cached, None  # passes and self-checks call the model itself
         try:
             return cached(*args, **options)
         finally:
@@ -132,23 +139,75 @@ class LLaDA2Service:
     def _run_cached(
         self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
     ) -> tuple[Any, Stats]:
-        store = StoredCalls(self._model, self._own)
-        ask = self._trials.of_mask if self.policy.mask == "blocks" else self._trials.of_call
-        cached = CachedCalls(self._own, store, lambda line: ask(line, store), call)
+        check, reading = self._check_call, self._masks.reading
+        if self.policy.mask == "blocks":
+            check, reading = self._check_mask, "blocks"
+        cached = CachedCalls(self._own, self._open(), reading, partial(check, call.block), call)
         return self._watched(own, cached, call, args, options)
 
     def _run_canvas(
         self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
     ) -> tuple[Any, Stats]:
-        calls = StoredCalls(self._model, self._own)
-        verdict = self._trials.settle(Verdict(reason=call.obstacle))
-        if not verdict.reason:
-            verdict = self._trials.of_mask(Line.made_up(calls.device, call.block), calls)
-        if verdict.reason:
-            cached = CachedCalls(self._own, calls, lambda line: verdict, call)
+        calls = self._open()
+        reason = self._refuse(call.obstacle) or self._check_mask(call.block)
+        if reason:
+            cached = CachedCalls(self._own, calls, None, lambda _: reason, call)
             return self._watched(own, cached, call, args, options)
-        calls.form = verdict.form
         return decode(self._pipe, self.policy, call, calls, self.seed, self.layout)
+
+    def _open(self) -> StoredCalls:
+        """A store of its own: a self-check may come in the middle of a run."""
+        return StoredCalls(self._model, self._own, self._masks.form)
+
+    def _check_call(self, block: int, is_padded: bool) -> str:
+        """Why nothing can be cached of the call that the pipeline makes, with its 2-D mask.
+
+        Raises:
+            UnsupportedModelError: a model that takes no 2-D mask; with `strict`, also one of which
+                nothing can be cached.
+        """
+        calls = self._open()
+        key = (block, is_padded, calls.dtype)
+        if key not in self._reasons:
+            self._reasons[key] = self._undeclared or check_call(
+                calls, self._masks.reading, block, is_padded, self._ask
+            )
+        return self._refuse(self._reasons[key])
+
+    def _check_mask(self, block: int, is_padded: bool = False) -> str:
+        """Why the model cannot be run under 4-D block masks, whether they hide padding or not.
+
+        Raises:
+            UnsupportedModelError: with `strict`, where there is a reason.
+        """
+        calls = self._open()
+        key = (block, calls.dtype)
+        if key not in self._reasons:
+            self._reasons[key] = self._undeclared or check_block_mask(calls, block)
+        return self._refuse(self._reasons[key])
+
+    def _refuse(self, reason: str) -> str:
+        """The reason, or an error where there is no way around it."""
+        if reason and self._strict:
+            raise UnsupportedModelError(
+                f"pipeline: expected a call that {type(self.policy).__name__} can serve, received "
+                f"one where {reason}; attach with strict=False to run it without"
+            )
+        return reason
+
+    def _ask(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """Logits of the model's own call, as the pipeline makes it."""
+        try:
+            out = self._own(ids, attention_mask=visible, position_ids=positions)
+        except (TypeError, ValueError) as error:
+            name = type(self._model).__name__
+            raise UnsupportedModelError(
+                f"model: expected one that takes the pipeline's 2-D mask, received a {name} "
+                f"that does not ({' '.join(str(error).split())[:80]}); attach "
+                "CachedBlocks(mask='blocks')"
+            ) from error
+        logits: Tensor = out.logits
+        return logits
 
     def _watched(
         self, own: Callable[..., Any], cached: CachedCalls, call: BlockCall, args: Any, options: Any

@@ -69,8 +69,7 @@ def decode(
     filters = read_filters(given)
     if seed is None:
         seed = draw_seed(given["generator"]) if filters.temperature > 0 else 0
-    text = pipe.model.config
-    text = text.get_text_config() if hasattr(text, "get_text_config") else text
+    text = calls.config
     most = getattr(text, "max_position_embeddings", None)
     model = BlockDenoiser(calls, text.vocab_size, call.mask_token, call.block, calls.device, most)
     on_step = _tell(pipe, given["callback_on_step_end"], ids, call.mask_token)

@@ -13,10 +13,10 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
 from mmaccel.pipelines.seated_rows import SeatedRows
-from mmaccel.pipelines.window_attention_trial import refuse_own_attention
 from mmaccel.pipelines.window_cache import Placement, WindowLayer
 from mmaccel.pipelines.window_checks import check_attention
 from mmaccel.pipelines.window_masks import make_masks
+from mmaccel.pipelines.window_trial import refuse_own_attention
 from mmaccel.samplers.steps import Steps
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, text_config
-from mmaccel.pipelines.denoiser_trial import check_by_trial
+from mmaccel.pipelines.denoiser_trial import check_denoiser
 from mmaccel.pipelines.stored_denoiser import StoredDenoiser
 from mmaccel.pipelines.window_masks import mask_reads
 
@@ -43,7 +43,7 @@ class MaskedLM(StoredDenoiser):
 
     options = plain_options = MappingProxyType({"return_dict": True})
 
-    is_tried = True
+    is_self_checked = True
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MaskedLM(StoredDenoiser):
         super().__init__(
             model, mask_token, len(windows), most, shift=shift, block=block, vocab_size=vocab_size
         )
-        check_by_trial(self)
+        check_denoiser(self)
 
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """See `StoredDenoiser.mask`; numbers that are added to scores."""

@@ -12,7 +12,7 @@ from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.caption_words import CaptionWords, tokenizer_folder
 from mmaccel.pipelines.checkpoint import Place, check_size, load_model, unreadable
 from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.window_trial import check_by_trial
+from mmaccel.pipelines.window_trial import check_windows
 from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
@@ -104,7 +104,7 @@ def load_words(folder: Path, place: Place) -> WordPictures:
     tokenizer, words = load_vocabulary(folder, folder, place)
     check_size(place, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, place, words.vocab_size)
-    check_by_trial(model, CausalLMWindow(model))
+    check_windows(model, CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
     return WordPictures(window, tokenizer, words)
 

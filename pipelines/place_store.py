@@ -18,21 +18,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.block_masks import make_form
 from mmaccel.pipelines.window_cache import Placement, make_cache
-from mmaccel.pipelines.window_masks import mask_reads
-
-FORMS = ("additive", "bool", "zero-one")
-"""How a model takes a 4-D mask: added to scores, as booleans, or as 1 where it may look."""
-
-
-def make_form(reads: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """What may be looked at, `[R, C, S]` bool, as a mask `[R, 1, C, S]` in one of `FORMS`."""
-    mask = reads[:, None]
-    if form == "bool":
-        return mask
-    if form == "zero-one":
-        return mask.to(dtype)
-    return mask_reads(reads, reads.shape[1], dtype)
 
 
 class StoredCalls:
@@ -41,9 +28,10 @@ class StoredCalls:
     Args:
         model: for its configuration and dtype.
         call: runs it: ids `[R, C]` and options by name, as the model itself.
+        form: of 4-D masks, see `mmaccel.pipelines.block_masks.BlockMasks`.
 
     Attributes:
-        form: of masks, one of `FORMS`.
+        config: of the model's text.
         dtype, device: of the model's first parameter.
         positions: entries computed since it was made, over all rows.
 
@@ -51,7 +39,7 @@ class StoredCalls:
         UnsupportedModelError: a model whose configuration names no layers.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, call: Callable[..., Any], form: str = "additive") -> None:
         config = getattr(model, "config", None)
         inner = getattr(config, "get_text_config", None)
         config = inner() if callable(inner) else config
@@ -61,8 +49,9 @@ class StoredCalls:
                 "model: expected a configuration with num_hidden_layers, received a "
                 f"{type(model).__name__} without; its keys and values cannot be kept"
             )
+        self.config: Any = config
         self._n_layers = n_layers
-        self._call, self.form, self.positions = call, FORMS[0], 0
+        self._call, self.form, self.positions = call, form, 0
         weight = next(p for p in model.parameters() if p.dtype.is_floating_point)
         self.dtype, self.device = weight.dtype, weight.device
 

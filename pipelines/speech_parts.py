@@ -8,11 +8,11 @@ from typing import Any
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place, load_model
 from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.window_trial import check_by_trial
+from mmaccel.pipelines.window_trial import check_windows
 
 
 def load_window(source: Path, place: Place) -> CausalLMWindow:
-    """A language model of transformers, tried out once: its windows give its own logits.
+    """A language model of transformers, self-checked once: its windows give its own logits.
 
     Raises:
         UnsupportedModelError: tensors that are missing or surplus, or a model whose passes cannot
@@ -22,7 +22,7 @@ def load_window(source: Path, place: Place) -> CausalLMWindow:
 
     model = load_model(AutoModelForCausalLM, source, place)
     window = CausalLMWindow(model)
-    check_by_trial(model, window)
+    check_windows(model, window)
     return window
 
 

@@ -27,7 +27,7 @@ from mmaccel.pipelines.window_checks import check_mode, check_room
 
 class StoredDenoiser(ABC):
     """Base of these; see `mmaccel.canvas_contracts.Denoiser`. A child says how its model takes a
-    mask, and tries it (`mmaccel.pipelines.denoiser_trial`) when it is made.
+    mask, and checks it (`mmaccel.pipelines.denoiser_trial`) when it is made.
 
     Args:
         model: takes `input_ids`, `attention_mask`, `position_ids`, `past_key_values`, `use_cache`.
@@ -149,7 +149,7 @@ class StoredDenoiser(ABC):
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
-        """What the model itself makes of whole rows, in order and without a cache, for trials.
+        """What the model itself makes of whole rows, in order and without a cache, for self-checks.
 
         Args:
             tokens: `[R, N]` int64.

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.denoiser_checks import check_options, find_mask_token, find_most
-from mmaccel.pipelines.denoiser_trial import check_by_trial
+from mmaccel.pipelines.denoiser_trial import check_denoiser
 from mmaccel.pipelines.window_checks import check_mode, check_room
 
 
@@ -70,7 +70,7 @@ class WholeDenoiser:
         self.max_positions = find_most(model.config)
         self._reserved: tuple[int, int] | None = None
         check_mode(model)
-        check_by_trial(self)
+        check_denoiser(self)
 
     @property
     def device(self) -> torch.device:

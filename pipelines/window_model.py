@@ -17,7 +17,6 @@ from torch.func import functional_call
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm_check import check_causal_lm, text_config
 from mmaccel.pipelines.seated_rows import SeatedRows
-from mmaccel.pipelines.window_attention_trial import find_reason
 from mmaccel.pipelines.window_attention_twin import (
     Choices,
     WindowPass,
@@ -27,6 +26,7 @@ from mmaccel.pipelines.window_attention_twin import (
 from mmaccel.pipelines.window_cache import Placement, make_cache
 from mmaccel.pipelines.window_checks import check_mode, check_options, check_room
 from mmaccel.pipelines.window_masks import make_masks
+from mmaccel.pipelines.window_trial import find_reason
 from mmaccel.samplers.steps import Steps
 
 _CPU_STRIDE = 64
@@ -166,7 +166,7 @@ class CausalLMWindow(SeatedRows):
         return positions.clamp(max=self._positions - 1)
 
     def plain(self) -> CausalLMWindow:
-        """The model in windows of text, under its own attention, for trials."""
+        """The model in windows of text, under its own attention, for self-checks."""
         return CausalLMWindow(self.model, attention="model")
 
     def _span(self, start: Tensor, width: int) -> int:

@@ -1,13 +1,14 @@
-"""A trial before anything is promised: does a model's window pass give its own logits?
+"""Self-checks of a causal LM: do its window passes, and our attention kernel, give its own logits?
 
 The checks of `mmaccel.pipelines.causal_lm_check` read configurations and signatures. Some models
 build a causal mask of their own from the cache's length, and no signature says so; they would
-decode other tokens without a word. So every model is tried once on a few made-up tokens.
+decode other tokens without an error. So every model runs a few made-up tokens once: in one call of
+its own, in window passes that roll back, and, where our attention kernel is to be used, in the same
+window passes under the kernel.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -15,19 +16,21 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import MissingBackendError, UnsupportedModelError
+from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.pipelines.window_attention_twin import Choices
+from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.window_model import CausalLMWindow
 
 LENGTH = 9
 PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # where rows start and how wide; some roll back
-_EXACT, _ROUNDED = 1e-3, 0.05  # largest mean difference, in standard deviations of the logits
-_MASKED = 1e3  # below a position's largest logit: such entries say nothing about attention
 _passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention implementation
+_reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
-def check_by_trial(model: Any, window: CausalLMWindow) -> None:
+def check_windows(model: Any, window: CausalLMWindow) -> None:
     """Refuse a model whose windows do not give what the model itself gives.
 
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
@@ -48,20 +51,23 @@ def check_by_trial(model: Any, window: CausalLMWindow) -> None:
         return
     if model.device.type == "meta":
         _refuse(model, "no weights (the model is on the meta device)")
+    if window.max_positions is not None and window.max_positions < LENGTH:
+        return
     try:
-        worst = _largest_difference(model, window)
+        found = _compare_windows(model, window)
     except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
         raise
     except Exception as error:  # generate is left to the original, unless the device failed
         if is_device_error(error):
             raise
-        _refuse(model, f"a {type(error).__name__} ({' '.join(str(error).split())[:80]})")
-    if worst is None:
+        _refuse(model, f"a {_say(error)}")
+    if not all(difference.is_telling for difference in found):
         return
-    if worst > find_tolerance(model.dtype):
-        _refuse(model, f"logits that are {worst:.2g} standard deviations off")
+    worst = max(found, key=lambda difference: difference.mean)
+    if not worst.within(Tolerance.of(model.dtype)):
+        _refuse(model, f"logits that are {worst}")
     if "local" in (getattr(model.config, "attention_layers", None) or ()):
-        _refuse(model, "local attention, counted from the end of the cache,")  # wider than a trial
+        _refuse(model, "local attention, counted from the end of the cache,")  # wider than a check
     _passed[model] = implementation
 
 
@@ -72,44 +78,47 @@ def _refuse(model: Any, received: str) -> NoReturn:
     )
 
 
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__} ({' '.join(str(error).split())[:80]})"
+
+
 @torch.no_grad()
-def _largest_difference(model: Any, window: CausalLMWindow) -> float | None:
-    """Of any pass, in standard deviations of the model's own logits; None if there is no saying."""
-    if window.max_positions is not None and window.max_positions < LENGTH:
-        return None
-    ids = make_ids(model, window.vocab_size)
-    window.reserve(2, LENGTH)
-    line = torch.arange(LENGTH, device=ids.device).expand_as(ids)
+def _compare_windows(model: Any, window: CausalLMWindow) -> list[Difference]:
+    """Of every window pass, from one call of the model over all positions."""
+    ids = _make_ids(model, window.vocab_size)
+    window.reserve(2, LENGTH)  # which its position ids need
+    positions = torch.arange(LENGTH, device=ids.device).expand_as(ids)
     own = model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        position_ids=window.position_ids(line),
+        position_ids=window.position_ids(positions),
         use_cache=False,
         return_dict=True,
-    ).logits.float()  # [2, L, V]
-    if own.isnan().any() or not float(own[is_possible(own)].std()) > 0:
-        return None
-    return max(_differences(window, ids, own))
+    ).logits  # [2, LENGTH, V]
+    return [
+        compare_logits(own.gather(1, at[..., None].expand(-1, -1, own.shape[-1])), logits)
+        for at, logits in _run_windows(window, ids)
+    ]
 
 
-def _differences(window: CausalLMWindow, ids: Tensor, own: Tensor) -> list[float]:
-    """Mean difference of every pass's logits from `own` `[2, L, V]`, in its standard deviations."""
-    scale = own[is_possible(own)].std()
-    found = []
-    for places, width in PASSES:
-        start = torch.tensor(places, device=ids.device)
-        at = start[:, None] + torch.arange(width, device=ids.device)  # [2, W]
-        logits = window.forward(ids.gather(1, at), start).float()
-        wanted = own.gather(1, at[..., None].expand(-1, -1, own.shape[-1]))
-        possible = is_possible(wanted)
-        if not torch.equal(is_possible(logits), possible):
-            return [math.inf]
-        difference = float((logits - wanted)[possible].abs().mean() / scale)
-        found.append(difference if math.isfinite(difference) else math.inf)
-    return found
+def _run_windows(
+    window: CausalLMWindow, ids: Tensor, choices: Choices | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Positions `[2, W]` and logits `[2, W, V]` of every pass of `PASSES`, under our kernel if
+    choices are asked for.
+    """
+    window.reserve(2, LENGTH)
+    if choices is not None:
+        window.attention_reason, window.choices = "", choices
+    made = []
+    for starts, width in PASSES:
+        start = torch.tensor(starts, device=ids.device)
+        at = start[:, None] + torch.arange(width, device=ids.device)
+        made.append((at, window.forward(ids.gather(1, at), start)))
+    return made
 
 
-def make_ids(model: Any, vocab_size: int) -> Tensor:
+def _make_ids(model: Any, vocab_size: int) -> Tensor:
     """The made-up tokens, `[2, LENGTH]` int64, the same for every model of a size."""
     table = getattr(model.get_input_embeddings(), "weight", None)
     n_ids = vocab_size if table is None else min(vocab_size, table.shape[0])
@@ -117,11 +126,92 @@ def make_ids(model: Any, vocab_size: int) -> Tensor:
     return torch.randint(n_ids, (2, LENGTH), generator=spread, device="cpu").to(model.device)
 
 
-def find_tolerance(dtype: torch.dtype) -> float:
-    """The largest mean difference, in standard deviations of the logits, that is rounding."""
-    return _EXACT if dtype in (torch.float32, torch.float64) else _ROUNDED
+def find_reason(window: CausalLMWindow) -> str:
+    """Why a window's passes keep the model's own attention; empty where they use our kernel.
+
+    The self-check of the kernel: every layer must have asked for the kernel once a pass, and the
+    logits must be those of the same passes under the model's own attention.
+
+    Raises:
+        MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason besides `model`.
+
+    Cost: at a model's first call, six short passes; none for `model`, nor for `auto` away from
+    CUDA devices or under `MMACCEL_KERNELS=torch`. The answer is kept for as long as the model
+    lives, and found again when its attention, dtype or device changes.
+    """
+    if window.attention == "model":
+        return "attention='model'"
+    reason = _find_reason(window)
+    refuse_own_attention(window.model, reason)
+    return reason
 
 
-def is_possible(logits: Tensor) -> Tensor:
-    """Which entries are not masked, by -inf or a number that is as good."""
-    return logits > logits.amax(-1, keepdim=True) - _MASKED
+def refuse_own_attention(model: Any, reason: str) -> None:
+    """Raise MissingBackendError where there is a reason and `MMACCEL_KERNELS=triton`."""
+    if reason and dispatch.mode() == "triton":
+        raise MissingBackendError(
+            f"{dispatch.VARIABLE}=triton: expected a model that attends by window_attention, "
+            f"received {type(model).__name__}: {reason}; or set {dispatch.VARIABLE}=auto"
+        )
+
+
+def _find_reason(window: CausalLMWindow) -> str:
+    model, kind = window.model, window.attention
+    if kind == "auto":
+        on_gpu = window.device.type == "cuda" or dispatch.mode() == "triton"
+        obstacle = None if on_gpu else f"the model is on {window.device}"
+        if dispatch.mode() == "torch":
+            obstacle = f"{dispatch.VARIABLE}=torch"
+        obstacle = obstacle or dispatch.find_obstacle(window.device.type)
+        if obstacle is not None:
+            return obstacle
+    key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
+    known = _reasons.setdefault(model, {})
+    if key in known:
+        return known[key]
+    reason, is_final = _check_kernel(window.plain(), wants_triton=kind == "auto")
+    if is_final:
+        known[key] = reason
+    return reason
+
+
+@torch.no_grad()
+def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]:
+    """The reason, and whether another self-check would find the same."""
+    model = plain.model
+    if getattr(model.config, "output_attentions", False):
+        return "the model gives out its attention weights", False
+    if plain.max_positions is not None and plain.max_positions < LENGTH:
+        return f"the model has {plain.max_positions} positions; a self-check needs {LENGTH}", True
+    if plain.device.type == "meta":
+        return "the model has no weights (it is on the meta device)", False
+    ids = _make_ids(model, plain.vocab_size)
+    choices: Choices = []
+    try:
+        received = _run_windows(plain, ids, choices)
+    except UnsupportedModelError as error:
+        return str(error), True
+    except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
+        raise
+    except Exception as error:  # the model's own attention is there, unless the device failed
+        if is_device_error(error):
+            raise
+        is_final = not isinstance(error, torch.OutOfMemoryError)
+        return f"under the kernel a {_say(error)}", is_final
+    asked = [layer for layer, _ in choices]
+    expected = list(range(len(plain.windows))) * len(PASSES)
+    if asked != expected:
+        return (
+            f"{type(model).__name__}: {len(asked)} of {len(expected)} calls of attention "
+            "asked transformers for a function by name"
+        ), True
+    refused = [choice.reason for _, choice in choices if choice.twin != "triton"]
+    if wants_triton and refused:
+        return refused[0], True
+    for (_, own), (_, logits) in zip(_run_windows(plain, ids), received):
+        difference = compare_logits(own, logits)
+        if not difference.is_telling:
+            return "the model's logits are NaN or all alike: nothing to compare", False
+        if not difference.within(Tolerance.of(model.dtype)):
+            return f"logits under the kernel are {difference}", True
+    return "", True

@@ -1,9 +1,9 @@
-"""A trial before keys of earlier blocks are kept for good: does the first block see later ones?
+"""Self-check before earlier blocks are cached for good: does the first block see later ones?
 
 A model that looks at later blocks, whatever its passes say, would be cached wrongly and nobody
-would see it. Models that were tried when they were wrapped say so (`is_tried`); others are tried
-here, by three passes that differ in the second block alone: full of masks, of some tokens, of
-others.
+would see it. Models that were checked when they were wrapped say so (`is_self_checked`); others run
+three passes here that must agree on the first block, and differ in the second block alone: full of
+masks, of some tokens, of others.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
 
-_MOST = 1e-2  # of the logits' standard deviation: beyond what rounding does
-_MASKED = 1e3  # below a position's largest logit: as good as -inf, as heads fill padded ids
+_TOLERANCE = Tolerance(largest=1e-2)  # the passes are of one shape: hardly anything is rounded
 _LOW = 8  # ids of the first block: below this
 
 
@@ -37,18 +37,20 @@ def check_leaks(model: Denoiser, rows: int) -> None:
     most = getattr(model, "max_positions", None)
     behind = block if most is None else min(block, most - block)
     low = [i for i in range(min(model.vocab_size, _LOW)) if i != mask]
-    if getattr(model, "is_tried", False) or behind < 1 or not low:
+    if getattr(model, "is_self_checked", False) or behind < 1 or not low:
         return
     head = torch.tensor([low[k % len(low)] for k in range(block)], device="cpu")
     if mask is not None:
         head[::2] = mask  # some models give committed tokens back, whatever they see
     blank = torch.full((rows, behind), low[0] if mask is None else mask, device="cpu")
     wanted = _first_block(model, head, blank)
-    ids = _is_possible(wanted).any(0).any(0).nonzero()[:, 0].cpu()  # no padding
+    ids = is_possible(wanted).any(0).any(0).nonzero()[:, 0].cpu()  # no padding
     ids = ids if mask is None else ids[ids != mask]
-    if not len(ids):
+    if bool(wanted.isnan().any()) or not len(ids):
         return
-    if any(_differs(wanted, _first_block(model, head, tail)) for tail in _tails(ids, rows, behind)):
+    for tail in _tails(ids, rows, behind):
+        if compare_logits(wanted, _first_block(model, head, tail)).within(_TOLERANCE):
+            continue
         raise UnsupportedModelError(
             f"cache: expected a model whose logits depend on no later block, for cache 'block', "
             f"received a {type(model).__name__} whose first block of {block} does; choose "
@@ -67,7 +69,7 @@ def _tails(ids: Tensor, rows: int, behind: int) -> list[Tensor]:
 
 
 def _first_block(model: Denoiser, head: Tensor, tail: Tensor) -> Tensor:
-    """Logits `[R, block, V]` float32 of a first block `[block]`, computed with what follows it."""
+    """Logits `[R, block, V]` of a first block `[block]`, computed with what follows it."""
     rows, block = len(tail), len(head)
     tokens = torch.cat([head.expand(rows, -1), tail], 1).to(model.device)
     n = tokens.shape[1]
@@ -79,26 +81,4 @@ def _first_block(model: Denoiser, head: Tensor, tail: Tensor) -> Tensor:
     entries = CanvasPass(
         tokens, all_rows, all_rows, reads.expand(rows, -1, -1), all_rows[:, :block]
     )
-    return model.forward(entries).float()
-
-
-def _differs(wanted: Tensor, received: Tensor) -> bool:
-    """Whether logits are others, or finite elsewhere; finite ones that are as good as -inf are the
-    same.
-    """
-    finite = wanted.isfinite()
-    if not torch.equal(finite, received.isfinite()):
-        return True
-    gap = (wanted.maximum(_floor(wanted)) - received.maximum(_floor(received)))[finite].abs().max()
-    scale = wanted[_is_possible(wanted)].std(correction=0)
-    return float(gap) > _MOST * float(scale)
-
-
-def _is_possible(logits: Tensor) -> Tensor:
-    return logits.isfinite() & (logits > _floor(logits))
-
-
-def _floor(logits: Tensor) -> Tensor:
-    """`[R, block, 1]`, below which an id is as good as masked."""
-    peak = logits.masked_fill(~logits.isfinite(), float("-inf")).amax(-1, keepdim=True)
-    return peak - _MASKED
+    return model.forward(entries)

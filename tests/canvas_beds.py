@@ -26,7 +26,7 @@ class Recorded(MaskedLM):
     def __init__(self, model: Any, mask_token: int | None = MASK, **options: Any) -> None:
         self._begin()
         super().__init__(model, mask_token, **options)
-        self._begin()  # behind its trial
+        self._begin()  # after its self-check
         model.get_input_embeddings().register_forward_pre_hook(self._count_fed)
         model.get_output_embeddings().register_forward_hook(self._count_head)
 

@@ -4,7 +4,8 @@ The layers are Llama's; what stands for LLaDA2 is how masks are read. A 4-D mask
 may look, of shape `[B, 1, L, L + kept]`. A 2-D mask is read in one of the ways that published code
 does: refused (LLaDA2.0 and 2.1 as released), as visible keys ("full"), token by token ("causal"),
 as either of these ("fickle": causal where anything is hidden, as helpers of transformers make it of
-scaled dot product attention), or as blocks ("blocks").
+scaled dot product attention), or as blocks ("blocks"). Every reading has a class of its own, which
+is declared as its author would declare it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.pipelines.block_masks import BLOCK_MASKS, BlockMasks
+
+BLOCK_MASKS |= {
+    "BlocksBed": BlockMasks("blocks", "zero-one"),
+    "CausalBed": BlockMasks("causal", "zero-one"),
+    "FickleBed": BlockMasks("causal", "zero-one"),
+    "FullBed": BlockMasks(None, "zero-one"),
+    "RefusedBed": BlockMasks(None, "zero-one"),
+}
 VOCAB, MASK, END, PAD = 41, 40, 3, 0
 
 
@@ -68,7 +78,7 @@ def build_model(reading: str, block: int = 8, dtype: torch.dtype = torch.float64
         initializer_range=0.25, bos_token_id=1, eos_token_id=END, pad_token_id=PAD,
     )  # fmt: skip
     torch.manual_seed(5)
-    model = LLaDA2Bed(config).to(dtype).eval()
+    model: Any = type(f"{reading.title()}Bed", (LLaDA2Bed,), {})(config).to(dtype).eval()
     model.reading, model.block, model.fed = reading, block, []
     return model
 

@@ -59,7 +59,7 @@ def left_padded(rows: list[list[int]]) -> dict[str, Tensor]:
 
 
 class PassCounter:
-    """Counts forward passes of a model while a `with` block runs, without those of its trial."""
+    """Counts forward passes of a model during a `with` block, without those of its self-check."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.passes = model, 0

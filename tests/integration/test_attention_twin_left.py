@@ -22,7 +22,7 @@ from mmaccel.pipelines.window_attention_twin import (
     find_configs,
     window_attention_in,
 )
-from mmaccel.pipelines.window_trial import check_by_trial
+from mmaccel.pipelines.window_trial import check_windows
 from tests.beds import build_bed
 from tests.integration.test_llamagen import CAPTIONS, build
 from tests.tiny_lms import PassCounter, build_lm, left_padded
@@ -142,14 +142,14 @@ def test_refusals_say_why() -> None:
     assert "float64" in reason_of(build_lm("llama").double())
     short = CausalLMWindow(build_lm("llama", max_position_embeddings=8), attention="twin")
     short.reserve(2, 8)
-    assert short.attention_reason == "the model has 8 positions; a trial needs 9"
+    assert short.attention_reason == "the model has 8 positions; a self-check needs 9"
     model = build_lm("llama")
     for layer in model.model.layers:  # attends in other proportions than it says
         layer.self_attn.register_forward_hook(_halve)
-    assert "standard deviations from the model's own" in reason_of(model)
+    assert "logits under the kernel are" in reason_of(model)
 
 
-def test_what_raises_under_the_kernel_alone_is_tried_once() -> None:
+def test_what_raises_under_the_kernel_alone_is_checked_once() -> None:
     model = build_lm("llama")
     tries: list[str] = []
 
@@ -160,12 +160,12 @@ def test_what_raises_under_the_kernel_alone_is_tried_once() -> None:
 
     model.model.layers[1].self_attn.register_forward_pre_hook(complain)
     for _ in range(3):
-        assert "a ValueError under the kernel (expected a mask of" in reason_of(model)
+        assert "under the kernel a ValueError (expected a mask of" in reason_of(model)
     assert tries == [NAME] and run(model).equal(run(model, "model"))
 
 
 def test_an_error_of_the_device_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by the trial of the kernel nor by that of the windows."""
+    """Neither by the self-check of the kernel nor by that of the windows."""
     model = build_lm("llama")
 
     def lose(module: Any, *_: Any) -> None:
@@ -178,7 +178,7 @@ def test_an_error_of_the_device_is_not_swallowed(monkeypatch: pytest.MonkeyPatch
         reason_of(model)
     lost.append(True)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        check_by_trial(model, CausalLMWindow(model, attention="model"))
+        check_windows(model, CausalLMWindow(model, attention="model"))
 
 
 def _halve(module: Any, _: Any, out: Any) -> Any:
@@ -210,7 +210,7 @@ def test_what_a_layer_wishes_beyond_the_kernel(option: str) -> None:
             attend(layer, q, q, q, torch.zeros(2, 1, 3, 3), **options)
 
 
-def test_a_model_is_tried_once_and_again_with_another_attention() -> None:
+def test_a_model_is_checked_once_and_again_with_another_attention() -> None:
     model = build_lm("llama")
     with PassCounter(model) as counter:
         assert reason_of(model, "auto") == "the model is on cpu" and counter.passes == 0
@@ -228,7 +228,7 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
             reason_of(build_lm("llama"), kind)
     with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
-        check_by_trial(model := build_lm("llama"), CausalLMWindow(model))
+        check_windows(model := build_lm("llama"), CausalLMWindow(model))
     assert reason_of(build_lm("llama"), "model") == "attention='model'"
     with pytest.raises(OptionError, match="auto, model, twin"):
         CausalLMWindow(build_lm("llama"), attention="flash")  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
     model = build_lm("llama")
     for layer in model.model.layers:
         layer.self_attn.register_forward_hook(_halve)
-    assert "standard deviations from the model's own" in reason_of(model)
+    assert "logits under the kernel are" in reason_of(model)
     monkeypatch.setattr(dispatch, "mode", lambda: "triton")
     monkeypatch.setattr(dispatch, "find_obstacle", lambda _: None)
     monkeypatch.setattr(
@@ -249,7 +249,7 @@ def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
     )
     monkeypatch.setattr(dispatch, "decide", lambda *_, **__: dispatch.Choice("triton", "pretended"))
     for kind in ("auto", "twin"):
-        with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits .* from"):
+        with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits under"):
             reason_of(model, kind)
     assert reason_of(build_lm("llama"), "auto") == ""
 

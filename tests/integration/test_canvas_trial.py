@@ -63,14 +63,14 @@ def test_good_models_pass_once_and_are_not_asked_again() -> None:
 )
 @pytest.mark.parametrize("mask", [MASK, None])
 def test_no_good_model_leaks(mask: int | None, dtype: torch.dtype) -> None:
-    """Nor when the trial of a run is asked, which is for models that nobody has tried."""
+    """Nor by the self-check of a run, which is for models that nobody has checked."""
 
-    class Untried(MaskedLM):
-        is_tried = False
+    class Unchecked(MaskedLM):
+        is_self_checked = False
 
     for shift in (0, 1):
         inner = build_lm("qwen3", initializer_range=0.35).to(dtype)
-        model = Untried(inner, mask, block=4, shift=shift)
+        model = Unchecked(inner, mask, block=4, shift=shift)
         for rows in (1, 3):
             check_leaks(model, rows)
         forward = model.forward
@@ -139,7 +139,7 @@ def test_a_model_that_reads_later_blocks_is_refused() -> None:
         )
 
 
-def test_padding_and_positions_of_a_family_are_tried() -> None:
+def test_padding_and_positions_of_a_family_are_checked() -> None:
     class Blind(DreamBed):
         def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
             return super().forward(*args, **(inputs | {"attention_mask": "full"}))

@@ -72,7 +72,7 @@ def test_every_token_may_be_drawn_and_stands_in_open_slots() -> None:
             return super().forward(entries)
 
     model = Watched(uniform().model, None)
-    shown.clear()  # its trial
+    shown.clear()  # its self-check
     prompts = [[5, 9, 7]] * 40
     made = run(Stepwise("left"), model, LENGTH, temperature=9.0, prompts=prompts)
     assert bool((made.tokens == MASK).any()) and int(made.tokens.max()) < VOCAB

@@ -191,9 +191,9 @@ def test_prompts_of_pictures_are_in_the_models_ids() -> None:
                 denoiser.generate(torch.tensor(ids), max_new_tokens=2, **options)
 
 
-def test_a_trial_at_attach_keeps_no_gradients() -> None:
-    class Untried:
-        is_tried = False
+def test_a_self_check_at_attach_keeps_no_gradients() -> None:
+    class Unchecked:
+        is_self_checked = False
 
         def __init__(self, inner: Any) -> None:
             self.inner, self.had = inner, []  # type: ignore[var-annotated]
@@ -206,7 +206,7 @@ def test_a_trial_at_attach_keeps_no_gradients() -> None:
             logits: Tensor = self.inner.forward(entries)
             return logits
 
-    denoiser: Any = Untried(TARGETS["masked-lm"]())
+    denoiser: Any = Unchecked(TARGETS["masked-lm"]())
     with mmaccel.attach(denoiser, mmaccel.Stepwise(cache="block")):
         assert denoiser.had == [False] * 3 and torch.is_grad_enabled()
         assert denoiser.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2).shape == (1, 5)

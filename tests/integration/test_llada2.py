@@ -128,7 +128,7 @@ def test_a_model_that_sees_everything_runs_without_a_cache() -> None:
             run(pipe)
 
 
-def test_masks_that_hide_something_are_tried_apart() -> None:
+def test_masks_that_hide_something_are_checked_apart() -> None:
     pipe = build_pipe("fickle")
     with mmaccel.attach(pipe, "cached-blocks") as handle:
         for options in ({"prompt": RAGGED}, {"prompt": "hello", "gen_length": 21}):
@@ -142,7 +142,7 @@ def test_masks_that_hide_something_are_tried_apart() -> None:
 def test_blocks_of_another_length_than_the_models_are_found_out() -> None:
     pipe = build_pipe("blocks", 12)
     with mmaccel.attach(pipe, "cached-blocks", strict=True):
-        with pytest.raises(UnsupportedModelError, match="earlier blocks of 8 change"):
+        with pytest.raises(UnsupportedModelError, match="passes over cached blocks of 8 do not"):
             run(pipe, block_length=8)
         run(pipe, block_length=12)
 

@@ -30,7 +30,7 @@ class Recorded(SDARDenoiser):
         self.logits: list[Tensor] = []
         super().__init__(SDARBed(VOCAB, mask_token_id=MASK, block_size=block, **config))
         assert self.has_store and not self.store_reason
-        self.logits.clear()  # of its trial
+        self.logits.clear()  # of its self-check
         self.model.calls = self.model.fed = self.model.head_rows = 0
 
     def forward(self, entries: CanvasPass) -> Tensor:

@@ -131,11 +131,11 @@ def test_the_codec_that_none_names_is_the_authors(
     assert (pipe.source, pipe.codec) == (model, codec)
 
 
-def test_a_model_is_tried_before_it_is_handed_out(
+def test_a_model_is_checked_before_it_is_handed_out(
     speech_folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, codec = speech_folders[family]
-    tried: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(speech_parts, "check_by_trial", lambda *both: tried.append(both))
+    checked: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(speech_parts, "check_windows", lambda *both: checked.append(both))
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
-    assert tried == [(speech.window.model, speech.window)]
+    assert checked == [(speech.window.model, speech.window)]

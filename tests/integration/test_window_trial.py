@@ -12,7 +12,7 @@ import torch
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.window_trial import check_by_trial as check
+from mmaccel.pipelines.window_trial import check_windows
 from tests.tiny_lms import PassCounter, build_lm
 
 _NEO: dict[str, Any] = dict(
@@ -25,8 +25,8 @@ _IMAGE: dict[str, Any] = dict(
 )
 
 
-def check_by_trial(model: Any) -> None:
-    check(model, CausalLMWindow(model))
+def check(model: Any) -> None:
+    check_windows(model, CausalLMWindow(model))
 
 
 def own_mask(name: str) -> Any:
@@ -58,18 +58,18 @@ def test_a_mask_of_its_own_is_found_out(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "cohere", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_good_models_pass_in_every_dtype(name: str, dtype: torch.dtype) -> None:
-    check_by_trial(build_lm(name).to(dtype))
+    check(build_lm(name).to(dtype))
 
 
-def test_a_model_is_tried_once_and_again_with_another_attention() -> None:
+def test_a_model_is_checked_once_and_again_with_another_attention() -> None:
     model = build_lm("llama")
     with PassCounter(model) as counter:
-        check_by_trial(model)
+        check(model)
         assert mmaccel.supports(model)
         mmaccel.attach(model, "jacobi").detach()
-        assert counter.passes == 0  # the counter had it tried
+        assert counter.passes == 0  # the counter had it checked
         model.set_attn_implementation("eager")
-        check_by_trial(model)
+        check(model)
         assert counter.passes == 4
 
 
@@ -84,18 +84,18 @@ def _raise(*_: object) -> None:
     raise ZeroDivisionError("no way")
 
 
-def test_the_trial_leaves_torchs_generator_alone() -> None:
+def test_the_self_check_leaves_torchs_generator_alone() -> None:
     before = torch.get_rng_state()
-    check_by_trial(build_lm("qwen2"))
+    check(build_lm("qwen2"))
     torch.manual_seed(7)  # as build_lm leaves it, after drawing weights
-    check_by_trial(build_lm("qwen2"))
+    check(build_lm("qwen2"))
     after = torch.get_rng_state()
     build_lm("qwen2")
     assert torch.equal(torch.get_rng_state(), after)
     torch.set_rng_state(before)
 
 
-def test_what_raised_once_is_tried_again() -> None:
+def test_what_raised_once_is_checked_again() -> None:
     model = build_lm("llama")
     hook = model.model.layers[0].register_forward_pre_hook(_raise)
     assert not mmaccel.supports(model)
@@ -131,7 +131,7 @@ def test_ids_that_only_windows_mask_are_found() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0])
-def test_where_nothing_can_be_compared_the_next_trial_decides(value: float) -> None:
+def test_where_nothing_can_be_compared_the_next_self_check_decides(value: float) -> None:
     model = own_mask("gpt_neo")
     good = copy.deepcopy(model.state_dict())
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_where_nothing_can_be_compared_the_next_trial_decides(value: float) -> N
     assert not mmaccel.supports(model)
 
 
-def test_odd_models_are_tried_all_the_same() -> None:
+def test_odd_models_are_checked_all_the_same() -> None:
     class Wrapped(torch.nn.Module):
         def __init__(self, inner: Any) -> None:
             super().__init__()
@@ -165,7 +165,7 @@ def build_lm_on_the_cpu() -> Any:
 
 
 def test_attention_that_is_local_by_the_length_of_the_cache_runs_the_original() -> None:
-    """GPT-Neo's local layers: right on a trial's nine tokens, other tokens behind their window."""
+    """GPT-Neo's local layers: right on nine tokens, other tokens after their window."""
     import transformers as hf
 
     torch.manual_seed(3)

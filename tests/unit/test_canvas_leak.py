@@ -160,7 +160,7 @@ def test_which_ids_are_possible_may_not_change(fill: float) -> None:
         check_leaks(Where(), 1)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_where_logits_are_finite_may_not_change(value: float) -> None:
     class Where(Blocks):
         def forward(self, entries: CanvasPass) -> Tensor:
@@ -172,7 +172,7 @@ def test_where_logits_are_finite_may_not_change(value: float) -> None:
         check_leaks(Where(), 1)
 
 
-@pytest.mark.parametrize("pair", [(-1e9, -2e9), (-1e4, -1.1e4)])
+@pytest.mark.parametrize("pair", [(-1e9, -2e9), (-1e4, -1.1e4), (-1e9, float("-inf"))])
 def test_what_is_as_good_as_masked_is_all_the_same(pair: tuple[float, float]) -> None:
     class Noisy(Blocks):
         def forward(self, entries: CanvasPass) -> Tensor:
@@ -216,7 +216,7 @@ def test_committed_tokens_that_are_given_back_hide_nothing() -> None:
         check_leaks(GivesBack("reads"), 2)
 
 
-def test_the_trial_goes_by_the_models_device() -> None:
+def test_the_self_check_goes_by_the_models_device() -> None:
     """Not by the one that tensors are made on where nothing is said."""
 
     class Here(Blocks):
@@ -235,7 +235,7 @@ def test_the_trial_goes_by_the_models_device() -> None:
 
 
 @pytest.mark.parametrize("most", [5, 7, 8, 9])
-def test_what_fits_of_a_second_block_is_tried(most: int) -> None:
+def test_what_fits_of_a_second_block_is_self_checked(most: int) -> None:
     with pytest.raises(UnsupportedModelError, match=REFUSED):
         check_leaks(Blocks("reads", most=most), 2)
     model = Blocks(most=most)
@@ -264,11 +264,11 @@ def test_small_leaks_count_and_rounding_does_not(share: float) -> None:
             check_leaks(Blocks(adds=little), 2)
 
 
-def test_who_has_tried_a_model_says_so() -> None:
-    class Tried(Blocks):
-        is_tried = True
+def test_who_has_checked_a_model_says_so() -> None:
+    class Checked(Blocks):
+        is_self_checked = True
 
-    for kind, passes in ((Tried, 0), (Blocks, 3)):
+    for kind, passes in ((Checked, 0), (Blocks, 3)):
         model = kind()
         made = decode(mmaccel.Stepwise(cache="block"), model)
         assert model.passes == made.stats.passes + passes

@@ -1,0 +1,103 @@
+"""Whether two forward passes that must agree do: the one comparison behind every self-check.
+
+A self-check says which passes must agree; this file says what agreeing means. Differences are
+counted in standard deviations of the expected logits, so that one number fits every model. Entries
+far below a position's largest logit are masked: their values say nothing, but the same entries have
+to be masked in both passes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASKED = 1e3  # below a position's largest logit: as good as -inf, as heads fill padded ids
+_SINGLE = (torch.float64, torch.float32)
+_STRICT = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far logits may be apart, in standard deviations of the expected ones.
+
+    Attributes:
+        mean: of all compared entries.
+        largest: of any compared entry.
+    """
+
+    mean: float = math.inf
+    largest: float = math.inf
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> Tolerance:
+        """What rounding does between passes of a model in `dtype` that attend by other kernels."""
+        return Tolerance(mean=1e-3 if dtype in _SINGLE else 0.05)
+
+    @staticmethod
+    def strict(dtype: torch.dtype) -> Tolerance:
+        """What rounding does between passes of a model in `dtype` that differ in their width
+        alone; in half precision, matrix products round with their shape.
+        """
+        return Tolerance(largest=_STRICT[dtype]) if dtype in _STRICT else Tolerance(mean=2e-2)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far received logits are from expected ones, in standard deviations of the latter.
+
+    Attributes:
+        mean, largest: over the compared entries; infinite where other entries are masked, where
+            received logits are NaN, and where expected ones without any spread are not met.
+        is_telling: False where the expected logits are NaN or all alike, so that agreement would
+            prove nothing.
+    """
+
+    mean: float
+    largest: float
+    is_telling: bool = True
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Whether the passes agree."""
+        return self.mean <= tolerance.mean and self.largest <= tolerance.largest
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2g} standard deviations off"
+
+
+def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:
+    """Compare the logits of two passes.
+
+    Args:
+        expected, received: `[R, T, V]`.
+        where: `[R, T]` bool, the positions to compare; None compares all.
+
+    Cost: four host synchronisations.
+    """
+    is_double = torch.float64 in (expected.dtype, received.dtype)
+    dtype = torch.float64 if is_double else torch.float32
+    expected, received = expected.to(dtype), received.to(dtype)
+    if where is not None:
+        expected, received = expected[where], received[where]  # [E, V]
+    possible = is_possible(expected)
+    spread = float(expected[possible].std(correction=0)) if bool(possible.any()) else 0.0
+    is_telling = not bool(expected.isnan().any()) and spread > 0
+    if received.isnan().any() or not torch.equal(is_possible(received), possible):
+        return Difference(math.inf, math.inf, is_telling)
+    off = (received - expected)[possible].abs()
+    mean, largest = (float(off.mean()), float(off.max())) if off.numel() else (0.0, 0.0)
+    return Difference(_scaled(mean, spread), _scaled(largest, spread), is_telling)
+
+
+def is_possible(logits: Tensor) -> Tensor:
+    """Which entries of `[..., V]` are not masked, by -inf or a number that is as good."""
+    return logits > logits.amax(-1, keepdim=True) - _MASKED
+
+
+def _scaled(off: float, spread: float) -> float:
+    if off == 0:
+        return 0.0
+    scaled = off / spread if spread > 0 else math.inf
+    return scaled if math.isfinite(scaled) else math.inf
