@@ -317,19 +317,21 @@ def scenes() -> Runs:
     prompts = list(MODELS["scenes"].examples)
 
     def make(policy: Any, batch: int, options: dict[str, Any]) -> Row:
-        return draw(embedded("scenes"), prompts[:batch], policy, 28, **options)
+        return draw(embedded("scenes"), prompts[:batch], policy, 40, **options)
 
-    yield from cross(WINDOW, make, of_others=1)
+    yield from cross(WINDOW, make)
     for short_name in dict.fromkeys(name for _, name, _ in WINDOW):
+        for guidance in (1.0, 2.0):
 
-        def whole(short_name: str = short_name) -> Row:
-            return draw(embedded("scenes"), prompts[3:4], make_policy(short_name))
+            def whole(short_name: str = short_name, guidance: float = guidance) -> Row:
+                policy = make_policy(short_name)
+                return draw(embedded("scenes"), prompts[3:5], policy, guidance_scale=guidance)
 
-        yield f"{short_name} | a whole image, guidance 2", whole
+            yield f"{short_name} | whole images, guidance {guidance:g}", whole
 
     def adaptive() -> Row:
         policy = make_policy("jacobi", window="adaptive")
-        return draw(embedded("scenes"), prompts[:2], policy, 60, tokens_only=True)
+        return draw(embedded("scenes"), prompts[:3], policy, tokens_only=True)
 
     yield "jacobi, adaptive window, tokens only", adaptive
     for short_name in ("autoregressive", "jacobi", "mc-sjd"):
@@ -679,13 +681,10 @@ def denoisers() -> Runs:
         return attached(target, make_policy(policy[0], **policy[1]), call)
 
     names = ("llada", "mmada", "dream", "sdar", "fast-dllm", "lumina", "masked qwen3")
+    by_blocks = ("sdar", "fast-dllm", "block-causal llama")
     for k, name in enumerate((*names, "block-causal llama")):
         for n, (label, policy, given) in enumerate(cycle(SOME_CANVAS, options, k)):
-            if policy[0] == "adaptive-block" and name in (
-                "sdar",
-                "fast-dllm",
-                "block-causal llama",
-            ):
+            if policy[0] == "adaptive-block" and name in by_blocks:
                 continue  # is for models that look at everything
             batch = (3, 3, 1)[n % 3]
             yield f"{name} | {label}, batch {batch}", partial(make, name, policy, given, batch)
