@@ -16,8 +16,8 @@ from mmaccel import Filters, Jacobi, Request, Stepwise, TextToImage
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.encoded_captions import spread_negatives
 from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.picture_model import ImageModel, spread_negatives
 from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.replay import Replay
 from tests.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
@@ -240,21 +240,30 @@ def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: Tex
         pipe.serve([Request(CAPTIONS[0], 1, None, "red")], Filters(), deliver=print)
 
 
-def test_a_model_of_ones_own_may_know_of_none(pipe: TextToImage) -> None:
-    """With the two arguments of `prompt` that are needed."""
+def test_a_model_of_ones_own_has_few_methods(pipe: TextToImage) -> None:
+    """What a child of `ImageModel` with guidance has to have, and no more."""
+    inner: Any = pipe.pictures
 
-    class Own:
-        def __init__(self, inner: Any) -> None:
-            self.inner, self.window, self.layout = inner, inner.window, inner.layout
-            self.filters, self.encode, self.render = inner.filters, inner.encode, inner.render
+    class Own(ImageModel):
+        filters, pad = inner.filters, inner.pad
 
-        def prompt(self, encoded: Any, guided: bool) -> Any:
-            return self.inner.prompt(encoded, guided)
+        def encode(self, caption: str) -> Any:
+            return inner.encode(caption)
 
-    own = TextToImage(Own(pipe.pictures))  # type: ignore[arg-type]
-    assert own(CAPTIONS[0], seed=4).tokens.equal(pipe(CAPTIONS[0], seed=4).tokens)
-    with pytest.raises(OptionError, match="model with encode_negative, received a Own"):
+        def unconditional(self) -> list[int]:
+            return inner.unconditional()
+
+        def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+            return inner.decode(tokens)
+
+    own = TextToImage(Own(inner.window, inner.layout, inner.size))
+    made, wanted = own(CAPTIONS[0], seed=4), pipe(CAPTIONS[0], seed=4)
+    assert made.tokens.equal(wanted.tokens)
+    assert made.images[0].tobytes() == wanted.images[0].tobytes()
+    with pytest.raises(OptionError, match="expected none for this model, whose class has none"):
         own(CAPTIONS[0], negative_prompt="red")
+    with pytest.raises(OptionError, match="expected 16x16, the only one of this model"):
+        own.resize((32, 32))
 
 
 def test_the_command_line_writes_it_into_the_picture(tiny_folder: Path, tmp_path: Path) -> None:

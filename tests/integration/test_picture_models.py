@@ -16,7 +16,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
-from mmaccel.pipelines import glm_image_pictures
+from mmaccel.pipelines import glm_image
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.samplers.filters import Filters
@@ -341,8 +341,8 @@ def test_the_command_line_draws_them(
         "5",
     ]
     if family == "glm-image":  # 50 steps of its painter would take minutes here
-        quick = partial(glm_image_pictures.GlmImagePictures, num_inference_steps=1)
-        monkeypatch.setattr(glm_image_pictures, "GlmImagePictures", quick)
+        quick = partial(glm_image.GlmImagePictures, num_inference_steps=1)
+        monkeypatch.setattr(glm_image, "GlmImagePictures", quick)
     assert main(["generate", *said, *fixed, *count, *arguments]) == 0
     files = sorted(tmp_path.glob("000*.png"))
     wanted = opened(family)(captions(family), seed=[5, 6, 7])

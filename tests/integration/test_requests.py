@@ -18,7 +18,7 @@ from mmaccel import (
     Noise,
     Places,
     Request,
-    Served,
+    RequestOutput,
     SpeculativeJacobi,
     TextToImage,
 )  # fmt: skip
@@ -40,11 +40,11 @@ def requests_of(texts: list[str], n: int) -> list[Request]:
     return [Request(texts[k % len(texts)], 40 + k, tag=("job", k)) for k in range(n)]
 
 
-def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[Any, Served]:
+def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[Any, RequestOutput]:
     """What was delivered, by tag."""
-    made: dict[Any, Served] = {}
+    made: dict[Any, RequestOutput] = {}
 
-    def deliver(served: Served) -> None:
+    def deliver(served: RequestOutput) -> None:
         assert served.request in requests and served.request.tag not in made
         made[served.request.tag] = served
 
@@ -56,7 +56,7 @@ def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[An
     return made
 
 
-def assert_alone(pipe: TextToImage, made: dict[Any, Served], **options: Any) -> None:
+def assert_alone(pipe: TextToImage, made: dict[Any, RequestOutput], **options: Any) -> None:
     for served in made.values():
         own = pipe(served.request.caption, seed=[served.request.seed], **options)
         assert served.tokens.equal(own.tokens[0]) and served.tokens.device.type == "cpu"
@@ -214,9 +214,9 @@ def test_everything_is_checked_before_the_first_pass(pipe: TextToImage) -> None:
 
 
 def test_what_a_receiver_raises_ends_the_run(pipe: TextToImage) -> None:
-    made: list[Served] = []
+    made: list[RequestOutput] = []
 
-    def deliver(served: Served) -> None:
+    def deliver(served: RequestOutput) -> None:
         made.append(served)
         if len(made) == 3:
             raise KeyError("full")
@@ -228,7 +228,7 @@ def test_what_a_receiver_raises_ends_the_run(pipe: TextToImage) -> None:
 
 
 def test_a_receiver_cannot_ask_the_same_model(pipe: TextToImage) -> None:
-    def deliver(_: Served) -> None:
+    def deliver(_: RequestOutput) -> None:
         pipe(CAPTIONS[0])
 
     with pytest.raises(BusyError):

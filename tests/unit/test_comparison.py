@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.pipelines.comparison import identical, promise, verdict
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import Exactness, Stats
 
 

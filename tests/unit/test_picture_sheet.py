@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from mmaccel.pipelines.picture_sheet import Panel, draw_sheet
+from mmaccel.pipelines.comparison import Panel, draw_sheet
 
 
 @pytest.mark.parametrize(
