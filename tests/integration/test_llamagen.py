@@ -136,20 +136,6 @@ def test_greedy_tokens_follow_full_passes(kind: str, scale: float) -> None:
     assert torch.equal(logits.argmax(-1), tokens)
 
 
-@pytest.mark.parametrize("kind", list(OPENERS))
-def test_policies_windows_and_batches_do_not_change_the_tokens(kind: str) -> None:
-    window, prompt = OPENERS[kind](True)
-    options: dict[str, Any] = dict(guidance_scale=2.0, top_k=8)
-    plain = sample(window, prompt, mmaccel.Autoregressive(), [4, 5, 6], **options)
-    for width in (2, 7, 40):
-        made = sample(window, prompt, mmaccel.Jacobi(width), [4, 5, 6], **options)
-        assert torch.equal(made.tokens, plain.tokens) and made.stats.passes <= plain.stats.passes
-    if kind == "classes":
-        alone = window.condition(torch.tensor([4]), True)
-        made = sample(window, alone, mmaccel.Jacobi(6), [5], **options)
-        assert torch.equal(made.tokens[0], plain.tokens[1])
-
-
 def test_nothing_is_left_without_a_key() -> None:
     """A query that sees no key is NaN on some devices, and NaN spreads through zero weights."""
     window, prompt = open_captions(True)

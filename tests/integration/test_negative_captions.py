@@ -18,7 +18,7 @@ from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.picture_model import ImageModel, spread_negatives
-from tests.checkpoints import FAMILIES, SIZES, captions
+from tests.checkpoints import SIZES, captions
 from tests.replay import Replay
 from tests.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
@@ -102,34 +102,6 @@ def test_a_canvas_is_filled_as_by_a_plain_loop_over_the_raw_model(
     assert (usual == tokens) is (negative is None)
 
 
-def test_emu3_is_the_librarys_own_with_a_negative_caption(emu3: TextToImage) -> None:
-    """Greedy, against `generate` given the ids that its processor makes of the caption."""
-    source: Any = emu3.pictures
-    model, grid = source.model, emu3.pictures.layout
-    names, opening = (
-        model.model.vocabulary_mapping,
-        source.processor.tokenizer.image_wrapper_token_id,
-    )
-    width, height = SIZES["emu3"]
-    negative = source.processor(
-        text=[EMU3[0]], return_for_image_generation=True, ratio=f"{width}:{height}",
-        image_area=width * height, return_tensors="pt",
-    )["input_ids"]  # fmt: skip
-    ids = torch.tensor([source.encode("a red fox")])
-
-    def allowed(_: int, sentence: Any) -> list[int]:
-        offset = len(sentence) - int((sentence == opening).nonzero()[0])
-        return [names.eol_token_id] if offset % (grid.width + 1) == 0 else names.image_tokens
-
-    plain = model.generate(
-        ids, do_sample=False, max_new_tokens=grid.frame, prefix_allowed_tokens_fn=allowed,
-        guidance_scale=3.0, negative_prompt_ids=negative, eos_token_id=None,
-    )  # fmt: skip
-    made = emu3("a red fox", temperature=0.0, negative_prompt=EMU3[0])
-    assert source.window.ids[made.tokens].equal(plain[:, ids.shape[1] :])
-    assert not made.tokens.equal(emu3("a red fox", temperature=0.0).tokens)
-
-
 KINDS = [("pipe", Jacobi(5)), ("emu3", Jacobi(7)), ("canvas", None)]
 
 
@@ -203,25 +175,6 @@ def test_texts_are_spread_over_captions() -> None:
             OptionError, match="negative prompt: expected a text for all, or a list"
         ):
             spread_negatives(given, 2)
-
-
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "emu3"])
-def test_families_whose_authors_have_none_refuse(
-    built: Built, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any pass, in a call, in a request, and where somebody makes a prompt himself."""
-    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    text, refusal = captions(family)[0], "negative prompt: expected none for .*; leave it out"
-    with monkeypatch.context() as patch:
-        patch.setattr(pipe.model, "reserve", lambda *_: pytest.fail("a run was begun"))
-        with pytest.raises(OptionError, match=refusal):
-            pipe([text, text], negative_prompt=[None, "blue"])
-        with pytest.raises(OptionError, match=refusal):
-            pipe.serve([Request(text, 1, None, "blue")], pipe.pictures.filters, deliver=print)
-        with pytest.raises(OptionError, match=refusal):
-            guided = pipe.pictures.filters.guidance_scale != 1
-            pipe.pictures.prompt([pipe.pictures.encode(text)], guided, [[1]])
-    assert pipe(text, negative_prompt="", seed=3).tokens.equal(pipe(text, seed=3).tokens)
 
 
 def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: TextToImage) -> None:
