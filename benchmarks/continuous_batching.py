@@ -84,7 +84,7 @@ class Bench:
         self._fed[1] += ids.numel()
 
     def _continuous(self, policy: Policy | None, rows: int, job: Job) -> float:
-        def deliver(served: mmaccel.Served) -> None:
+        def deliver(served: mmaccel.RequestOutput) -> None:
             job.tokens[served.request.tag] = served.tokens.tolist()
             job.row_passes[served.request.tag] = served.passes
 

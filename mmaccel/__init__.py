@@ -49,7 +49,7 @@ _PUBLIC = {
     "Speech": "mmaccel.pipelines.speech",
     "Utterance": "mmaccel.pipelines.speech",
     "Request": "mmaccel.pipelines.picture_request",
-    "Served": "mmaccel.pipelines.picture_request",
+    "RequestOutput": "mmaccel.pipelines.picture_request",
     "CausalLMWindow": "mmaccel.pipelines.window_model",
     "CachedBlocks": "mmaccel.pipelines.cached_blocks",
     "attach": "mmaccel.handle",
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from mmaccel.handle import Handle, attach, supports
     from mmaccel.pipelines.cached_blocks import CachedBlocks
     from mmaccel.pipelines.image_to_video import ImageToVideo
-    from mmaccel.pipelines.picture_request import Request, Served
+    from mmaccel.pipelines.picture_request import Request, RequestOutput
     from mmaccel.pipelines.processor_kinds import stateless
     from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
     from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty

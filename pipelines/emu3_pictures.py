@@ -1,17 +1,14 @@
-"""Pictures by Emu3-Gen checkpoints, as `mmaccel generate` and `TextToImage` make them.
+"""Emu3-Gen: text and image tokens with one head, image rows closed by a token of their own.
 
-Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). Rows
-of the grid end with a token of their own; what follows the last row is known and not generated.
-Guidance 3 against a negative prompt and top-k 2048 are the authors'; a negative caption that is
-given takes the place of theirs.
+Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). What
+follows the last row of the grid is known and not generated. Guidance 3 against a negative prompt
+and top-k 2048 are the authors'; a negative prompt that is given replaces theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +23,13 @@ from mmaccel.pipelines.checkpoint import (
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.encoded_captions import make_rows
 from mmaccel.pipelines.image_token_window import ImageTokenWindow
-from mmaccel.pipelines.picture_model import stack_rows
-from mmaccel.pipelines.pictures import to_images
+from mmaccel.pipelines.picture_model import ImageModel
 from mmaccel.samplers.filters import Filters
 from mmaccel.tokenizers_vq.grid import Grid
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 _STEP = 8  # pixels a token
-_SIDE = 720  # of the authors' pictures
+_SIDE = 720  # of the authors' images
 _PRAISE = " masterpiece, film grained, best quality."
 _NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, "
@@ -47,8 +39,8 @@ _NEGATIVE = (
 _BEHIND = 3  # tokens that `decode_image_tokens` drops at the end
 
 
-class Emu3Pictures:
-    """A `PictureModel`.
+class Emu3Pictures(ImageModel):
+    """Emu3 as an `ImageModel`, in sides that are multiples of 8 pixels.
 
     Args:
         model: `Emu3ForConditionalGeneration`.
@@ -56,45 +48,43 @@ class Emu3Pictures:
         size: width and height in pixels.
     """
 
-    examples: tuple[str, ...] = ("a portrait of a young girl.",)
+    family, no_negatives = "Emu3", None
+    examples = ("a portrait of a young girl.",)
+    filters = Filters(guidance_scale=3.0, top_k=2048)
+    window: ImageTokenWindow
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int]) -> None:
         self.model, self.processor = model, processor
         names = model.model.vocabulary_mapping
         self.window = ImageTokenWindow(model, names.image_tokens, [names.eol_token_id])
-        self.filters = Filters(guidance_scale=3.0, top_k=2048)
-        self._draw(size)
+        self.set_size(size)
 
-    def resize(self, size: tuple[int, int]) -> Emu3Pictures:
-        """See `PictureModel.resize`: sides are multiples of 8 pixels."""
-        made = copy(self)
-        made._draw(size)
-        return made
+    def set_size(self, size: tuple[int, int]) -> None:
+        """See `ImageModel.set_size`."""
+        rows, columns = count_tokens(size, _STEP)
+        n_codes = self.window.vocab_size - 1  # the last token ends a row
+        self.size = size
+        self.layout = Grid(rows, columns, n_codes + 1, tokens=(0, n_codes), row_end=n_codes)
+        self._negative = self._encode(_NEGATIVE)
 
     def encode(self, caption: str) -> list[int]:
-        """A caption with the authors' words behind it, the grid's size, what opens a picture."""
+        """A prompt with the authors' words after it, the grid's size, what opens an image."""
         return self._encode(check_caption(caption, self.processor.tokenizer) + _PRAISE)
 
     def encode_negative(self, caption: str) -> list[int]:
-        """A negative caption as the authors' own is written: without their words of praise."""
+        """A negative prompt as the authors' own is written: without their words of praise."""
         return self._encode(check_caption(caption, self.processor.tokenizer))
 
-    def prompt(
-        self,
-        encoded: Sequence[list[int]],
-        guided: bool,
-        negatives: Sequence[list[int] | None] | None = None,
-    ) -> Prompt:
-        """See `PictureModel.prompt`; unconditional rows have a negative prompt, by default the
-        authors'.
-        """
-        rows = make_rows(encoded, guided, negatives, self._negative)
-        branches = 2 if guided else 1
-        return self.window.begin(stack_rows(rows, branches, self.layout, self.window.device))
+    def unconditional(self) -> list[int]:
+        """The authors' negative prompt."""
+        return self._negative
 
-    @torch.no_grad()
-    def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
-        """See `PictureModel.render`."""
+    def begin(self, prompt: Prompt) -> Prompt:
+        """See `ImageModel.begin`."""
+        return self.window.begin(prompt)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """See `ImageModel.decode`."""
         ids = F.pad(self.window.ids[tokens], (0, _BEHIND))
         parts = [  # one by one: the decoder takes more memory than all the rest
             self.model.decode_image_tokens(
@@ -107,15 +97,7 @@ class Emu3Pictures:
         mean, std = (
             pixels.new_tensor(v)[:, None, None] for v in (shown.image_mean, shown.image_std)
         )
-        return to_images(pixels * std + mean)
-
-    def _draw(self, size: tuple[int, int]) -> None:
-        """From now on pictures have this size."""
-        rows, columns = count_tokens(size, _STEP)
-        n_codes = self.window.vocab_size - 1  # the last token ends a row
-        self.size = size
-        self.layout = Grid(rows, columns, n_codes + 1, tokens=(0, n_codes), row_end=n_codes)
-        self._negative = self._encode(_NEGATIVE)
+        return pixels * std + mean
 
     def _encode(self, text: str) -> list[int]:
         width, height = self.size

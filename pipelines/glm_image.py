@@ -1,24 +1,51 @@
 """GLM-Image: a small preview grid, then the large one, at positions of three axes.
 
-Model: `GlmImageForConditionalGeneration` of transformers, the first stage of diffusers'
-`GlmImagePipeline`. The positions (time, row, column) of the picture's tokens are no function of the
-cache's length alone: the model computes them from the prompt and the grids when a call begins, and
-keeps them. Here each call has a table of its own, so that rows may stand at different places.
+Model: Z.ai, "GLM-Image", 2026. `GlmImageForConditionalGeneration` of transformers draws the two
+grids, 32 pixels a token; diffusers' `GlmImagePipeline`, whose first stage it is, paints the image
+over the large one. The policy decodes the first stage, the second is the pipeline's own.
+
+The positions (time, row, column) of image tokens are no function of the cache's length alone: the
+model computes them from the prompt and the grids when a call begins, and keeps them. Here each call
+has a table of its own, so that rows may be at different positions. Temperature and top-p are those
+of the checkpoint's `generation_config.json`.
+
+Departures: the library's sampling may also draw one of the special ids of the image head; here
+only those of the codebook can be drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from mmaccel.contracts import Prompt
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
+from mmaccel.pipelines.checkpoint import (
+    Place,
+    check_caption,
+    count_tokens,
+    load_model,
+    unreadable,
+)
 from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.picture_model import ImageModel
 from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.samplers.filters import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _KEPT = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")  # of the model, per call
+_STEP = 32  # pixels a token
+_SIDE = 1024
 
 
 class GlmImage(CausalLM):
@@ -124,3 +151,117 @@ def _lengthen(row: Tensor, length: int) -> Tensor:
     """`[..., 3, P]` to `[..., 3, length]` by repeating the last position."""
     behind = row[..., -1:].expand(*row.shape[:-1], length - row.shape[-1])
     return torch.cat([row, behind], -1)
+
+
+class GlmImagePictures(ImageModel):
+    """GLM-Image as an `ImageModel`, in sides that are multiples of 32 pixels.
+
+    Args:
+        pipe: `GlmImagePipeline`.
+        size: width and height in pixels.
+        painting: further arguments of the pipeline's call, such as num_inference_steps.
+    """
+
+    family = "GLM-Image"
+    no_guidance = "GLM-Image's first part was trained without guidance"
+    no_negatives = "whose first part was trained without guidance"
+    window: GlmImageWindow
+
+    def __init__(self, pipe: Any, size: tuple[int, int], **painting: Any) -> None:
+        self.pipe, self.painting = pipe, painting
+        self.model = pipe.vision_language_encoder
+        n_codes = self.model.config.vq_config.num_embeddings
+        self.window = GlmImageWindow(self.model, vocab_size=n_codes)
+        self.set_size(size)
+        given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as the pipeline
+        self.filters = Filters(
+            temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
+        )
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        """See `ImageModel.set_size`."""
+        count_tokens(size, _STEP)
+        self.size = size
+        self._grids = self._prepare("a")["image_grid_thw"]  # the large one, then the preview
+        self._n_large = int(self._grids[0].prod())
+        self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
+
+    def encode(self, caption: str) -> list[int]:
+        """A prompt as a user's turn, both grids' sizes, and the token that opens an image."""
+        text = check_caption(caption, self.pipe.processor.tokenizer)
+        ids: list[int] = self._prepare(text)["input_ids"][0].tolist()
+        return ids
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        """See `ImageModel.begin`; the window is told the positions of all rows."""
+        batch, longest = prompt.tokens.shape
+        rows = zip(prompt.tokens, prompt.lengths)
+        ids = torch.stack([row.roll(longest - int(n)) for row, n in rows])
+        index = torch.arange(longest, device=ids.device)
+        others = {
+            "attention_mask": (index >= longest - prompt.lengths[:, None]).long(),
+            "image_grid_thw": self._grids.to(ids.device).repeat(batch, 1),
+            "images_per_sample": torch.full((batch,), len(self._grids), device=ids.device),
+        }
+        call = GenerateCall(self.model, ids, None, None, None, others=others)
+        self.window.begin(make_positions(call))
+        return prompt
+
+    def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
+        """See `ImageModel.render`; the pipeline's noise is that of the seeds."""
+        rows, columns = int(self._grids[0, 1]), int(self._grids[0, 2])
+        large = tokens[:, -self._n_large :].view(-1, 1, rows, columns)
+        fine = F.interpolate(large.float(), scale_factor=2, mode="nearest").long().flatten(1)
+        drawn = self.pipe(
+            prompt=list(captions),
+            width=self.size[0],
+            height=self.size[1],
+            prior_token_ids=fine,
+            generator=[torch.Generator().manual_seed(seed % 2**63) for seed in seeds],
+            **self.painting,
+        )
+        images: list[Image] = drawn.images
+        return images
+
+    def _prepare(self, caption: str) -> Any:
+        said = [{"type": "text", "text": caption}]
+        processor, (width, height) = self.pipe.processor, self.size
+        text = processor.apply_chat_template([{"role": "user", "content": said}], tokenize=False)
+        return processor(text=[text], target_h=height, target_w=width, return_tensors="pt")
+
+
+def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
+    """Load a checkpoint such as zai-org/GLM-Image.
+
+    Raises:
+        OptionError: sides that are no multiples of 32 pixels.
+        UnsupportedModelError: files that are missing or do not fit.
+    """
+    from diffusers import AutoencoderKL, GlmImagePipeline
+    from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
+    from transformers import GlmImageForConditionalGeneration, T5EncoderModel
+
+    size = place.size or (_SIDE, _SIDE)
+    count_tokens(size, _STEP)
+    with warnings.catch_warnings():  # of diffusers, whose older versions know the older name alone
+        warnings.simplefilter("ignore", FutureWarning)
+        parts = {
+            name: load_model(kind, folder / name, place, dtype_name=dtype_name)
+            for name, kind, dtype_name in (
+                ("vision_language_encoder", GlmImageForConditionalGeneration, "dtype"),
+                ("text_encoder", T5EncoderModel, "dtype"),
+                ("transformer", GlmImageTransformer2DModel, "torch_dtype"),
+                ("vae", AutoencoderKL, "torch_dtype"),
+            )
+        }
+    try:
+        pipe = GlmImagePipeline.from_pretrained(folder, local_files_only=True, **parts)
+    except unreadable() as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedModelError(
+            f"model: expected a GlmImagePipeline in {folder}, received one that diffusers refuses "
+            f"({reason}); copy the folder again"
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    GlmImage().check(pipe.vision_language_encoder)
+    return GlmImagePictures(pipe, size)

@@ -16,7 +16,7 @@ from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import check_filters, choose_filters, pick_policy
-from mmaccel.pipelines.pictures import check_at_least_one
+from mmaccel.pipelines.picture_request import check_at_least_one
 from mmaccel.pipelines.video import Clip, Clips
 from mmaccel.pipelines.video_model import VideoModel
 from mmaccel.pipelines.video_rows import RowRenderer

@@ -1,13 +1,13 @@
-"""LlamaGen: the transformer of class- and text-conditional picture generation, in windows.
+"""LlamaGen: the transformer of class- and text-conditional image generation, in windows.
 
 Model: P. Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation",
 2024 (arXiv 2406.06525). No library ships it; parameters have the names of the official checkpoints,
 so that their `state_dict` loads as it is. A row's prompt is its condition: one class label, or
-caption features of T5; picture tokens behind it stand on a square grid.
+caption features of T5; image tokens after it lie on a square grid.
 
-Rotary angles are those of a token's row and column, half of a head's pairs each, pairs lying side
-by side; positions of the condition have none, and their queries and keys are zero (sic: so the
-checkpoints were trained).
+Rotary angles are those of a token's row and column, each for half of the pairs of a head; a pair is
+two neighbouring channels. Positions of the condition have no angles: their queries and keys are
+zero, as the checkpoints were trained.
 
 Departures: dropout and training are left out.
 """
@@ -15,13 +15,135 @@ Departures: dropout and training are left out.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mmaccel.pipelines.llamagen_blocks import Block, Caption, Label, LlamaGenConfig
+from mmaccel.errors import OptionError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.window_attention import window_attention
+
+_MULTIPLE = 256  # the feed-forward width is a multiple of this
+
+
+@dataclass(frozen=True)
+class LlamaGenConfig:
+    """Shape of a LlamaGen transformer.
+
+    Attributes:
+        dim: width.
+        n_layer, n_head: layers, and heads of each.
+        vocab_size: V, codes of the tokenizer.
+        block_size: tokens of an image, a square number.
+        cls_token_num: positions of the condition: 1 for a class, 120 for a caption.
+        num_classes: class labels; the one after the last means "none".
+        caption_dim: width of caption features; 0 for class-conditional models.
+        rope_base, norm_eps: as in the official code.
+    """
+
+    dim: int
+    n_layer: int
+    n_head: int
+    vocab_size: int = 16384
+    block_size: int = 256
+    cls_token_num: int = 1
+    num_classes: int = 1000
+    caption_dim: int = 0
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise OptionError(
+                f"dim: expected heads whose width divides by 4, received {self.dim} over "
+                f"{self.n_head} heads; check the checkpoint's sizes"
+            )
+        if self.grid**2 != self.block_size:
+            raise OptionError(
+                f"block_size: expected a square number, received {self.block_size}; 256 or 576"
+            )
+
+    @property
+    def grid(self) -> int:
+        """Tokens in a row of the image."""
+        return int(self.block_size**0.5)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the feed-forward layers."""
+        return -(-int(2 * 4 * self.dim / 3) // _MULTIPLE) * _MULTIPLE
+
+
+class Label(nn.Module):
+    """A class label as one position; label `num_classes` is the unconditional one."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(config.num_classes + 1, config.dim)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Labels `[R]` int64 to `[R, 1, dim]`."""
+        return self.embedding_table(labels)[:, None]
+
+
+class Caption(nn.Module):
+    """Caption features as positions; `uncond_embedding` are those of no caption."""
+
+    def __init__(self, width: int, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.cap_proj = nn.ModuleDict(
+            {
+                "fc1": nn.Linear(width, config.dim, bias=False),
+                "fc2": nn.Linear(config.dim, config.dim, bias=False),
+            }
+        )
+        self.uncond_embedding = nn.Buffer(torch.zeros(config.cls_token_num, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features `[R, T, caption_dim]` to `[R, T, dim]`."""
+        return self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each after its norm."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        dim, hidden = config.dim, config.hidden
+        self.n_head = config.n_head
+        self.attention = nn.ModuleDict(
+            {"wqkv": nn.Linear(dim, 3 * dim, bias=False), "wo": nn.Linear(dim, dim, bias=False)}
+        )
+        self.feed_forward = nn.ModuleDict(
+            {
+                "w1": nn.Linear(dim, hidden, bias=False),
+                "w2": nn.Linear(hidden, dim, bias=False),
+                "w3": nn.Linear(dim, hidden, bias=False),
+            }
+        )
+        self.attention_norm = nn.RMSNorm(dim, config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(dim, config.norm_eps)
+
+    def forward(
+        self, hidden: Tensor, turns: Tensor, mask: Tensor | None, cache: Any, start: Tensor | None
+    ) -> Tensor:
+        """`[R, W, dim]` to `[R, W, dim]`; see `LlamaGenTransformer.forward`."""
+        rows, width, dim = hidden.shape
+        mixed = self.attention["wqkv"](self.attention_norm(hidden))
+        q, k, v = mixed.view(rows, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [R, H, W, D]
+        keys, values = cache.update(turn(k, turns), v)
+        queries = turn(q, turns)
+        if start is not None:
+            scale = q.shape[-1] ** -0.5
+            seen = dispatch.run(window_attention, queries, keys, values, start, scale=scale)
+        else:
+            seen = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        hidden = hidden + self.attention["wo"](seen.transpose(1, 2).reshape(rows, width, dim))
+        ffn, normed = self.feed_forward, self.ffn_norm(hidden)
+        return hidden + ffn["w2"](F.silu(ffn["w1"](normed)) * ffn["w3"](normed))
 
 
 class LlamaGenTransformer(nn.Module):
@@ -53,7 +175,7 @@ class LlamaGenTransformer(nn.Module):
             mask: `[R, 1, W, span]`, 0 where a key is seen and -inf elsewhere.
             caches: one per layer; `update(keys, values)` gives `[R, H, span, D]` each.
             start: `[R]` int64, position of each row's first token, for plain causal attention by
-                `mmaccel.kernels.window_attention` in place of the mask.
+                `mmaccel.kernels.window_attention` instead of the mask.
 
         Returns:
             `[R, W, dim]`, ready for `output`.
@@ -64,7 +186,7 @@ class LlamaGenTransformer(nn.Module):
 
 
 def resize(model: LlamaGenTransformer, block_size: int) -> LlamaGenTransformer:
-    """The same weights, shared, for pictures of `block_size` tokens, a square number."""
+    """The same weights, shared, for images of `block_size` tokens, a square number."""
     made = copy(model)
     made.config = replace(model.config, block_size=block_size)
     return made
@@ -80,3 +202,12 @@ def make_turns(config: LlamaGenConfig) -> Tensor:
     grid = torch.cat([by_row, by_column], -1).flatten(0, 1)  # [g * g, D/2]
     turns = torch.stack([grid.cos(), grid.sin()], -1)
     return torch.cat([turns.new_zeros(config.cls_token_num, *turns.shape[1:]), turns])
+
+
+def turn(states: Tensor, turns: Tensor) -> Tensor:
+    """Rotate the pairs of `[R, H, W, D]` by `turns` `[R, 1, W, D/2, 2]` (cosine, sine)."""
+    pairs = states.float().unflatten(-1, (-1, 2))
+    first, second = pairs.unbind(-1)
+    cosine, sine = turns.unbind(-1)
+    turned = torch.stack([first * cosine - second * sine, second * cosine + first * sine], -1)
+    return turned.flatten(-2).to(states.dtype)

@@ -1,4 +1,4 @@
-"""LlamaGen as a `TokenModel`: a row's condition first, picture tokens behind it."""
+"""LlamaGen as a `TokenModel`: a row's condition first, image tokens after it."""
 
 from __future__ import annotations
 

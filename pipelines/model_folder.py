@@ -1,4 +1,4 @@
-"""Models of ours on disk: causal LM, picture tokenizer and word list in one folder."""
+"""Which files of a model decide what it computes, and where it may be loaded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any
 
 import torch
 
-from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.caption_words import CaptionWords, tokenizer_folder
-from mmaccel.pipelines.checkpoint import Place, check_size, load_model, unreadable
-from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.window_trial import check_windows
-from mmaccel.pipelines.word_pictures import WordPictures
-from mmaccel.tokenizers_vq.load import load_tokenizer
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.caption_words import tokenizer_folder
 
 _CONFIGURING = (
     "config.json",
@@ -87,60 +82,3 @@ def check_place(device: Any, dtype: Any) -> None:
         raise OptionError(
             f"device: expected a device of this machine, received {device!r} ({reason}); use cpu"
         ) from error
-
-
-def load_words(folder: Path, place: Place) -> WordPictures:
-    """Load a model of ours. Nothing is downloaded.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
-            `tokenizer.safetensors` (the picture tokenizer), and `words.json`.
-        place: where to run; the tokenizer stays in float32.
-
-    Raises:
-        OptionError: a file is missing, or such a device, dtype or size.
-        UnsupportedModelError: no causal LM, or one of another vocabulary.
-    """
-    tokenizer, words = load_vocabulary(folder, folder, place)
-    check_size(place, (tokenizer.size, tokenizer.size))
-    model = load_decoder(folder, place, words.vocab_size)
-    check_windows(model, CausalLMWindow(model))
-    window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-    return WordPictures(window, tokenizer, words)
-
-
-def load_vocabulary(shelf: Path, folder: Path, place: Place) -> tuple[Any, CaptionWords]:
-    """The picture tokenizer of one folder and the words of another.
-
-    Raises:
-        OptionError, UnsupportedModelError: as `load_words`.
-    """
-    try:
-        tokenizer = load_tokenizer(shelf).to(place.device)
-        words = CaptionWords.load(folder, tokenizer.vocab_size)
-    except unreadable() as error:
-        if isinstance(error, MMAccelError):
-            raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        raise UnsupportedModelError(
-            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in {shelf} as "
-            f"they were written, received files that cannot be read ({reason}); copy them again"
-        ) from error
-    return tokenizer, words
-
-
-def load_decoder(folder: Path, place: Place, n_ids: int) -> Any:
-    """A decoder of `n_ids` ids.
-
-    Raises:
-        OptionError, UnsupportedModelError: as `load_words`.
-    """
-    from transformers import AutoModelForCausalLM
-
-    model = load_model(AutoModelForCausalLM, folder, place)
-    if model.config.vocab_size != n_ids:
-        raise UnsupportedModelError(
-            f"model: expected a vocabulary of {n_ids} ids (picture tokens, special ids and words), "
-            f"received {model.config.vocab_size}; the files do not belong together"
-        )
-    return model

@@ -1,4 +1,4 @@
-"""A maker: one loaded model that turns requests into pictures and what is known of each.
+"""One loaded model that turns requests into images and what is known of each.
 
 It writes nothing. `mmaccel generate`, batches, their shards and Ray's actors keep what it makes in
 files (for the latter three see `mmaccel.batch.worker`); the nodes of ComfyUI hand it on.
@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmaccel.canvas_contracts import OnCanvasStep
-from mmaccel.pipelines.picture_request import Request, Served
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.canvas_contracts import CanvasPolicy, OnCanvasStep
+from mmaccel.contracts import Policy
+from mmaccel.pipelines.one_run import alone
+from mmaccel.pipelines.picture_request import Pictures, Request, RequestOutput
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image import TextToImage
 
+_WARM_UP_PASSES = 3
+
 
 @dataclass(frozen=True)
-class Recipe:
-    """How pictures are made.
+class GenerationSettings:
+    """How images are made.
 
     Attributes:
         name: short name of the policy.
@@ -39,31 +43,31 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Finished:
-    """A picture, and what is known of it.
+    """An image, and what is known of it.
 
     Attributes:
-        served: whose it is, the picture, and what it cost.
-        recipe: how it was made.
+        output: what was asked for, the image, and what it cost.
+        settings: how it was made.
     """
 
-    served: Served
-    recipe: Recipe
+    output: RequestOutput
+    settings: GenerationSettings
 
     @property
     def shape(self) -> dict[str, int]:
         """Number of tokens, and width and height in pixels."""
-        width, height = self.served.image.size
-        return {"tokens": len(self.served.tokens), "width": width, "height": height}
+        width, height = self.output.image.size
+        return {"tokens": len(self.output.tokens), "width": width, "height": height}
 
     @property
     def cost(self) -> dict[str, Any]:
         """Forward passes it took part in, and what a relaxed policy spent on it."""
-        spent = {"total_variation": self.served.total_variation, "nats": self.served.nats}
-        is_relaxed = self.recipe.policy.exactness == "relaxed"
-        return {"passes": self.served.passes, **(spent if is_relaxed else {})}
+        spent = {"total_variation": self.output.total_variation, "nats": self.output.nats}
+        is_relaxed = self.settings.policy.exactness == "relaxed"
+        return {"passes": self.output.passes, **(spent if is_relaxed else {})}
 
 
-class Maker:
+class ImageGenerator:
     """A model that is loaded once and draws any of its sizes.
 
     Args:
@@ -77,7 +81,7 @@ class Maker:
         self.pipe, self._usual = pipe, pipe.size
 
     def resize(self, size: tuple[int, int] | None) -> TextToImage:
-        """The model for pictures of a size, with the same weights; None is the size it came in.
+        """The model for images of a size, with the same weights; None is the size it came in.
 
         Raises:
             OptionError: a size it does not draw.
@@ -87,35 +91,35 @@ class Maker:
             self.pipe = self.pipe.resize(size)
         return self.pipe
 
-    def run(self, request: Request, recipe: Recipe) -> Finished:
-        """Make one picture."""
+    def run(self, request: Request, settings: GenerationSettings) -> Finished:
+        """Make one image."""
         made: list[Finished] = []
-        self.run_all([request], recipe, made.append, 1)
+        self.run_all([request], settings, made.append, 1)
         return made[0]
 
     def draw(
         self,
         requests: Sequence[Request],
-        recipe: Recipe,
+        settings: GenerationSettings,
         rows: int,
         on_step: OnStep | OnCanvasStep | None = None,
-        deliver: Callable[[Served], None] | None = None,
+        deliver: Callable[[RequestOutput], None] | None = None,
     ) -> Pictures:
-        """Make pictures and hand them out together, in the order of the requests.
+        """Make images and hand them out together, in the order of the requests.
 
         Args:
             requests: each with its own index as its tag.
-            recipe, rows, on_step: as in `run_all`.
-            deliver: called with every picture as soon as it is finished.
+            settings, rows, on_step: as in `run_all`.
+            deliver: called with every image as soon as it is finished.
         """
-        made: dict[int, Served] = {}
+        made: dict[int, RequestOutput] = {}
 
         def keep(finished: Finished) -> None:
-            made[finished.served.request.tag] = finished.served
+            made[finished.output.request.tag] = finished.output
             if deliver is not None:
-                deliver(finished.served)
+                deliver(finished.output)
 
-        stats = self.run_all(requests, recipe, keep, rows, on_step)
+        stats = self.run_all(requests, settings, keep, rows, on_step)
         done = [made[k] for k in range(len(requests))]
         tokens = torch.stack([each.tokens for each in done])
         passes = torch.tensor([each.passes for each in done])
@@ -125,21 +129,54 @@ class Maker:
     def run_all(
         self,
         requests: Sequence[Request],
-        recipe: Recipe,
+        settings: GenerationSettings,
         deliver: Callable[[Finished], None],
         rows: int,
         on_step: OnStep | OnCanvasStep | None = None,
     ) -> Stats:
-        """Make pictures in the present size; see `TextToImage.serve`, which has the exceptions.
+        """Make images in the present size; see `TextToImage.serve`, which has the exceptions.
 
         Args:
             requests: any number, in any order.
-            recipe: of all of them.
-            deliver: called with every picture as soon as it is finished.
-            rows: most pictures in the making; the place of a finished one is taken by the next.
+            settings: of all of them.
+            deliver: called with every image as soon as it is finished.
+            rows: most images in the making; the place of a finished one is taken by the next.
             on_step: called after every pass.
         """
         return self.pipe.serve(
-            requests, recipe.filters, policy=recipe.policy, rows=rows, on_step=on_step,
-            deliver=lambda served: deliver(Finished(served, recipe)),
+            requests, settings.filters, policy=settings.policy, rows=rows, on_step=on_step,
+            deliver=lambda output: deliver(Finished(output, settings)),
         )  # fmt: skip
+
+
+def warm_up(
+    pipe: TextToImage,
+    policy: Policy | CanvasPolicy,
+    filters: Filters,
+    caption: str,
+    rows: int,
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Run a few passes, so that the first measured image does not pay for allocations.
+
+    Nothing is turned into pixels, which some models take long for.
+
+    Args:
+        pipe: the model.
+        policy, filters: as they will be measured.
+        caption: prompt of the images nobody will see.
+        rows: images made together.
+        look: called after every pass; an exception from it ends the warming up.
+    """
+
+    def stop(progress: Any) -> Any:
+        if look is not None:
+            look()
+        return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
+
+    window: Any
+    encoded, window = pipe.pictures.encode(caption), pipe.pictures.window
+    noise = Noise.from_seed(0, rows, window.device)
+    with alone(window), torch.no_grad():
+        prompt = pipe.pictures.prompt([encoded] * rows, filters.guidance_scale != 1)
+        policy.sample(window, prompt, pipe.length, filters=filters, noise=noise, on_step=stop)

@@ -1,29 +1,34 @@
-"""One picture that somebody wants, and what is handed out for it."""
+"""What a text-to-image pipeline is asked for, and what it hands out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.results import Exactness, Stats
 from mmaccel.samplers.noise import check_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_WEAKER: tuple[Exactness, ...] = ("bitwise", "distribution", "relaxed")
+
 
 @dataclass(frozen=True)
 class Request:
-    """One picture that somebody wants.
+    """One image to make.
 
     Args:
-        caption: of the picture.
+        caption: the prompt.
         seed: 64-bit integer.
-        tag: whatever helps to tell it from others; nobody looks at it.
-        negative: what the picture is guided away from; None or "" is the model's own.
+        tag: whatever tells it from others; it is handed back as it is.
+        negative: prompt to be guided away from; None or "" is the model's own.
     """
 
     caption: str
@@ -33,15 +38,15 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A finished picture.
+class RequestOutput:
+    """A finished image, and what it cost.
 
     Attributes:
-        request: whose it is.
-        image: PIL picture, RGB.
+        request: what was asked for.
+        image: PIL image, RGB.
         tokens: `[N]` int64, on the CPU.
         passes: forward passes it took part in while it was unfinished.
-        total_variation, nats: as in `mmaccel.Stats`, of this picture.
+        total_variation, nats: as in `mmaccel.Stats`, of this image.
     """
 
     request: Request
@@ -50,6 +55,86 @@ class Served:
     passes: int
     total_variation: float = 0.0
     nats: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Finished images and what they cost.
+
+    Attributes:
+        images: B PIL images, RGB; a command that shows fewer keeps the first ones only.
+        tokens: `[B, h*w]` int64, raster order.
+        passes: `[B]` int64, forward passes each image took part in while it was unfinished.
+        stats: of the whole batch, or summed over the batches a long list was made in.
+        prompts: B of them.
+        first: index of the first of them in the list asked for.
+    """
+
+    images: list[Image]
+    tokens: Tensor
+    passes: Tensor
+    stats: Stats
+    prompts: list[str]
+    first: int = 0
+
+
+def to_images(pixels: Tensor) -> list[Image]:
+    """Pixels `[B, 3, H, W]` float in 0..1 to B PIL images, 8 bits a channel, rounded."""
+    from PIL import Image
+
+    values = pixels.mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(image) for image in values]
+
+
+def add_stats(parts: Sequence[Stats]) -> Stats:
+    """Sum the stats of runs made one after another; the promise is the weakest of theirs.
+
+    Args:
+        parts: at least one, all of the same policy.
+    """
+    total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
+    total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
+    total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
+    total["engine_reason"] = "; ".join({p.engine_reason: None for p in parts if p.engine_reason})
+    total["attention"], total["reference"] = parts[-1].attention, parts[-1].reference
+    total["fallbacks"] = list(dict.fromkeys(text for p in parts for text in p.fallbacks))
+    notes = Counter(text for p in parts for text in p.notes)
+    total["notes"] = [
+        text if n == len(parts) else f"{text} (in {n} of {len(parts)} batches)"
+        for text, n in notes.items()
+    ]
+    widest = max(len(p.accepted) for p in parts)
+    total["accepted"] = [
+        sum(p.accepted[k] for p in parts if k < len(p.accepted)) for k in range(widest)
+    ]
+    for f in fields(Stats):
+        if f.name not in total:
+            total[f.name] = sum(getattr(p, f.name) for p in parts)
+    return Stats(**total)
+
+
+def join(parts: Sequence[Pictures]) -> Pictures:
+    """Put batches made one after another together, in their order; at least one."""
+    return Pictures(
+        [image for p in parts for image in p.images],
+        torch.cat([p.tokens for p in parts]),
+        torch.cat([p.passes for p in parts]),
+        add_stats([p.stats for p in parts]),
+        [prompt for p in parts for prompt in p.prompts],
+        parts[0].first,
+    )
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    """Refuse a count below 1.
+
+    Raises:
+        OptionError: with its name.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(
+            f"{name}: expected an integer of at least 1, received {value!r}; ask for 1 or more"
+        )
 
 
 def check_requests(requests: Any) -> list[Request]:

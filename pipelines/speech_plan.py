@@ -12,7 +12,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import check_caption
 from mmaccel.pipelines.picture_model import choose_filters, stack_rows
-from mmaccel.pipelines.pictures import check_at_least_one
+from mmaccel.pipelines.picture_request import check_at_least_one
 from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
 from mmaccel.pipelines.speech_length import check_seconds, count_slots
 from mmaccel.pipelines.speech_model import SpeechModel

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.pipelines.llamagen import LlamaGenTransformer
-from mmaccel.pipelines.llamagen_blocks import LlamaGenConfig
+from mmaccel.pipelines.llamagen import LlamaGenConfig, LlamaGenTransformer
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 from tests.beds import build_bed, build_janus
 

@@ -11,9 +11,8 @@ from mmaccel.catalog import make_policy
 from mmaccel.opening import parse_size, pick_name
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.picture_files import plainly, short_hash
-from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
-from mmaccel.pipelines.picture_maker import Recipe
-from mmaccel.pipelines.picture_model import choose_filters
+from mmaccel.pipelines.picture_maker import GenerationSettings
+from mmaccel.pipelines.picture_model import choose_filters, encode_captions, spread_negatives
 from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 
 
-def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
+def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettings:
     """What a row asks for, over what the command line asks for.
 
     Raises:
@@ -37,7 +36,7 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> Recipe:
     name = usual if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == usual else {}) | fields, kind)
     encode_captions(pipe.pictures, [row.prompt], [negative_of(setup, item)], filters)
-    return Recipe(name, make_policy(name, **options), filters)
+    return GenerationSettings(name, make_policy(name, **options), filters)
 
 
 def negative_of(setup: Setup, item: Item) -> str | None:
@@ -46,7 +45,7 @@ def negative_of(setup: Setup, item: Item) -> str | None:
     return spread_negatives(said, 1)[0]
 
 
-def describe(setup: Setup, item: Item, recipe: Recipe, weights: str) -> dict[str, Any]:
+def describe(setup: Setup, item: Item, recipe: GenerationSettings, weights: str) -> dict[str, Any]:
     """What a picture is made from, ready for JSON; nothing in it changes from run to run.
 
     Args:

@@ -1,4 +1,4 @@
-"""The worker: keeps the items a maker makes, in this process, a shard's or an actor's."""
+"""The worker writes what an `ImageGenerator` makes, in this process, a shard's or an actor's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmaccel.errors import OptionError
 from mmaccel.outputs.picture_files import write_png
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.picture_maker import Finished, Recipe
+    from mmaccel.pipelines.picture_maker import Finished, GenerationSettings
     from mmaccel.pipelines.text_to_image import TextToImage
 
 _NAMED = 20  # bad rows a message names
@@ -32,15 +32,16 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         from mmaccel.pipelines.model_folder import content_hash
-        from mmaccel.pipelines.picture_maker import Maker
+        from mmaccel.pipelines.picture_maker import ImageGenerator
 
         self.setup = setup
         pipe = setup.open()
         assert pipe.source is not None  # it was opened by name
-        self._maker = Maker(pipe)
+        self._generator = ImageGenerator(pipe)
         self._weights = content_hash(pipe.source, setup.decoder)
-        self._same: dict[Recipe, Recipe] = {}  # one object for all items that are made alike
-        self._plans: dict[tuple[str, int], tuple[Recipe, str]] = {}
+        # one object for all items that are made alike
+        self._same: dict[GenerationSettings, GenerationSettings] = {}
+        self._plans: dict[tuple[str, int], tuple[GenerationSettings, str]] = {}
 
     def check(self, items: Sequence[Item]) -> dict[tuple[str, int], str]:
         """Find out before any work whether all items can be made, and what each is made from.
@@ -54,7 +55,7 @@ class Worker:
         wrong: dict[int, str] = {}
         for group in _groups(items):
             try:
-                pipe = self._maker.resize(group[0].row.size)
+                pipe = self._generator.resize(group[0].row.size)
             except OptionError as error:
                 wrong.setdefault(group[0].row.line, str(error))
                 continue
@@ -97,14 +98,18 @@ class Worker:
         """
         rows = self.setup.rows if rows is None else rows
         for group in _groups(items):
-            pipe = self._maker.resize(group[0].row.size)
+            pipe = self._generator.resize(group[0].row.size)
             recipes = [self._plan(item, pipe)[0] for item in group]
             for alike in _alike(recipes):
                 part = [group[k] for k in alike]
                 self._serve(part, recipes[alike[0]], deliver, rows)
 
     def _serve(
-        self, items: list[Item], recipe: Recipe, deliver: Callable[[Record], None], rows: int
+        self,
+        items: list[Item],
+        recipe: GenerationSettings,
+        deliver: Callable[[Record], None],
+        rows: int,
     ) -> None:
         """Make items that may be decoded together."""
         from mmaccel.pipelines.picture_request import Request
@@ -116,14 +121,14 @@ class Worker:
                 deliver(self._write(made))
             except Exception as error:
                 raise Outside from error
-            del left[made.served.request.tag.key]
+            del left[made.output.request.tag.key]
 
         requests = [
             Request(item.row.prompt, item.seed, item, negative_of(self.setup, item))
             for item in items
         ]
         try:
-            self._maker.run_all(requests, recipe, write, rows)
+            self._generator.run_all(requests, recipe, write, rows)
         except Outside as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
@@ -133,12 +138,12 @@ class Worker:
             raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
     def _write(self, made: Finished) -> Record:
-        item: Item = made.served.request.tag
+        item: Item = made.output.request.tag
         recipe, mark = self._plans[item.key]
         facts = describe(self.setup, item, recipe, self._weights)
         file = self.setup.out / item.file
         try:
-            write_png(file, made.served.image, {**facts, **made.shape})
+            write_png(file, made.output.image, {**facts, **made.shape})
             record: Record = {
                 "id": item.row.id,
                 "k": item.k,
@@ -156,7 +161,7 @@ class Worker:
         record |= {name: facts[name] for name in told if name in facts}
         return {**record, **made.shape, **made.cost, "recipe": mark}
 
-    def _plan(self, item: Item, pipe: TextToImage) -> tuple[Recipe, str]:
+    def _plan(self, item: Item, pipe: TextToImage) -> tuple[GenerationSettings, str]:
         """How an item is made, and the fingerprint of what it is made from."""
         found = self._plans.get(item.key)
         if found is None:
@@ -175,9 +180,9 @@ def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
     yield from groups.values()
 
 
-def _alike(recipes: Sequence[Recipe]) -> Iterator[list[int]]:
+def _alike(recipes: Sequence[GenerationSettings]) -> Iterator[list[int]]:
     """Indices of items that may be decoded together."""
-    groups: dict[Recipe, list[int]] = {}
+    groups: dict[GenerationSettings, list[int]] = {}
     for k, recipe in enumerate(recipes):
         groups.setdefault(recipe, []).append(k)
     yield from groups.values()

@@ -9,7 +9,7 @@ from mmaccel.comfy.request import check_request, read_request, request_inputs, t
 from mmaccel.comfy.table import IMAGE, PREFIX, STATS, Host, Made, NodeSpec, Output
 from mmaccel.comfy.watch import Watch
 from mmaccel.pipelines.comparison import draw_comparison, make_plain, title_of, verdict
-from mmaccel.pipelines.warm_up import warm_up
+from mmaccel.pipelines.picture_maker import warm_up
 
 _MOST = 64  # pictures that can be seen on one sheet
 

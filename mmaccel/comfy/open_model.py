@@ -17,9 +17,8 @@ from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.model_folder import check_place, content_files
 from mmaccel.pipelines.model_source import is_hub_id
-from mmaccel.pipelines.picture_families import PICTURES
-from mmaccel.pipelines.picture_maker import Maker
-from mmaccel.pipelines.picture_models import find_source
+from mmaccel.pipelines.picture_maker import ImageGenerator
+from mmaccel.pipelines.picture_models import PICTURES, find_source
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import EXACT_DTYPE
 
@@ -34,17 +33,17 @@ class OpenModel:
     Attributes:
         name: as it was asked for.
         dtype: of the generator.
-        maker: makes pictures.
+        generator: makes pictures.
     """
 
     name: str
     dtype: str
-    maker: Maker
+    generator: ImageGenerator
 
     @property
     def pipe(self) -> TextToImage:
         """The model itself."""
-        return self.maker.pipe
+        return self.generator.pipe
 
 
 _kept: KeptModels[OpenModel] = KeptModels()
@@ -82,7 +81,7 @@ def load_model(
             family=family,
             engine=engine,
         )
-        return OpenModel(model, dtype, Maker(pipe))
+        return OpenModel(model, dtype, ImageGenerator(pipe))
 
     return Made((_kept.find(key, host, place, files, load),))
 

@@ -11,14 +11,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.picture_model import PictureModel
+    from mmaccel.pipelines.picture_model import ImageModel
 
 _MOST = 4  # pictures side by side
 _GREY = (128, 128, 128)
 
 
 def draw_progress(
-    pictures: PictureModel, progress: Any, captions: Sequence[str], seeds: Sequence[int]
+    pictures: ImageModel, progress: Any, captions: Sequence[str], seeds: Sequence[int]
 ) -> Image | None:
     """Draw the first pictures of a running batch, side by side.
 

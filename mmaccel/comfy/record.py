@@ -10,7 +10,7 @@ from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.request import Request
 from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, Made, NodeSpec, Output, Socket
 from mmaccel.pipelines.comparison import promise, title_of
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import Stats
 
 

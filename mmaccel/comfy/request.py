@@ -17,10 +17,10 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.picture_maker import Recipe
+from mmaccel.pipelines.picture_maker import GenerationSettings
 from mmaccel.pipelines.picture_model import choose_filters
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.pipelines.picture_request import Request as Wanted
-from mmaccel.pipelines.pictures import Pictures
 from mmaccel.samplers.filters import Filters
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Request:
             for k, (caption, seed) in enumerate(zip(self.captions, self.seeds))
         ]
         watch.begin(requests)
-        recipe = Recipe(self.chosen.name, policy, self.filters)
-        return self.model.maker.draw(requests, recipe, self.batch_size, watch, watch.finish)
+        recipe = GenerationSettings(self.chosen.name, policy, self.filters)
+        return self.model.generator.draw(requests, recipe, self.batch_size, watch, watch.finish)
 
 
 def read_request(

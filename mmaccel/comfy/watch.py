@@ -11,7 +11,7 @@ import torch
 
 from mmaccel.comfy.preview import draw_progress, put_side_by_side
 from mmaccel.comfy.table import Host
-from mmaccel.pipelines.picture_request import Request, Served
+from mmaccel.pipelines.picture_request import Request, RequestOutput
 
 _REPORT, _PREVIEW = 0.1, 0.5  # seconds between two at least
 _SHARE = 4  # a preview waits this many times as long as the last one took
@@ -36,7 +36,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._done = 0  # tokens of finished pictures
         self._requests: Sequence[Request] = ()
-        self._finished: dict[int, Served] = {}
+        self._finished: dict[int, RequestOutput] = {}
         self._reported = self._drawn = self.clock()
         self._wait = _PREVIEW
         self._can_draw = self._is_clean = True  # clean: nothing unfinished was shown
@@ -46,7 +46,7 @@ class Watch:
         self.host.check_interrupt()
         self._requests, self._finished = requests, {}
 
-    def finish(self, served: Served) -> None:
+    def finish(self, served: RequestOutput) -> None:
         """A picture is finished; at the end no preview is left that shows less."""
         self.host.check_interrupt()
         self._finished[served.request.tag] = served

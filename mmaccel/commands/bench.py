@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmaccel.catalog import policy_names
-from mmaccel.pipelines.picture_families import PICTURES
+from mmaccel.pipelines.picture_models import PICTURES
 
 if TYPE_CHECKING:
     from mmaccel.commands.measure import Row

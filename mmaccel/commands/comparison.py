@@ -8,7 +8,7 @@ from mmaccel.pipelines.comparison import identical, verdict
 from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.pictures import Pictures
+    from mmaccel.pipelines.picture_request import Pictures
 
 
 def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> None:

@@ -130,9 +130,9 @@ def check_model(name: str) -> Finding:
     try:
         from mmaccel.opening import open_pipeline
         from mmaccel.pipelines.comparison import make_plain
+        from mmaccel.pipelines.picture_maker import warm_up
         from mmaccel.pipelines.picture_model import pick_policy
         from mmaccel.pipelines.picture_models import find_source
-        from mmaccel.pipelines.warm_up import warm_up
 
         source = find_source(name)
         if is_checkpoint(source):
@@ -160,7 +160,7 @@ def check_checkpoint(folder: Path, name: str) -> Finding:
         import transformers
 
         from mmaccel.handle import supports
-        from mmaccel.pipelines.picture_families import find_picture_family
+        from mmaccel.pipelines.picture_models import find_picture_family
 
         transformers.utils.logging.disable_progress_bar()
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -9,7 +9,7 @@ import typer
 
 from mmaccel.catalog import MODELS, POLICIES
 from mmaccel.commands.collector import rest_collector, wake_collector
-from mmaccel.pipelines.picture_families import PICTURES
+from mmaccel.pipelines.picture_models import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_ENGINE = "auto, eager or graph (a captured step); of a file also ray (actors)"
@@ -105,8 +105,7 @@ def generate(
     )
     from mmaccel.commands.terminal import Stopped
     from mmaccel.opening import open_pipeline, pick_name
-    from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
-    from mmaccel.pipelines.picture_model import choose_filters
+    from mmaccel.pipelines.picture_model import choose_filters, encode_captions, spread_negatives
     from mmaccel.samplers.filters import Filters
     from mmaccel.samplers.noise import Noise
 

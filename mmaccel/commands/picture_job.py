@@ -22,20 +22,19 @@ from mmaccel.outputs.picture_files import (
 )
 from mmaccel.pipelines.comparison import (
     draw_comparison,
+    draw_sheet,
     make_panel,
     make_plain,
     promise,
     title_of,
 )
 from mmaccel.pipelines.model_folder import content_hash
-from mmaccel.pipelines.picture_maker import Maker, Recipe
+from mmaccel.pipelines.picture_maker import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.pipelines.picture_request import Request
-from mmaccel.pipelines.picture_sheet import draw_sheet
-from mmaccel.pipelines.warm_up import warm_up
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.pictures import Pictures
+    from mmaccel.pipelines.picture_request import Pictures
     from mmaccel.pipelines.text_to_image import TextToImage
     from mmaccel.results import Progress
     from mmaccel.samplers.filters import Filters
@@ -72,13 +71,14 @@ class Job:
 
     def batches(self, policy: Any, on_step: Any) -> Iterator[Pictures]:
         """All pictures by a policy; picture k has seed `seed + k` and depends on that alone."""
-        maker, recipe = Maker(self.pipe), Recipe(self.name, policy, self.filters)
+        generator = ImageGenerator(self.pipe)
+        settings = GenerationSettings(self.name, policy, self.filters)
         for first in range(0, len(self.captions), self.batch_size):
             requests = [
                 Request(caption, self.seed + first + k, k, self.negative)
                 for k, caption in enumerate(self.captions[first : first + self.batch_size])
             ]
-            made = maker.draw(requests, recipe, self.batch_size, on_step)
+            made = generator.draw(requests, settings, self.batch_size, on_step)
             yield replace(made, first=first)
 
     @cached_property
@@ -131,7 +131,7 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
     Returns:
         Number of pictures written, and False if Ctrl-C came before the last.
     """
-    from mmaccel.pipelines.pictures import join
+    from mmaccel.pipelines.picture_request import join
 
     try:
         with _progress(job, compare) as tick:

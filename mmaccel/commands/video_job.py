@@ -15,7 +15,7 @@ from mmaccel.commands.terminal import progress_bar
 from mmaccel.outputs.video_files import write_video
 from mmaccel.pipelines.image_to_video import ImageToVideo
 from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.pictures import add_stats
+from mmaccel.pipelines.picture_request import add_stats
 from mmaccel.results import Stats
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from mmaccel.demo.scenes_generator import validation_loss
 from mmaccel.demo.scenes_words import CaptionWords
 from mmaccel.demo.token_pool import TokenPool
 from mmaccel.demo.train_tokenizer import as_float, psnr
-from mmaccel.pipelines.pictures import join
+from mmaccel.pipelines.picture_request import join
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.word_pictures import WordPictures

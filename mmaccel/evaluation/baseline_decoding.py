@@ -22,7 +22,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise

@@ -19,7 +19,7 @@ from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.features import Extract, extract_all
 from mmaccel.evaluation.identity import Check, compare_rows, cut_rows
 from mmaccel.evaluation.law_checks import check_features, check_law
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.filters import Filters
 
@@ -75,7 +75,7 @@ class Plan:
 
     def run(self, policy: Any, filters: Filters, batch_size: int, shift: int = 0) -> Pictures:
         """All captions under a policy."""
-        from mmaccel.pipelines.pictures import join
+        from mmaccel.pipelines.picture_request import join
 
         seeds = [(seed + shift) % 2**64 for seed in self.seeds]
         made = self.pipe.stream(

@@ -11,7 +11,7 @@ import torch
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.exactness import first_divergence
 from mmaccel.evaluation.forced_scores import explain_parting
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise

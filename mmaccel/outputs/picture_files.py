@@ -18,7 +18,7 @@ from mmaccel.results import promise_in
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.pictures import Pictures
+    from mmaccel.pipelines.picture_request import Pictures
 
 _ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _LONGEST = 20  # characters of a word in a file name

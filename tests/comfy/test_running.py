@@ -25,7 +25,7 @@ from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal, run_node
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.picture_request import Request, Served
+from mmaccel.pipelines.picture_request import Request, RequestOutput
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import Progress
 from tests.comfy.fake_comfy import FakeComfy, Interrupted, install
@@ -244,7 +244,7 @@ def test_a_preview_knows_who_stands_in_which_place(
     tokens, two = torch.zeros(2, N_TOKENS, dtype=torch.int64), torch.tensor([5, 7])
     now[0] = 1.0
     watch(Progress(tokens, two, two, 1, rows=(2, 1)))
-    done = [Served(request, Image.new("RGB", (1, 1)), tokens[0], 3) for request in requests]
+    done = [RequestOutput(request, Image.new("RGB", (1, 1)), tokens[0], 3) for request in requests]
     watch.finish(done[1])
     now[0] = 2.0
     watch(Progress(tokens, two, two, 2, rows=(2, 1)))

@@ -177,7 +177,7 @@ def test_llamagen_goes_to_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> 
         calls.append(tuple(q.shape))
         return own(what, q, *args, **options)
 
-    monkeypatch.setattr("mmaccel.pipelines.llamagen_blocks.dispatch.run", run)
+    monkeypatch.setattr("mmaccel.pipelines.llamagen.dispatch.run", run)
     made, model = {}, build(CLASSES)
     for attention in ("model", "twin"):
         window = LlamaGenWindow(model, attention)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from mmaccel.batch.setup import Setup
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.pipelines import glm_image_pictures
+from mmaccel.pipelines import glm_image
 from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.tiny_model import CAPTIONS
 
@@ -109,8 +109,8 @@ def test_another_negative_caption_is_another_recipe(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """GLM-Image's painter takes one step, not 50."""
-    own = partial(glm_image_pictures.GlmImagePictures, num_inference_steps=1)
-    monkeypatch.setattr(glm_image_pictures, "GlmImagePictures", own)
+    own = partial(glm_image.GlmImagePictures, num_inference_steps=1)
+    monkeypatch.setattr(glm_image, "GlmImagePictures", own)
 
 
 @pytest.mark.usefixtures("quick")
@@ -136,7 +136,7 @@ def test_sizes_of_a_file_share_one_model(
         held = parameters(opened[0])
         worker.check(items)
         worker.run_all(items, lambda record: None)
-    assert len(opened) == 1 and parameters(worker._maker.pipe) == held and held
+    assert len(opened) == 1 and parameters(worker._generator.pipe) == held and held
     found = told(tmp_path)
     for row in rows:
         facts, _, pixels = found[row.id]

@@ -23,7 +23,7 @@ from mmaccel import TextToImage
 from mmaccel.cli import main
 from mmaccel.commands import doctor, generate_batch, measure, picture_job
 from mmaccel.pipelines.model_folder import content_hash
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import Stats
 from tests.tiny_lms import build_lm
 from tests.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny

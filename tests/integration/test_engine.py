@@ -24,7 +24,7 @@ from mmaccel import (
     UnsupportedModelError,
 )  # fmt: skip
 from mmaccel.pipelines import engine as engines
-from mmaccel.pipelines import glm_image_pictures
+from mmaccel.pipelines import glm_image
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.graph_steps import GraphSteps
 from mmaccel.pipelines.text_to_image import TextToImage
@@ -247,9 +247,7 @@ def test_every_picture_family_can_be_captured(
 ) -> None:
     """A replayed pass makes the tokens of a run pass; nothing in it reads back."""
     if family == "glm-image":
-        monkeypatch.setattr(
-            glm_image_pictures.GlmImagePictures, "render", lambda self, tokens, *_: [None]
-        )
+        monkeypatch.setattr(glm_image.GlmImagePictures, "render", lambda self, tokens, *_: [None])
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
     texts, policy = captions(family)[:1], Jacobi(window=4)
     plain = pipe(texts, policy=policy, seed=5)

@@ -16,9 +16,9 @@ from mmaccel import Filters, Jacobi, Request, Stepwise, TextToImage
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.encoded_captions import spread_negatives
 from mmaccel.pipelines.engine import Engine
-from tests.checkpoints import FAMILIES, SIZES, captions
+from mmaccel.pipelines.picture_model import ImageModel, spread_negatives
+from tests.checkpoints import SIZES, captions
 from tests.replay import Replay
 from tests.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
@@ -102,34 +102,6 @@ def test_a_canvas_is_filled_as_by_a_plain_loop_over_the_raw_model(
     assert (usual == tokens) is (negative is None)
 
 
-def test_emu3_is_the_librarys_own_with_a_negative_caption(emu3: TextToImage) -> None:
-    """Greedy, against `generate` given the ids that its processor makes of the caption."""
-    source: Any = emu3.pictures
-    model, grid = source.model, emu3.pictures.layout
-    names, opening = (
-        model.model.vocabulary_mapping,
-        source.processor.tokenizer.image_wrapper_token_id,
-    )
-    width, height = SIZES["emu3"]
-    negative = source.processor(
-        text=[EMU3[0]], return_for_image_generation=True, ratio=f"{width}:{height}",
-        image_area=width * height, return_tensors="pt",
-    )["input_ids"]  # fmt: skip
-    ids = torch.tensor([source.encode("a red fox")])
-
-    def allowed(_: int, sentence: Any) -> list[int]:
-        offset = len(sentence) - int((sentence == opening).nonzero()[0])
-        return [names.eol_token_id] if offset % (grid.width + 1) == 0 else names.image_tokens
-
-    plain = model.generate(
-        ids, do_sample=False, max_new_tokens=grid.frame, prefix_allowed_tokens_fn=allowed,
-        guidance_scale=3.0, negative_prompt_ids=negative, eos_token_id=None,
-    )  # fmt: skip
-    made = emu3("a red fox", temperature=0.0, negative_prompt=EMU3[0])
-    assert source.window.ids[made.tokens].equal(plain[:, ids.shape[1] :])
-    assert not made.tokens.equal(emu3("a red fox", temperature=0.0).tokens)
-
-
 KINDS = [("pipe", Jacobi(5)), ("emu3", Jacobi(7)), ("canvas", None)]
 
 
@@ -205,25 +177,6 @@ def test_texts_are_spread_over_captions() -> None:
             spread_negatives(given, 2)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "emu3"])
-def test_families_whose_authors_have_none_refuse(
-    built: Built, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any pass, in a call, in a request, and where somebody makes a prompt himself."""
-    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    text, refusal = captions(family)[0], "negative prompt: expected none for .*; leave it out"
-    with monkeypatch.context() as patch:
-        patch.setattr(pipe.model, "reserve", lambda *_: pytest.fail("a run was begun"))
-        with pytest.raises(OptionError, match=refusal):
-            pipe([text, text], negative_prompt=[None, "blue"])
-        with pytest.raises(OptionError, match=refusal):
-            pipe.serve([Request(text, 1, None, "blue")], pipe.pictures.filters, deliver=print)
-        with pytest.raises(OptionError, match=refusal):
-            guided = pipe.pictures.filters.guidance_scale != 1
-            pipe.pictures.prompt([pipe.pictures.encode(text)], guided, [[1]])
-    assert pipe(text, negative_prompt="", seed=3).tokens.equal(pipe(text, seed=3).tokens)
-
-
 def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: TextToImage) -> None:
     def refused(match: str, of: TextToImage = pipe, **options: Any) -> None:
         caption = "a red fox" if of is emu3 else CAPTIONS[0]
@@ -240,21 +193,30 @@ def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: Tex
         pipe.serve([Request(CAPTIONS[0], 1, None, "red")], Filters(), deliver=print)
 
 
-def test_a_model_of_ones_own_may_know_of_none(pipe: TextToImage) -> None:
-    """With the two arguments of `prompt` that are needed."""
+def test_a_model_of_ones_own_has_few_methods(pipe: TextToImage) -> None:
+    """What a child of `ImageModel` with guidance has to have, and no more."""
+    inner: Any = pipe.pictures
 
-    class Own:
-        def __init__(self, inner: Any) -> None:
-            self.inner, self.window, self.layout = inner, inner.window, inner.layout
-            self.filters, self.encode, self.render = inner.filters, inner.encode, inner.render
+    class Own(ImageModel):
+        filters, pad = inner.filters, inner.pad
 
-        def prompt(self, encoded: Any, guided: bool) -> Any:
-            return self.inner.prompt(encoded, guided)
+        def encode(self, caption: str) -> Any:
+            return inner.encode(caption)
 
-    own = TextToImage(Own(pipe.pictures))  # type: ignore[arg-type]
-    assert own(CAPTIONS[0], seed=4).tokens.equal(pipe(CAPTIONS[0], seed=4).tokens)
-    with pytest.raises(OptionError, match="model with encode_negative, received a Own"):
+        def unconditional(self) -> list[int]:
+            return inner.unconditional()
+
+        def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+            return inner.decode(tokens)
+
+    own = TextToImage(Own(inner.window, inner.layout, inner.size))
+    made, wanted = own(CAPTIONS[0], seed=4), pipe(CAPTIONS[0], seed=4)
+    assert made.tokens.equal(wanted.tokens)
+    assert made.images[0].tobytes() == wanted.images[0].tobytes()
+    with pytest.raises(OptionError, match="expected none for this model, whose class has none"):
         own(CAPTIONS[0], negative_prompt="red")
+    with pytest.raises(OptionError, match="expected 16x16, the only one of this model"):
+        own.resize((32, 32))
 
 
 def test_the_command_line_writes_it_into_the_picture(tiny_folder: Path, tmp_path: Path) -> None:

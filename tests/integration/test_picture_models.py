@@ -16,7 +16,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
-from mmaccel.pipelines import glm_image_pictures
+from mmaccel.errors import OptionError
+from mmaccel.pipelines import glm_image
 from mmaccel.pipelines.picture_model import choose_filters
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.samplers.filters import Filters
@@ -72,6 +73,25 @@ def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> 
     oracle = pipe(captions(family), seed=2, guidance_scale=1.0, policy=mmaccel.Autoregressive())
     assert (guided.stats.branches, free.stats.branches) == (2, 1)
     assert torch.equal(free.tokens, oracle.tokens) and not torch.equal(free.tokens, guided.tokens)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "emu3"])
+def test_negative_prompts_are_refused_where_the_authors_have_none(
+    opened: Opener, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any pass, in a call, in a request, and where somebody makes a prompt himself."""
+    pipe, text = opened(family), captions(family)[0]
+    filters, refusal = pipe.pictures.filters, "prompt: expected none for .*; leave it out"
+    with monkeypatch.context() as patch:
+        patch.setattr(pipe.model, "reserve", lambda *_: pytest.fail("a run was begun"))
+        with pytest.raises(OptionError, match=refusal):
+            pipe([text, text], negative_prompt=[None, "blue"])
+        with pytest.raises(OptionError, match=refusal):
+            pipe.serve([mmaccel.Request(text, 1, None, "blue")], filters, deliver=print)
+        with pytest.raises(OptionError, match=refusal):
+            encoded = [pipe.pictures.encode(text)]
+            pipe.pictures.prompt(encoded, filters.guidance_scale != 1, [[1]])
+    assert pipe(text, negative_prompt="", seed=3).tokens.equal(pipe(text, seed=3).tokens)
 
 
 @pytest.mark.parametrize("policy", ["sjd", "gsd", "prompt-lookup"])
@@ -133,14 +153,20 @@ class Recorder:
         return getattr(self._inner, name)
 
 
-def test_emu3_is_the_librarys_own(opened: Opener) -> None:
-    """Greedy, against `generate` with the constraint and the negative prompt of its manual."""
+@pytest.mark.parametrize("negative", [None, "blue cat on grass"])
+def test_emu3_is_the_librarys_own(opened: Opener, negative: str | None) -> None:
+    """Greedy, against `generate` with the constraint of its manual and a negative prompt."""
     pipe = opened("emu3")
     source: Any = pipe.pictures
-    model, caption = source.model, captions("emu3")[0]
+    model, caption, (width, height) = source.model, captions("emu3")[0], SIZES["emu3"]
     names, grid = model.model.vocabulary_mapping, pipe.pictures.layout
-    ids = torch.tensor([source.encode(caption)])
+    ids, unguided = torch.tensor([source.encode(caption)]), torch.tensor([source._negative])
     opening = source.processor.tokenizer.image_wrapper_token_id
+    if negative is not None:
+        unguided = source.processor(
+            text=[negative], return_for_image_generation=True, ratio=f"{width}:{height}",
+            image_area=width * height, return_tensors="pt",
+        )["input_ids"]  # fmt: skip
 
     def allowed(_: int, sentence: Tensor) -> list[int]:
         offset = len(sentence) - int((sentence == opening).nonzero()[0])
@@ -150,12 +176,15 @@ def test_emu3_is_the_librarys_own(opened: Opener) -> None:
     with PassCounter(model) as counter:
         plain = model.generate(
             ids, do_sample=False, max_new_tokens=grid.frame, prefix_allowed_tokens_fn=allowed,
-            guidance_scale=3.0, negative_prompt_ids=torch.tensor([source._negative]),
+            guidance_scale=3.0, negative_prompt_ids=unguided,
             eos_token_id=None,
         )  # fmt: skip
-    made = pipe(caption, temperature=0.0, policy=mmaccel.Jacobi(window=6))
+    policy = mmaccel.Jacobi(window=6)
+    made = pipe(caption, temperature=0.0, policy=policy, negative_prompt=negative)
+    usual = pipe(caption, temperature=0.0)
     ours = source.window.ids[made.tokens]
     assert torch.equal(ours, plain[:, ids.shape[1] :])
+    assert torch.equal(made.tokens, usual.tokens) is (negative is None)
     assert made.stats.passes + made.stats.prefill_passes < counter.passes == 2 * grid.frame
     pixels = model.decode_image_tokens(
         image_tokens=torch.cat([ours, torch.zeros(1, 3).long()], 1),
@@ -341,8 +370,8 @@ def test_the_command_line_draws_them(
         "5",
     ]
     if family == "glm-image":  # 50 steps of its painter would take minutes here
-        quick = partial(glm_image_pictures.GlmImagePictures, num_inference_steps=1)
-        monkeypatch.setattr(glm_image_pictures, "GlmImagePictures", quick)
+        quick = partial(glm_image.GlmImagePictures, num_inference_steps=1)
+        monkeypatch.setattr(glm_image, "GlmImagePictures", quick)
     assert main(["generate", *said, *fixed, *count, *arguments]) == 0
     files = sorted(tmp_path.glob("000*.png"))
     wanted = opened(family)(captions(family), seed=[5, 6, 7])

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from mmaccel.cli import main
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.model_folder import content_hash
-from mmaccel.pipelines.picture_families import find_picture_family
-from mmaccel.pipelines.picture_models import find_source
+from mmaccel.pipelines.picture_models import find_picture_family, find_source
 from mmaccel.pipelines.text_to_image import TextToImage
 
 Builder = Callable[[str], Path]

@@ -16,17 +16,20 @@ from mmaccel.batch import recipe as recipes
 from mmaccel.batch.item import Item, Row
 from mmaccel.batch.recipe import FILTERS, describe, fingerprint
 from mmaccel.batch.setup import Setup
-from mmaccel.pipelines.picture_maker import Recipe
+from mmaccel.pipelines.picture_maker import GenerationSettings
 from mmaccel.samplers.filters import Filters
 
 SETUP = Setup("tiny", Path("out"))
 ITEM = Item(Row("fox", "a red fox"), 0, 7)
-RECIPE = Recipe("jacobi", Jacobi(5), Filters(2.0, 0.9, 40, 0.8, 0.1))
+RECIPE = GenerationSettings("jacobi", Jacobi(5), Filters(2.0, 0.9, 40, 0.8, 0.1))
 WEIGHTS = "c0ffee"
 
 
 def mark(
-    setup: Setup = SETUP, item: Item = ITEM, recipe: Recipe = RECIPE, weights: str = WEIGHTS
+    setup: Setup = SETUP,
+    item: Item = ITEM,
+    recipe: GenerationSettings = RECIPE,
+    weights: str = WEIGHTS,
 ) -> str:
     return fingerprint(describe(setup, item, recipe, weights))
 
@@ -133,6 +136,6 @@ def test_the_command_line_s_size_and_negative_give_way_to_the_row_s() -> None:
 
 
 def test_a_policy_that_takes_no_options_is_told_by_its_name() -> None:
-    plain = Recipe("autoregressive", Autoregressive(), RECIPE.filters)
+    plain = GenerationSettings("autoregressive", Autoregressive(), RECIPE.filters)
     assert vars(plain.policy) == {}
     assert mark(recipe=plain) != mark(recipe=replace(plain, name="another"))

@@ -28,14 +28,14 @@ def opened(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Worke
 
 def fail_after(worker: Worker, patch: pytest.MonkeyPatch, n: int, error: Exception) -> None:
     """Let every run of the worker's model end with an error after it finished n pictures."""
-    run_all = worker._maker.run_all
+    run_all = worker._generator.run_all
 
     def broken(requests: Sequence[Any], recipe: Any, deliver: Any, rows: int) -> None:
         if n:
             run_all(requests[:n], recipe, deliver, rows)
         raise error
 
-    patch.setattr(worker._maker, "run_all", broken)
+    patch.setattr(worker._generator, "run_all", broken)
 
 
 def failed_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.pipelines.pictures import Pictures, add_stats, join, to_images
+from mmaccel.pipelines.picture_request import Pictures, add_stats, join, to_images
 from mmaccel.results import Stats
 
 

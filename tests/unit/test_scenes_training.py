@@ -142,7 +142,7 @@ def test_training_begins_from_trained_weights(work: Path, monkeypatch: pytest.Mo
 class Tokens:
     """A picture tokenizer of 15 codes whose pictures nobody looks at."""
 
-    vocab_size, grid = 15, (16, 16)
+    vocab_size, grid, size = 15, (16, 16), 4
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(tokens), 3, 4, 4)

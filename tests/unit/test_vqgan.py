@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.llamagen_files import load_tokenizer
+from mmaccel.pipelines.llamagen_pictures import load_tokenizer
 from mmaccel.tokenizers_vq.taming import rename_taming
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 
