@@ -128,7 +128,8 @@ def _measure(
 
     for source in sources:
         if source is None:
-            yield from load("mmaccel.evaluation.canvas_toys:measure_toys")(by_kind["canvas"])
+            module = "mmaccel.evaluation.exactness.canvas_enumeration:"
+            yield from load(module + "measure_toys")(by_kind["canvas"])
         elif read_masked(source) is None:
             measure = load("mmaccel.demo.canvas_measure:measure_text")
             yield from measure(source, by_kind["canvas"], count, seed, device)
@@ -161,7 +162,7 @@ def _pictures(
 def _print(rows: list[dict[str, Any]]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
 
-    known = load("mmaccel.evaluation.canvas_table:SHOWN")
+    known = load("mmaccel.evaluation.tables:SHOWN")
     console = wide_console()
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]

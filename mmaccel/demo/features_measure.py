@@ -81,8 +81,8 @@ def measure_accuracy(count: int) -> dict[str, float]:
 
 def measure_distances(count: int) -> dict[str, dict[str, float]]:
     """Fréchet and kernel distances of damaged pictures from as many whole ones, by damage."""
-    frechet_of = load("mmaccel.evaluation.frechet:frechet_of")
-    squared_mmd = load("mmaccel.evaluation.kid:squared_mmd")
+    frechet_of = load("mmaccel.evaluation.quality.frechet:frechet_of")
+    squared_mmd = load("mmaccel.evaluation.quality.kid:squared_mmd")
     both = draw_reference(2 * count)
     reference = extract_features(both[:count]).numpy()
     found = {}

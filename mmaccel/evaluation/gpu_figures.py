@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from mmaccel.evaluation.routes_table import grid
+from mmaccel.evaluation.tables import grid
 
 COMMAND = "python scripts/gpu_check.py"
 MISSING = "not yet measured"

@@ -13,7 +13,7 @@ from mmaccel.evaluation.gpu_figures import (
     parts_of,
     percent,
 )
-from mmaccel.evaluation.routes_table import grid
+from mmaccel.evaluation.tables import grid
 
 Row = dict[str, Any]
 Reports = dict[str, dict[str, Any]]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.canvas_table import canvas_tables
 from mmaccel.evaluation.gpu_tables import GPU_TABLES
-from mmaccel.evaluation.routes_table import grid, routes_tables
+from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables
 from mmaccel.results import EXACT_DTYPE, promise_in
 
 Report = dict[str, Any]

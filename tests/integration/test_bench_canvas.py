@@ -90,7 +90,7 @@ def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
 def test_what_was_measured_before_an_interrupt_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmaccel.evaluation import canvas_toys
+    from mmaccel.evaluation.exactness import canvas_enumeration as canvas_toys
 
     law, calls = canvas_toys.induced_law, [0]
 

@@ -16,9 +16,9 @@ from mmaccel import Jacobi
 from mmaccel.catalog import POLICIES, Entry
 from mmaccel.cli import main
 from mmaccel.demo.scenes_data import make_scenes
-from mmaccel.evaluation.features import extract_all, open_extractor
-from mmaccel.evaluation.frechet import frechet_of
-from mmaccel.evaluation.kid import squared_mmd
+from mmaccel.evaluation.quality.features import extract_all, open_extractor
+from mmaccel.evaluation.quality.frechet import frechet_of
+from mmaccel.evaluation.quality.kid import squared_mmd
 from mmaccel.results import Generation
 from tests.house.source import ROOT
 from tests.tiny_model import CAPTIONS, N_TOKENS

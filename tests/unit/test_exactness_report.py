@@ -20,11 +20,10 @@ from mmaccel import (
     Stepwise,
     TextToImage,
 )
-from mmaccel.evaluation.exactness_report import Plan, check_all
-from mmaccel.evaluation.forced_scores import explain_parting, forced_scores
-from mmaccel.evaluation.identity import Check
-from mmaccel.evaluation.law_checks import check_features, check_law
-from mmaccel.evaluation.toy_language import ToyLanguage
+from mmaccel.evaluation.exactness.distribution_checks import check_features, check_law
+from mmaccel.evaluation.exactness.identity import Check, explain_parting, forced_scores
+from mmaccel.evaluation.exactness.reference_models import ToyLanguage
+from mmaccel.evaluation.exactness.report import Plan, check_all
 from mmaccel.results import Generation
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
@@ -117,7 +116,7 @@ def test_one_wrong_row_of_many_is_seen_and_rounding_is_that_of_the_dtype(
         dtypes.append(arguments[-1])
         return explain_parting(*arguments)
 
-    monkeypatch.setattr("mmaccel.evaluation.identity.explain_parting", explain)
+    monkeypatch.setattr("mmaccel.evaluation.exactness.identity.explain_parting", explain)
     checks = check_all(replace(plan_of(pipe, Rare()), dtype="float16"))
     found = outcomes(checks)
     assert found["same seeds"] == (True, False) == found["greedy"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.evaluation import identity
-from mmaccel.evaluation.forced_scores import Parting
+from mmaccel.evaluation.exactness import identity
+from mmaccel.evaluation.exactness.identity import Parting
 from mmaccel.pipelines.pictures import Pictures
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters

@@ -17,8 +17,8 @@ from mmaccel.demo.scenes_features import (
 from mmaccel.demo.scenes_layout import Scene, SceneObject
 from mmaccel.demo.train_features import _mirror, measure_loss, train_features
 from mmaccel.errors import ShapeError
-from mmaccel.evaluation.frechet import frechet_of
-from mmaccel.evaluation.kid import squared_mmd
+from mmaccel.evaluation.quality.frechet import frechet_of
+from mmaccel.evaluation.quality.kid import squared_mmd
 
 
 def thing(colour: str, shape: str, size: str, x: float, y: float) -> SceneObject:
