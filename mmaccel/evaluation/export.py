@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.evaluation.quality.image_folder import CLIPS, PICTURES, Item, open_picture, read_lines
+from mmaccel.evaluation.quality.image_folder import CLIPS, IMAGES, Item, open_image, read_lines
 
 _SHOWN = 20  # prompts named in an error
 _JPEG = 95  # quality of the images of hpsv2, whose code asks for .jpg
@@ -65,7 +65,7 @@ class Suite:
     read: Callable[[Path], list[Prompt]]
     plan: Callable[[Prompt, Sequence[Item]], list[tuple[str, Any]]]
     check: Callable[[Prompt, Sequence[Item]], None] = lambda prompt, items: None
-    kinds: tuple[str, ...] = PICTURES
+    kinds: tuple[str, ...] = IMAGES
     prompts: str = "a file"
 
 
@@ -117,7 +117,7 @@ def match_items(
 
     Args:
         prompts: P of them; one that occurs twice takes the next files.
-        items: files with captions.
+        items: files with prompts.
         per_prompt: files each prompt is to have.
 
     Raises:
@@ -210,7 +210,7 @@ def plan_files(
         matched: the items of each.
 
     Raises:
-        OptionError: a prompt that cannot be a file's name, or a number of pictures that makes no
+        OptionError: a prompt that cannot be a file's name, or a number of images that makes no
             grid.
     """
     plan: dict[str, Callable[[Path], object]] = {}
@@ -261,16 +261,16 @@ def link(source: Path) -> Callable[[Path], object]:
 
 
 def make_grid(items: Sequence[Item]) -> Callable[[Path], object]:
-    """Writes 1 or 4 pictures of one size as a grid, in rows.
+    """Writes 1 or 4 images of one size as a grid, in rows.
 
     Raises:
-        ShapeError: when it is written, pictures of unlike sizes.
+        ShapeError: when it is written, images of unlike sizes.
     """
 
     def make(path: Path) -> None:
         from PIL import Image
 
-        pictures = [open_picture(item.file).convert("RGB") for item in items]
+        pictures = [open_image(item.file).convert("RGB") for item in items]
         sizes = {picture.size for picture in pictures}
         if len(sizes) > 1:
             raise ShapeError(
@@ -314,16 +314,16 @@ def _plan_partiprompts(prompt: Prompt, items: Sequence[Item]) -> list[tuple[str,
 
 def _png(source: Path) -> Callable[[Path], object]:
     if source.suffix.lower() == ".png":
-        open_picture(source).close()  # a broken one is refused before anything is written
+        open_image(source).close()  # a broken one is refused before anything is written
         return link(source)
-    return lambda path: open_picture(source).convert("RGB").save(path, format="PNG")
+    return lambda path: open_image(source).convert("RGB").save(path, format="PNG")
 
 
 def _jpeg(source: Path) -> Callable[[Path], object]:
     if source.suffix.lower() in (".jpg", ".jpeg"):
         return link(source)
     options: dict[str, Any] = {"format": "JPEG", "quality": _JPEG, "subsampling": 0}
-    return lambda path: open_picture(source).convert("RGB").save(path, **options)
+    return lambda path: open_image(source).convert("RGB").save(path, **options)
 
 
 def _text(text: str) -> Callable[[Path], object]:

@@ -154,10 +154,10 @@ def test_first_divergence() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ShapeError, match="law: expected .*, received .*; "):
+    with pytest.raises(ShapeError, match="distribution: expected .*, received .*; "):
         g_test(torch.tensor([1, 2]), torch.tensor([1.0]))
     for counts, law in (([1, 2], [0.5, 0.6]), ([0, 0], [0.5, 0.5])):
-        with pytest.raises(OptionError, match="law: expected .*, received .*; "):
+        with pytest.raises(OptionError, match="distribution: expected .*, received .*; "):
             g_test(torch.tensor(counts), torch.tensor(law))
     with pytest.raises(ShapeError, match="tokens: expected .*, received .*; "):
         first_divergence(torch.zeros(2, 3), torch.zeros(2, 4))

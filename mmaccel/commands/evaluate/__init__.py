@@ -1,4 +1,4 @@
-"""`mmaccel evaluate`: what pictures and words are worth, what a policy keeps, what it costs."""
+"""`mmaccel evaluate`: what images and words are worth, what a policy keeps, what it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmaccel evaluate exactness`: what a policy promises, held against what it does on a model."""
+"""`mmaccel evaluate exactness`: what a policy guarantees, compared with what it does on a model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def exactness(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
 ) -> None:
-    """Exactness report: greedy tokens, first divergence, batches, laws. Exit code 3 if a promise is
-    broken."""
+    """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
+    guarantee is broken."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
     from mmaccel.commands.evaluate.setup import pick_captions, read_captions

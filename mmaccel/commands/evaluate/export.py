@@ -22,7 +22,7 @@ def export(
         bool, typer.Option("--partial", help="leave out prompts without enough pictures")
     ] = False,
 ) -> None:
-    """Link or copy pictures into a suite's layout. Nothing is moved; missing ones are listed."""
+    """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
     from mmaccel.catalog import load
     from mmaccel.commands.run_setup import check_count, open_folder
     from mmaccel.errors import OptionError

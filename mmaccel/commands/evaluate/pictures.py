@@ -1,4 +1,4 @@
-"""`mmaccel evaluate pictures`: distances from other pictures, captions read back, CLIP score."""
+"""`mmaccel evaluate pictures`: distances from other images, prompts read back, CLIP score."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pictures(
         Path | None, typer.Option("--items", help="write a line for each picture here")
     ] = None,
 ) -> None:
-    """Fréchet distance and KID, with n and bias; scenes' captions are read back where pictures
+    """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
     from mmaccel.catalog import load
     from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines

@@ -1,4 +1,4 @@
-"""Captions and batch sizes of the `evaluate` commands."""
+"""Prompts and batch sizes of the `evaluate` commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def pick_captions(pipe: TextToImage, model: str, file: Path | None, count: int | None) -> list[str]:
-    """Captions of a run: those of a file, a caption a line, or the model's examples, repeated up to
+    """Prompts of a run: those of a file, a prompt a line, or the model's examples, repeated up to
     a number; None takes each once. `model` is its name on the command line.
 
     Raises:
-        OptionError: no text file, no captions in it, or one that the model cannot draw.
+        OptionError: no text file, no prompts in it, or one that the model cannot draw.
     """
     examples = MODELS[model].examples if model in MODELS else pipe.pictures.examples
     captions = list(examples) if file is None else read_captions(file)

@@ -46,7 +46,7 @@ class CanvasLaw:
         chance: `[N]` float64, of each path.
         joint: `[V] * L` float64, of each outcome.
         passes: `[N]` int64.
-        nats: `[N]` float64, what the ledger charged.
+        nats: `[N]` float64, what the divergence bound charged.
         sees_draws: whether the choice of slots depends on what is drawn.
         before: per pass `[N, L]` int64, the canvas; -1 where nothing is committed.
         chosen: per pass `[N, L]` bool, what it committed.
@@ -63,7 +63,7 @@ class CanvasLaw:
 
     @property
     def mean_passes(self) -> float:
-        """Passes, on average over the law."""
+        """Passes, on average over the distribution."""
         return float((self.chance * self.passes).sum())
 
 
@@ -72,14 +72,14 @@ def induced_law(policy: Any, model: Denoiser, length: int, n_tokens: int) -> Can
 
     Args:
         policy: has `open` and `decode`, as the policies of `mmaccel.samplers` do; does not revise.
-        model: its law is over ids 0..V-1.
+        model: its distribution is over ids 0..V-1.
         length: L.
         n_tokens: V; there are V ** L outcomes, and many more paths where draws are looked at.
     """
     outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
     trace = _run(policy, model, outcomes[:, None].expand(-1, length, -1))
     if trace.chooses_alike():
-        return trace.law(n_tokens, torch.ones(len(outcomes), dtype=torch.float64), False)
+        return trace.collect(n_tokens, torch.ones(len(outcomes), dtype=torch.float64), False)
     return _all_paths(policy, model, length, n_tokens)
 
 
@@ -106,7 +106,7 @@ def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> Canv
         index = torch.arange(len(group))
         draws = draws[index.new_empty(len(ways)).scatter_(0, group, index)]
         trace = _run(policy, model, draws)
-    return trace.law(n_tokens, weight, True)
+    return trace.collect(n_tokens, weight, True)
 
 
 class _Trace:
@@ -138,8 +138,8 @@ class _Trace:
                 return False
         return True
 
-    def law(self, n_tokens: int, weight: Tensor, sees_draws: bool) -> CanvasLaw:
-        """Rows as paths; their chances are given, or the product of what they committed."""
+    def collect(self, n_tokens: int, weight: Tensor, sees_draws: bool) -> CanvasLaw:
+        """Rows as paths; their probabilities are given, or the product of what they committed."""
         chance = weight
         if not sees_draws:
             for chances, chosen in zip(self.chances, self.chosen, strict=True):
@@ -163,7 +163,9 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
     def prescribe(seen: Evidence) -> Evidence:
         canvas = run.canvas
         drawn = draws[:, min(len(trace.before), draws.shape[1] - 1)].gather(1, seen.slots)
-        chances = watched.laws(seen, run.live).gather(-1, drawn[..., None])[..., 0]  # [N, Q]
+        chances = watched.distributions(seen, run.live).gather(-1, drawn[..., None])[
+            ..., 0
+        ]  # [N, Q]
         trace.before.append(torch.where(canvas.is_committed, canvas.tokens, -1))
         trace.asked.append(canvas.spread(seen.slots, seen.is_open, False) & canvas.active())
         wide = torch.ones(n, length, dtype=torch.float64)
@@ -178,7 +180,7 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
 
 
 class _Watched:
-    """A model whose last logits can be asked for in float64, uniform where they are no law."""
+    """A model whose last logits can be asked for in float64, uniform where they are NaN."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._logits = model, torch.zeros(0)
@@ -192,7 +194,7 @@ class _Watched:
         self._logits = torch.where(is_none.all(-1, keepdim=True), 0.0, logits)
         return self._logits
 
-    def laws(self, seen: Evidence, live: Tensor | None) -> Tensor:
+    def distributions(self, seen: Evidence, live: Tensor | None) -> Tensor:
         """`[N, Q, V]` float64, what evidence says; to the last digit in the rows of this pass."""
         told = seen.law.double().softmax(-1)
         scores = self._logits.double()
@@ -204,9 +206,9 @@ class _Watched:
 
 
 def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A dict per policy: total variation between its law and the joint, passes and nats, means over
-    the joints of `families`; policies that revise, that cannot run over a model that keeps
-    nothing, or that wait for an end token, which no joint has, have no row.
+    """A dict per policy: total variation between its distribution and the joint, passes and nats,
+    means over the joints of `families`. There is none for policies that revise, that cannot run
+    over a model without a cache, or that wait for an end token, which no joint has.
 
     Args:
         policies: label to policy.
@@ -218,10 +220,10 @@ def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             name: (induced_law(policy, OracleDenoiser(joint), _LENGTH, _TOKENS), joint)
             for name, joint in families(_LENGTH, _TOKENS).items()
         }
-        apart = {name: total_variation(law.joint, joint) for name, (law, joint) in found.items()}
+        apart = {name: total_variation(own.joint, joint) for name, (own, joint) in found.items()}
         n = len(found)
-        passes = sum(law.mean_passes for law, _ in found.values()) / n
-        nats = sum(float((law.chance * law.nats).sum()) for law, _ in found.values()) / n
+        passes = sum(own.mean_passes for own, _ in found.values()) / n
+        nats = sum(float((own.chance * own.nats).sum()) for own, _ in found.values()) / n
         yield {
             "model": "six joints of 4 slots, exact",
             "policy": label,
@@ -244,7 +246,7 @@ def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def can_enumerate(policy: Any) -> bool:
-    """Whether a policy's law on a model without a store can be gone through."""
+    """Whether a policy's distribution on a model without a cache can be enumerated."""
     revises = type(policy).__name__ in ("RevisedParallel", "LosslessUnmask")
     has_noise = bool(getattr(policy, "choice", 0.0))
     ends = getattr(policy, "end_threshold", None) is not None or getattr(

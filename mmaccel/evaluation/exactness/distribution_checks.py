@@ -17,7 +17,11 @@ from mmaccel.evaluation.exactness.canvas_enumeration import can_enumerate, induc
 from mmaccel.evaluation.exactness.g_test import power, total_variation
 from mmaccel.evaluation.exactness.identity import Check
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families, sample_law
+from mmaccel.evaluation.exactness.reference_models import (
+    OracleDenoiser,
+    families,
+    sample_distribution,
+)
 from mmaccel.evaluation.quality.frechet import Array
 
 LEVEL = 1e-4  # of the G-test; wrong once in 10 000 reports of right samplers
@@ -26,8 +30,8 @@ _VISIBLE = 0.03  # total variation whose power is stated
 _NAME, _FEATURES = "law of an enumerable model", "features of pictures"
 
 
-def check_law(policy: Any, kind: str, samples: int) -> list[Check]:
-    """The law of whole sequences; no check for canvas policies that cannot be enumerated.
+def check_distribution(policy: Any, kind: str, samples: int) -> list[Check]:
+    """The distribution of whole sequences; no check for canvas policies that cannot be enumerated.
 
     Args:
         policy: an instance.
@@ -45,7 +49,7 @@ def check_law(policy: Any, kind: str, samples: int) -> list[Check]:
         worst = max(apart.values())
         said = f"total variation {worst:.2g} at worst, over six joints of 4 slots, no sampling"
         return [Check(_NAME, promised, worst < 1e-6, said, {"total_variation": apart})]
-    test = sample_law(policy, samples)
+    test = sample_distribution(policy, samples)
     sees = power(_VISIBLE, samples, test.degrees, LEVEL)
     said = (
         f"G-test p = {test.p_value:.3g} ({test.degrees} degrees, {samples} sequences); a total "
@@ -57,13 +61,13 @@ def check_law(policy: Any, kind: str, samples: int) -> list[Check]:
 
 
 def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
-    """Features of pictures of the same captions, and of seeds that have nothing in common.
+    """Features of images of the same prompts, and of seeds that have nothing in common.
 
     Args:
         policy: made the second.
-        first: `[N, D]`, of the plain loop's pictures.
+        first: `[N, D]`, of the plain loop's images.
         second: `[N, D]`.
-        captions: N of them; labels are permuted within a caption alone.
+        captions: N of them; labels are permuted within a prompt alone.
     """
     numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
     own = [numbers[caption] for caption in captions]
@@ -72,7 +76,7 @@ def check_features(policy: Any, first: Array, second: Array, captions: Sequence[
         f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} pictures of "
         f"{len(numbers)} captions); "
     )
-    if test.least > MMD_LEVEL:  # holds whatever the pictures are: no promise is held to that
+    if test.least > MMD_LEVEL:  # holds whatever the images are: no guarantee is held to that
         said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more pictures"
         return Check(_FEATURES, False, True, said, {**asdict(test), "power": None})
     sees = measure_power(first, len(first), len(second), groups=(own, own), level=MMD_LEVEL)

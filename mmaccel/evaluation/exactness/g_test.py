@@ -1,4 +1,4 @@
-"""Is a sampler exact? Equality where it promises bits, a G-test where it promises a distribution.
+"""Is a sampler exact? Equality for guarantees of bits, a G-test for those of a distribution.
 
 The distribution of whole sequences comes from a language small enough to enumerate. A test that
 rejects nothing proves nothing, so `power` states how likely a deviation was to be seen.
@@ -34,11 +34,11 @@ class GTest:
     Attributes:
         statistic: G = 2 sum O ln(O / E); infinite if something impossible was seen.
         degrees: cells left after pooling, less one.
-        p_value: chance of so large a G / correction under the law.
+        p_value: probability of so large a G / correction under the distribution.
         n_samples: N.
-        total_variation: distance between counts / N and the law, over the unpooled cells.
-        floor: its expectation if the law is right.
-        correction: by which the statistic is divided before it is held against chi-square.
+        total_variation: distance between counts / N and the distribution, over the unpooled cells.
+        floor: its expectation if the distribution is right.
+        correction: by which the statistic is divided before it is compared with chi-square.
     """
 
     statistic: float
@@ -66,14 +66,14 @@ def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
     return torch.bincount(code, minlength=vocab_size ** tokens.shape[1])
 
 
-def g_test(counts: Tensor, law: Tensor, smallest: float = 5.0) -> GTest:
-    """Hold counts against a law (Sokal and Rohlf, chapter 17).
+def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest:
+    """Compare counts with a distribution (Sokal and Rohlf, chapter 17).
 
     Cells are taken from the least likely on and pooled until a pool expects `smallest` counts.
 
     Args:
         counts: `[K]` int64.
-        law: `[K]` float, summing to 1.
+        distribution: `[K]` float, summing to 1.
         smallest: expected counts below which a cell is pooled.
 
     Returns:
@@ -81,27 +81,28 @@ def g_test(counts: Tensor, law: Tensor, smallest: float = 5.0) -> GTest:
 
     Raises:
         ShapeError: if the two do not match.
-        OptionError: if the law does not sum to 1 or there is nothing to count.
+        OptionError: if the distribution does not sum to 1 or there is nothing to count.
     """
-    if counts.ndim != 1 or counts.shape != law.shape:
+    if counts.ndim != 1 or counts.shape != distribution.shape:
         raise ShapeError(
-            f"law: expected one probability per cell, [K] and [K], received {list(counts.shape)} "
-            f"and {list(law.shape)}; flatten both in the same order"
+            f"distribution: expected one probability per cell, [K] and [K], received "
+            f"{list(counts.shape)} and {list(distribution.shape)}; flatten both in the same order"
         )
-    law, n = law.double(), int(counts.sum())
-    if n < 1 or abs(float(law.sum()) - 1) > 1e-6:
+    distribution, n = distribution.double(), int(counts.sum())
+    total = float(distribution.sum())
+    if n < 1 or abs(total - 1) > 1e-6:
         raise OptionError(
-            f"law: expected a sum of 1 and at least one count, received {float(law.sum()):.6f} and "
+            f"distribution: expected a sum of 1 and at least one count, received {total:.6f} and "
             f"{n}; enumerate every cell"
         )
-    distance, floor = total_variation(counts / n, law), sampling_floor(law, n)
-    if bool((counts[law <= 0] > 0).any()):
-        return GTest(math.inf, int((law > 0).sum()) - 1, 0.0, n, distance, floor)
-    law = law / law.sum()
-    pool = pool_cells(law * n, smallest)
+    distance, floor = total_variation(counts / n, distribution), sampling_floor(distribution, n)
+    if bool((counts[distribution <= 0] > 0).any()):
+        return GTest(math.inf, int((distribution > 0).sum()) - 1, 0.0, n, distance, floor)
+    distribution = distribution / total  # scipy compares the sums to 8 digits
+    pool = pool_cells(distribution * n, smallest)
     n_pools = int(pool.max()) + 1
     observed = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, counts.double())
-    expected = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, law * n)
+    expected = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, distribution * n)
     found = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
     statistic = max(0.0, float(found.statistic))
     correction = williams_correction(expected / n, n)
@@ -109,18 +110,18 @@ def g_test(counts: Tensor, law: Tensor, smallest: float = 5.0) -> GTest:
     return GTest(statistic, n_pools - 1, p_value, n, distance, floor, correction)
 
 
-def williams_correction(law: Tensor, n_samples: int) -> float:
-    """What G is larger by, on average, than the chi-square it is held against (Williams, 1976).
+def williams_correction(distribution: Tensor, n_samples: int) -> float:
+    """What G is larger by, on average, than the chi-square it is compared with (Williams, 1976).
 
     Args:
-        law: `[K]` float, of the pools; none 0.
+        distribution: `[K]` float, of the pools; none 0.
         n_samples: N.
 
     Returns:
         1 + (sum 1 / p - 1) / (6 N (K - 1)); 1 of a single pool.
     """
-    degrees = len(law) - 1
-    return 1 + (float((1 / law).sum()) - 1) / (6 * n_samples * degrees) if degrees else 1.0
+    degrees = len(distribution) - 1
+    return 1 + (float((1 / distribution).sum()) - 1) / (6 * n_samples * degrees) if degrees else 1.0
 
 
 def combine(tests: Sequence[GTest]) -> GTest:
@@ -162,21 +163,21 @@ def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
 
 
 def total_variation(first: Tensor, second: Tensor) -> float:
-    """Half the sum of absolute differences of two laws of the same shape, in 0..1."""
+    """Half the sum of absolute differences of two distributions of the same shape, in 0..1."""
     return float((first.double() - second.double()).abs().sum() / 2)
 
 
-def sampling_floor(law: Tensor, n_samples: int) -> float:
-    """Expected total variation between a law and N samples of it: what noise alone gives.
+def sampling_floor(distribution: Tensor, n_samples: int) -> float:
+    """Expected total variation between a distribution and N samples of it: what noise alone gives.
 
     Sum of binomial mean deviations, by De Moivre's closed form (P. Diaconis, S. Zabell, "Closed
     Form Summation for Classical Distributions", Statistical Science 1991, section 1).
 
     Args:
-        law: `[K]` float.
+        distribution: `[K]` float.
         n_samples: N.
     """
-    p = law.double().clamp(0, 1)
+    p = distribution.double().clamp(0, 1)
     p = p[(p > 0) & (p < 1)]
     n = float(n_samples)
     k = (n * p).floor() + 1  # E|X - np| = 2 k (1 - p) P(X = k)
@@ -207,13 +208,13 @@ def first_divergence(first: Tensor, second: Tensor) -> Tensor:
 
 
 def power(total_variation: float, n_samples: int, degrees: int, level: float) -> float:
-    """Least chance to reject any law at this total variation from the tested one.
+    """Least probability to reject any distribution at this total variation from the tested one.
 
     The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz), whatever
     p' is, so this is a bound for every bug of that size (that size counted over the pooled cells).
 
     Args:
-        total_variation: of the wrong law from the right one, in 0..1.
+        total_variation: of the wrong distribution from the right one, in 0..1.
         n_samples: N.
         degrees: of the test.
         level: p-value below which the test rejects.

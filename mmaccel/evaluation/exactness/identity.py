@@ -30,11 +30,11 @@ _REACH = 4  # a gap of so many times the largest difference seen still counts as
 
 @dataclass(frozen=True)
 class Check:
-    """One promise, or what stands beside it.
+    """One guarantee, or what stands next to it.
 
     Attributes:
         name: of the check.
-        promised: whether the policy promises that it holds.
+        promised: whether the policy guarantees that it holds.
         holds: whether it does.
         said: in words.
         figures: what was measured, ready for JSON.
@@ -48,7 +48,7 @@ class Check:
 
     @property
     def is_broken(self) -> bool:
-        """A promise that does not hold."""
+        """A guarantee that does not hold."""
         return self.promised and not self.holds
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,20 +68,20 @@ def compare_rows(
     width: int | None,
     dtype: str = EXACT_DTYPE,
 ) -> Check:
-    """Tokens of two runs of the same captions and seeds.
+    """Tokens of two runs of the same prompts and seeds.
 
-    A row that diverges where rounding explains it (`explain_parting`) keeps the guarantee; on a
+    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee; on a
     canvas, where there is no next slot, nothing explains one.
 
     Args:
         name: of the check.
         pipe: a `TextToImage`.
-        plain: what the other run is held against.
+        plain: what the other run is compared with.
         made: the other run.
         seeds: one per row, as the runs had them.
         filters: of both runs.
         promised: whether the tokens have to be the same.
-        width: of a window's pass, to measure rounding with; None leaves partings unexplained, as
+        width: of a window's pass, to measure rounding with; None leaves divergences unexplained, as
             where the draws of a run do not come from the plain loop's noise.
         dtype: that the model computes in.
     """
@@ -95,7 +95,7 @@ def compare_rows(
         assert width is not None
         noise = Noise.from_seed([seeds[row]], 1, pipe.model.device)
         slot, caption = int(parts[row]), plain.prompts[row]
-        parting = explain_parting(
+        parting = explain_divergence(
             pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), filters, noise,
             min(width, length), getattr(torch, dtype),
         )  # fmt: skip
@@ -143,16 +143,16 @@ def cut_rows(made: Pictures, count: int) -> Pictures:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """Where a row parts from the plain loop, and why it may.
 
     Attributes:
         slot: index of the first other token.
-        gap: by which the other token was behind the best there, in the units of the scores (noise
+        gap: by which the other token was below the best there, in the units of the scores (noise
             included); None where the filters rule it out.
         rounding: largest difference of a score between passes of one token and of a window.
         limit: above which such a difference is no rounding: half of the digits.
-        is_rounding: whether rounding explains the parting.
+        is_rounding: whether rounding explains the divergence.
     """
 
     slot: int
@@ -162,10 +162,10 @@ class Parting:
     is_rounding: bool
 
 
-def explain_parting(
+def explain_divergence(
     pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, filters: Filters, noise: Noise,
     width: int, dtype: torch.dtype = torch.float32,
-) -> Parting:  # fmt: skip
+) -> Divergence:  # fmt: skip
     """Look at the slot where a run parted from the plain loop.
 
     Args:
@@ -189,19 +189,19 @@ def explain_parting(
     behind = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
     gap = next((own for own in behind if math.isfinite(own)), None)  # cut by one of them alone
     is_rounding = gap is not None and rounding <= limit and gap <= _REACH * rounding
-    return Parting(slot, gap, rounding, limit, is_rounding)
+    return Divergence(slot, gap, rounding, limit, is_rounding)
 
 
 @torch.no_grad()
 def forced_scores(
     pipe: Any, caption: str, tokens: Tensor, filters: Filters, noise: Noise, width: int
 ) -> Tensor:
-    """Scores plus frozen noise at every slot of given tokens, the last of which is not fed.
+    """Scores plus frozen noise at every slot of given tokens, the last of which is not processed.
 
     Args:
-        pipe, caption, filters, noise: as in `explain_parting`.
+        pipe, caption, filters, noise: as in `explain_divergence`.
         tokens: `[L]` int64.
-        width: tokens fed in one pass.
+        width: tokens forwarded in one pass.
 
     Returns:
         `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where

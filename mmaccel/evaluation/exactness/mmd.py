@@ -61,7 +61,7 @@ def permutation_test(
     permutations: int = 999,
     seed: int = 0,
 ) -> PermutationTest:
-    """Test whether two sets have one law.
+    """Test whether two sets have one distribution.
 
     Args:
         first: `[N, D]`, at least 2 items, independent of each other and of `second`.
@@ -204,7 +204,7 @@ def measure_power(
     their first principal direction. Shifts are tried in rising order up to one that is seen.
 
     Args:
-        features: `[K, D]`, the law of the trials.
+        features: `[K, D]`, the distribution of the trials.
         n_first, n_second: items of a trial's sets.
         groups: within which labels are permuted, as in `permutation_test`.
         level: p-value at which the test rejects.

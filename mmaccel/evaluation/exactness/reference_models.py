@@ -27,7 +27,7 @@ _PROMPT = (1, 2)
 
 
 class OracleDenoiser:
-    """A joint law over L slots of V tokens; id V is the mask token.
+    """A joint distribution over L slots of V tokens; id V is the mask token.
 
     Args:
         joint: `[V] * L`, non-negative, float64.
@@ -46,7 +46,7 @@ class OracleDenoiser:
 
     @property
     def device(self) -> torch.device:
-        """The processor."""
+        """The CPU."""
         return torch.device("cpu")
 
     def reserve(self, rows: int, places: int) -> None:
@@ -67,20 +67,20 @@ class OracleDenoiser:
 
 
 def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Tensor]:
-    """Joint laws `[V] * L`, float64, of six kinds: slots that know nothing of each other, a chain,
-    noisy copies, permutations, one slot changed, and a few templates (after W. Kang et al.,
+    """Joint distributions `[V] * L`, float64, of six kinds: slots that know nothing of each other, a
+    chain, noisy copies, permutations, one slot changed, and a few templates (after W. Kang et al.,
     "ParallelBench", 2025, arXiv 2510.04767).
     """
     rng = torch.Generator().manual_seed(seed)
 
-    def law(*shape: int, sharp: float = 1.5) -> Tensor:
+    def draw(*shape: int, sharp: float = 1.5) -> Tensor:
         return (sharp * torch.randn(*shape, generator=rng, dtype=torch.float64)).softmax(-1)
 
     table = list(product(range(n_tokens), repeat=length))
     shape = (n_tokens,) * length
-    single = law(length, n_tokens)
+    single = draw(length, n_tokens)
     independent = _exactly([_prod(single[i, x] for i, x in enumerate(row)) for row in table])
-    first, step = law(n_tokens), law(n_tokens, n_tokens)
+    first, step = draw(n_tokens), draw(n_tokens, n_tokens)
     markov = _exactly(
         [first[r[0]] * _prod(step[a, b] for a, b in zip(r, r[1:], strict=False)) for r in table]
     )
@@ -104,7 +104,7 @@ def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Ten
     templates = _exactly(
         [0.01 / len(table) + (0.33 if k in picks else 0) for k in range(len(table))]
     )
-    laws = {
+    joints = {
         "independent": independent,
         "markov": markov,
         "copy pairs": copies,
@@ -112,7 +112,7 @@ def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Ten
         "replace one": replace,
         "templates": templates,
     }
-    return {name: value.double().view(shape) / value.sum() for name, value in laws.items()}
+    return {name: value.double().view(shape) / value.sum() for name, value in joints.items()}
 
 
 def _exactly(values: list[Any]) -> Tensor:
@@ -171,8 +171,8 @@ class ToyLanguage:
         self._memory.scatter_(1, places, tokens)
         return places
 
-    def law(self) -> Tensor:
-        """Probability of each sequence of 5 tokens behind the prompt, `[243]` float64, in the order
+    def distribution(self) -> Tensor:
+        """Probability of each sequence of 5 tokens after the prompt, `[243]` float64, in the order
         of `itertools.product`.
         """
         chances = []
@@ -186,8 +186,8 @@ class ToyLanguage:
         return torch.tensor(chances, dtype=torch.float64)
 
 
-def sample_law(policy: Any, samples: int, seed: int = 0) -> GTest:
-    """Sample the language under a policy and hold the counts against its law.
+def sample_distribution(policy: Any, samples: int, seed: int = 0) -> GTest:
+    """Sample the language under a policy and compare the counts with its distribution.
 
     Args:
         policy: one that decodes a window.
@@ -202,4 +202,4 @@ def sample_law(policy: Any, samples: int, seed: int = 0) -> GTest:
     made = policy.sample(
         model, prompt, LENGTH, filters=Filters(), noise=Noise.from_seed(seed, samples)
     )
-    return g_test(count_sequences(made.tokens, VOCAB), model.law())
+    return g_test(count_sequences(made.tokens, VOCAB), model.distribution())

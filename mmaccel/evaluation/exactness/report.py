@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mmaccel.canvas_contracts import kind_of
-from mmaccel.evaluation.exactness.distribution_checks import check_features, check_law
+from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
 from mmaccel.evaluation.exactness.g_test import import_stats
 from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
 from mmaccel.evaluation.quality.features import Extract, extract_all
@@ -34,14 +34,14 @@ class Plan:
     Attributes:
         pipe: a `TextToImage`.
         policy: to be reported on.
-        plain: what it is held against.
+        plain: what it is compared with.
         captions: B of them.
-        seed: of the first; caption k has seed + k.
+        seed: of the first; prompt k has seed + k.
         filters: of the sampled checks.
         batch_size: rows decoded together.
         dtype: of the generator, as on the command line.
         samples: sequences of the enumerable language; 0 leaves the test out.
-        extract: features of pictures; None leaves the permutation test out.
+        extract: features of images; None leaves the permutation test out.
     """
 
     pipe: Any
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def seeds(self) -> list[int]:
-        """One per caption, of 64 bits."""
+        """One per prompt, of 64 bits."""
         return [(self.seed + k) % 2**64 for k in range(len(self.captions))]
 
     @property
@@ -68,14 +68,14 @@ class Plan:
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether tokens of the same seeds are promised to be the same; on a canvas in float32
+        """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
         alone, as nothing can tell rounding from another mistake there.
         """
         can_tell = self.dtype == EXACT_DTYPE or kind_of(self.pipe.model) == "window"
         return self.policy.exactness == "bitwise" and can_tell
 
     def run(self, policy: Any, filters: Filters, batch_size: int, shift: int = 0) -> Pictures:
-        """All captions under a policy."""
+        """All prompts under a policy."""
         from mmaccel.pipelines.pictures import join
 
         seeds = [(seed + shift) % 2**64 for seed in self.seeds]
@@ -91,7 +91,7 @@ def check_all(plan: Plan) -> list[Check]:
     Raises:
         MissingBackendError: the G-test is wanted, and scipy is not installed.
 
-    Cost: four runs of all captions by the policy and three by the plain loop, and the tests.
+    Cost: four runs of all prompts by the policy and three by the plain loop, and the tests.
     """
     kind = kind_of(plan.pipe.model)
     if plan.samples and kind == "window":
@@ -109,7 +109,7 @@ def check_all(plan: Plan) -> list[Check]:
     )  # fmt: skip
     checks += _batches(plan, plain, made)
     if plan.samples:
-        checks += check_law(plan.policy, kind, plan.samples)
+        checks += check_distribution(plan.policy, kind, plan.samples)
     if plan.extract is not None and plan.filters.temperature > 0:
         checks.append(_features(plan, plain))
     return checks
@@ -118,7 +118,7 @@ def check_all(plan: Plan) -> list[Check]:
 def _greedy(plan: Plan, greedy: Filters) -> Check:
     plain = plan.run(plan.plain, greedy, plan.batch_size)
     made = plan.run(plan.policy, greedy, plan.batch_size)
-    # at temperature 0 a law is one sequence, so that keeping the law is keeping the tokens
+    # at temperature 0 a distribution is one sequence: who keeps the one keeps the other
     promised = plan.keeps_tokens or plan.policy.exactness == "distribution"
     return compare_rows(
         "greedy", plan.pipe, plain, made, plan.seeds, greedy,
@@ -151,7 +151,7 @@ def _batches(plan: Plan, plain: Pictures, made: Pictures) -> list[Check]:
 
 
 def _features(plan: Plan, plain: Pictures) -> Check:
-    """Pictures of other seeds, so that the two samples are independent, caption by caption."""
+    """Images of other seeds, so that the two samples are independent, prompt by prompt."""
     assert plan.extract is not None
     other = plan.run(plan.policy, plan.filters, plan.batch_size, shift=_FAR)
     first, second = (

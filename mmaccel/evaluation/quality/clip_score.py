@@ -1,10 +1,10 @@
-"""How well pictures fit their captions, by an embedding of both: CLIP score.
+"""How well images fit their prompts, by an embedding of both: CLIP score.
 
 J. Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021,
 arXiv 2104.08718: the cosine of the two embeddings, not below 0, times a constant.
 
 Departures: the constant is 100, which text-to-image papers and torchmetrics use, and not 2.5; the
-embeddings come from a callable, so that any model of pictures and texts will do. Values of two
+embeddings come from a callable, so that any model of images and texts will do. Values of two
 callables cannot be compared.
 """
 
@@ -22,7 +22,7 @@ from torch.nn.functional import cosine_similarity
 from mmaccel.errors import NumericsError, ShapeError
 
 Embed = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
-"""Pictures `[B, 3, H, W]` uint8 and B texts to two embeddings `[B, D]`."""
+"""Images `[B, 3, H, W]` uint8 and B texts to two embeddings `[B, D]`."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class ClipScore:
 
     Attributes:
         mean: in 0..100.
-        half_width: of the 95 % interval of the mean (normal approximation); NaN for one picture.
-        scores: `[N]` float64, of each picture.
+        half_width: of the 95 % interval of the mean (normal approximation); NaN for one image.
+        scores: `[N]` float64, of each image.
     """
 
     mean: float
@@ -43,7 +43,7 @@ class ClipScore:
 def score_captions(
     pictures: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
 ) -> ClipScore:
-    """Score pictures against their captions.
+    """Score images against their prompts.
 
     Args:
         pictures: N of `[3, H, W]` uint8; those of one batch of one size.
@@ -52,7 +52,7 @@ def score_captions(
         batch_size: B, at most.
 
     Raises:
-        ShapeError: not N captions, or embeddings that are not two of `[B, D]`.
+        ShapeError: not N prompts, or embeddings that are not two of `[B, D]`.
         NumericsError: an embedding that is not finite or is 0.
     """
     if not pictures or len(pictures) != len(captions):
@@ -68,10 +68,10 @@ def score_captions(
 
 @torch.no_grad()
 def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> ClipScore:
-    """Score pictures batch by batch, so that no more than one batch is held at a time.
+    """Score images batch by batch, so that no more than one batch is held at a time.
 
     Args:
-        batches: at least one, of pictures `[B, 3, H, W]` uint8 and B texts.
+        batches: at least one, of images `[B, 3, H, W]` uint8 and B texts.
         embed: see `Embed`.
 
     Raises:

@@ -34,7 +34,7 @@ from mmaccel.evaluation.quality.frechet import Array, check_features
 
 _PACKAGE, _MODULE = "torch_fidelity", "torch_fidelity.feature_extractor_inceptionv3"
 Extract = Callable[[Tensor], Tensor]
-"""Pictures `[B, 3, H, W]` uint8 to features `[B, D]`."""
+"""Images `[B, 3, H, W]` uint8 to features `[B, D]`."""
 
 
 def open_extractor(name: str, weights: Path | None = None) -> Extract:
@@ -90,10 +90,10 @@ def load_callable(name: str, option: str, wanted: str = "module:function") -> Ca
 
 
 def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
-    """Features `[N, D]` float64 of all pictures.
+    """Features `[N, D]` float64 of all images.
 
     Args:
-        batches: pictures `[B, 3, H, W]` uint8.
+        batches: images `[B, 3, H, W]` uint8.
         extract: see `Extract`.
 
     Raises:
@@ -119,7 +119,7 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
 
 
 def _to_array(made: Any) -> Array:
-    """What an extractor returned as float64 on the processor.
+    """What an extractor returned as float64 on the CPU.
 
     Raises:
         ShapeError: no tensor, and nothing of which one can be made.
@@ -136,7 +136,7 @@ def _to_array(made: Any) -> Array:
 
 
 def open_inception(weights: Path) -> Callable[[Tensor], Tensor]:
-    """Pictures `[B, 3, H, W]` uint8 to features `[B, 2048]` float32.
+    """Images `[B, 3, H, W]` uint8 to features `[B, 2048]` float32.
 
     Args:
         weights: a file of torch-fidelity's, a plain state dict.

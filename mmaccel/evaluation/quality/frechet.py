@@ -1,9 +1,10 @@
 """Fréchet distance of two sets of features: FID, FVD and FAD, which differ in the features alone.
 
 M. Heusel et al., "GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash
-Equilibrium", 2017, arXiv 1706.08500, section 4 (pictures); T. Unterthiner et al., 2018, arXiv
+Equilibrium", 2017, arXiv 1706.08500, section 4 (images); T. Unterthiner et al., 2018, arXiv
 1812.01717 (video); K. Kilgour et al., 2018, arXiv 1812.08466 (audio). Both sets are described by
-mean and covariance; the squared 2-Wasserstein distance of the two normal laws is the result.
+mean and covariance; the result is the squared 2-Wasserstein distance of the two normal
+distributions.
 
 Departures: the trace of the root of S1 S2 is the sum of the singular values of S1^(1/2) S2^(1/2),
 with roots of symmetric matrices, where the original takes a root of a product that is not
@@ -56,7 +57,7 @@ class Frechet:
     """A distance and what it rests on.
 
     Attributes:
-        distance: squared 2-Wasserstein distance of the two normal laws.
+        distance: squared 2-Wasserstein distance of the two normal distributions.
         n_first, n_second: items.
         width: D.
         bias: what the number of items does to it, in words.

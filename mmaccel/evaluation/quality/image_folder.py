@@ -21,7 +21,7 @@ from torch import Tensor
 from mmaccel.errors import OptionError, ShapeError
 
 LIST = "prompts.jsonl"
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CLIPS = (".mp4", ".gif", ".webm", ".mov")
 
 
@@ -31,7 +31,7 @@ class Item:
 
     Attributes:
         file: where it is.
-        prompt: its caption, or None where nothing says it.
+        prompt: its prompt, or None where nothing says it.
         seed: what it was made with, or None.
         facts: all that it carries.
     """
@@ -42,7 +42,7 @@ class Item:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def list_items(folder: Path, kinds: Sequence[str] = PICTURES) -> list[Item]:
+def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
     """The files of a folder that count, by name.
 
     Args:
@@ -50,7 +50,7 @@ def list_items(folder: Path, kinds: Sequence[str] = PICTURES) -> list[Item]:
         kinds: suffixes in lower case.
 
     Raises:
-        OptionError: no such folder, none of these files in it, a file that is no picture, or a
+        OptionError: no such folder, none of these files in it, a file that is no image, or a
             `prompts.jsonl` that cannot be read or names a file that is not there.
     """
     if not folder.is_dir():
@@ -77,9 +77,9 @@ def read_facts(file: Path) -> dict[str, Any]:
     """What a PNG carries of `mmaccel generate`; empty where it carries nothing.
 
     Raises:
-        OptionError: no picture.
+        OptionError: no image.
     """
-    with open_picture(file) as picture:
+    with open_image(file) as picture:
         text = getattr(picture, "text", {}).get("mmaccel")
     try:
         facts = json.loads(text) if text else {}
@@ -88,8 +88,8 @@ def read_facts(file: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def open_picture(file: Path) -> Any:
-    """A PIL picture, decoded.
+def open_image(file: Path) -> Any:
+    """A PIL image, decoded.
 
     Raises:
         OptionError: it cannot be; with the file's name.
@@ -111,17 +111,17 @@ def open_picture(file: Path) -> Any:
 
 
 def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]:
-    """Pixels of pictures in order, `[B, 3, H, W]` uint8, B at most `batch_size`.
+    """Pixels of images in order, `[B, 3, H, W]` uint8, B at most `batch_size`.
 
     Raises:
-        OptionError: a file that is no picture, or one of more than 8 bits a channel.
-        ShapeError: pictures of unlike sizes; with two of them.
+        OptionError: a file that is no image, or one of more than 8 bits a channel.
+        ShapeError: images of unlike sizes; with two of them.
     """
     first: tuple[Path, tuple[int, int]] | None = None
     for k in range(0, len(items), batch_size):
         rows = []
         for item in items[k : k + batch_size]:
-            with open_picture(item.file) as picture:
+            with open_image(item.file) as picture:
                 _check_depth(picture, item.file)
                 size, pixels = picture.size, np.asarray(picture.convert("RGB"))
             first = first or (item.file, size)
@@ -172,7 +172,7 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a text in UTF-8. Only line feeds end one: within JSON and captions, what Unicode
+    """The lines of a text in UTF-8. Only line feeds end one: within JSON and prompts, what Unicode
     takes for the end of a line may stand.
 
     Raises:
@@ -189,7 +189,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _check_line(file: Path, number: int, line: str, facts: Any) -> None:
-    """Refuse a line that is no object with texts `file`, of a file beside it, and `prompt`."""
+    """Refuse a line that is no object with texts `file`, of a file next to it, and `prompt`."""
     is_told = isinstance(facts, dict) and all(
         isinstance(facts.get(name), str) for name in ("file", "prompt")
     )

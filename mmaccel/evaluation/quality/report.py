@@ -24,8 +24,8 @@ def measure_distances(first: Array, second: Array, seed: int = 0) -> dict[str, A
     """Fréchet distance with its floor, and KID, ready for JSON.
 
     Args:
-        first: `[N, D]`, features of the pictures.
-        second: `[M, D]`, of those they are held against.
+        first: `[N, D]`, features of the images.
+        second: `[M, D]`, of those they are compared with.
         seed: of splits and subsets.
     """
     frechet = asdict(frechet_of(first, second))
@@ -35,11 +35,11 @@ def measure_distances(first: Array, second: Array, seed: int = 0) -> dict[str, A
 
 
 def check_sizes(items: Sequence[Item], others: Sequence[Item] | None, count: int | None) -> None:
-    """Refuse too few pictures for a distance, before anything is extracted.
+    """Refuse too few images for a distance, before anything is extracted.
 
     Args:
-        items: the pictures.
-        others: those they are held against; None where they will be drawn.
+        items: the images.
+        others: those they are compared with; None where they will be drawn.
         count: how many will be.
 
     Raises:
@@ -56,12 +56,12 @@ def check_sizes(items: Sequence[Item], others: Sequence[Item] | None, count: int
 def reference_pixels(
     others: Sequence[Item] | None, count: int, batch_size: int
 ) -> Iterable[torch.Tensor]:
-    """The pictures to compare with, batch by batch.
+    """The images to compare with, batch by batch.
 
     Args:
-        others: of a folder; None draws `count` pictures of scenes that no training saw.
+        others: of a folder; None draws `count` images of scenes that no training saw.
         count: see above.
-        batch_size: pictures extracted together.
+        batch_size: images extracted together.
     """
     if others is not None:
         return read_pixels(others, batch_size)
@@ -70,7 +70,7 @@ def reference_pixels(
 
 
 def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str, bool] | None]:
-    """The verdicts of the caption checker on each picture; None where its caption is no sentence of
+    """The verdicts of the prompt checker on each image; None where its prompt is no sentence of
     scenes, or it has none, or it is not of 64x64 pixels.
     """
     read_caption = load("mmaccel.demo.scenes_caption:read_caption")
@@ -107,7 +107,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 def measure_clip(items: Sequence[Item], embed: Embed, batch_size: int) -> dict[str, Any]:
-    """CLIP score of pictures that carry captions, ready for JSON.
+    """CLIP score of images that carry prompts, ready for JSON.
 
     Raises:
         OptionError: none does.
@@ -125,7 +125,7 @@ def measure_clip(items: Sequence[Item], embed: Embed, batch_size: int) -> dict[s
 
 
 def with_captions(items: Sequence[Item]) -> list[Item]:
-    """The pictures that carry captions.
+    """The images that carry prompts.
 
     Raises:
         OptionError: none does.

@@ -35,14 +35,14 @@ class Run:
 
     Attributes:
         side: "plain", "policy" or the name of a baseline.
-        batch_size: pictures it made.
+        batch_size: images it made.
         index: number of its round; below 0 to warm up, the first of all at -warm_up.
         place: in the round, from 0.
-        seconds: wall time, the device synchronised before and behind it.
+        seconds: wall time, the device synchronised before and after it.
         forward_seconds: of the model's passes; on an accelerator the time to launch them.
         sampler_seconds: of the rest of the decoding loop.
         pixel_seconds: of making pixels.
-        other_seconds: what is left: captions, prompts, PIL.
+        other_seconds: what is left: tokenizing, PIL.
         tokens: made.
         passes: forward passes that tokens were drawn from (NFE), of the batch.
         row_passes: the same, summed over rows that were unfinished.
@@ -101,7 +101,7 @@ def measure_speed(
         batch_sizes: measured one after another.
         runs: of each side at each size.
         warm_up: further runs of each side at each size, not measured.
-        seed: of the first picture.
+        seed: of the first image.
         synchronise: waits for the device.
         baselines: further sides by name; each has a `stream` as `pipe` has it.
     """
