@@ -41,7 +41,7 @@ def test_the_policy_s_pictures_are_of_seeds_that_nothing_else_has(
 
     def check(policy: Any, first: Any, second: Any, captions: Any) -> Check:
         told.append((policy, first, second, list(captions)))
-        return Check("features of pictures", True, True, "", {})
+        return Check("features of images", True, True, "", {})
 
     monkeypatch.setattr(TextToImage, "stream", look)
     monkeypatch.setattr(exactness_report, "check_features", check)

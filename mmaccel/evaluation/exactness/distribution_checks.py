@@ -27,7 +27,7 @@ from mmaccel.evaluation.quality.frechet import Array
 LEVEL = 1e-4  # of the G-test; wrong once in 10 000 reports of right samplers
 MMD_LEVEL = 0.01
 _VISIBLE = 0.03  # total variation whose power is stated
-_NAME, _FEATURES = "law of an enumerable model", "features of pictures"
+_NAME, _FEATURES = "distribution of an enumerable model", "features of images"
 
 
 def check_distribution(policy: Any, kind: str, samples: int) -> list[Check]:

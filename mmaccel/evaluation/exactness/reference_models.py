@@ -67,9 +67,9 @@ class OracleDenoiser:
 
 
 def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Tensor]:
-    """Joint distributions `[V] * L`, float64, of six kinds: slots that know nothing of each other, a
-    chain, noisy copies, permutations, one slot changed, and a few templates (after W. Kang et al.,
-    "ParallelBench", 2025, arXiv 2510.04767).
+    """Joint distributions `[V] * L`, float64, of six kinds: slots that know nothing of each other,
+    a chain, noisy copies, permutations, one slot changed, and a few templates (after W. Kang et
+    al., "ParallelBench", 2025, arXiv 2510.04767).
     """
     rng = torch.Generator().manual_seed(seed)
 
