@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 
 import pytest
 import torch
 
-from mmaccel.errors import NumericsError, OptionError, ShapeError
+from mmaccel.errors import MissingBackendError, NumericsError, OptionError, ShapeError
+from mmaccel.evaluation.exactness.g_test import import_stats
 from mmaccel.evaluation.quality.clip_score import score_captions
 from mmaccel.evaluation.quality.word_errors import (
     WordErrors,
@@ -53,6 +55,14 @@ def test_edits_are_the_least_and_of_these_most_are_substitutions() -> None:
         found = count_word_errors(" ".join(a), " ".join(b))
         assert (found.edits, -found.substitutions) == least(a, b)
         assert len(a) - found.deletions + found.insertions == len(b)
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for ask in (lambda: count_word_errors("a", "b"), import_stats):
+        with pytest.raises(MissingBackendError, match=r"pip install 'mmaccel\[evaluation\]'"):
+            ask()
 
 
 def test_rates_are_of_all_words_together() -> None:
