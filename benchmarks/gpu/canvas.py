@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.parts import CheckError
 from mmaccel.canvas_contracts import CanvasPolicy
-from mmaccel.evaluation.gpu_parts import CheckError
 from mmaccel.pipelines.pictures import Pictures
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.samplers.entropy_bounded import EntropyBounded

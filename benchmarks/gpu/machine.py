@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-_SOURCES = ("kernels", "tokenizers_vq", "samplers", "pipelines", "mmaccel", "tests/kernels")
+_SOURCES = (
+    "kernels",
+    "tokenizers_vq",
+    "samplers",
+    "pipelines",
+    "mmaccel",
+    "benchmarks/gpu",
+    "tests/kernels",
+)
 
 
 def describe(root: Path, device: torch.device, command: str) -> dict[str, Any]:

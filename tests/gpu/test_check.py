@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import parts
+from benchmarks.gpu.machine import describe, slug
+from benchmarks.gpu.parts import CheckError, Part, Report, failed_parts, run_parts
+from benchmarks.gpu.tables import FIGURES
+from benchmarks.gpu.timing import TIMINGS, timing_parts
+from benchmarks.report import fill_tables
 from mmaccel.errors import OptionError
-from mmaccel.evaluation import gpu_parts
-from mmaccel.evaluation.gpu_figures import FIGURES
-from mmaccel.evaluation.gpu_machine import describe, slug
-from mmaccel.evaluation.gpu_parts import Part, Report, failed_parts, run_parts
-from mmaccel.evaluation.gpu_timing import TIMINGS, timing_parts
-from mmaccel.evaluation.report import fill_tables
 from mmaccel.kernels.dispatch import KERNELS
 from tests.house.source import ROOT
 from tests.kernels.case import FLOATS, Case
@@ -47,9 +47,9 @@ class Bench:
         return Part(name, run)
 
     def run(self, facts: dict[str, Any] | None = None, **options: Any) -> Report:
-        parts = [self.part(name) for name in "abc"]
+        three = [self.part(name) for name in "abc"]
         clock = {"clock": lambda: self.seconds}
-        made = run_parts(parts, self.file, facts or FACTS, CPU, **clock, **options)
+        made = run_parts(three, self.file, facts or FACTS, CPU, **clock, **options)
         assert json.loads(self.file.read_text(encoding="utf-8")) == made
         return made
 
@@ -152,8 +152,8 @@ def test_a_part_that_failed_holds_no_memory_while_the_next_runs(tmp_path: Path) 
     def look(device: torch.device) -> dict[str, Any]:
         return {"alive": held[0]() is not None}
 
-    parts = [Part("fail", fail), Part("look", look)]
-    report = run_parts(parts, tmp_path / "gpu-a.json", FACTS, CPU)
+    both = [Part("fail", fail), Part("look", look)]
+    report = run_parts(both, tmp_path / "gpu-a.json", FACTS, CPU)
     assert report["parts"]["look"]["alive"] is False
 
 
@@ -163,7 +163,7 @@ def test_the_report_is_replaced_whole(bench: Bench, monkeypatch: pytest.MonkeyPa
     def refuse(*names: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(gpu_parts.os, "replace", refuse)
+    monkeypatch.setattr(parts.os, "replace", refuse)
     before = bench.file.read_text(encoding="utf-8")
     with pytest.raises(OSError, match="full"):
         bench.run(only=["c"])
@@ -182,7 +182,7 @@ def test_cases_run_on_a_processor_and_failures_are_named() -> None:
 
     found = run_cases([check("good"), check("large")], CPU)
     assert found == {"passed": 2} and seen == [("good", FLOATS[0]), ("good", FLOATS[1])]
-    with pytest.raises(gpu_parts.CheckError, match="1 of 4 cases failed: bad, float16") as caught:
+    with pytest.raises(CheckError, match="1 of 4 cases failed: bad, float16") as caught:
         run_cases([check("bad"), check("good")], CPU)
     assert caught.value.found["passed"] == 3
     message = caught.value.found["failed"]["bad, float16"]
@@ -190,7 +190,7 @@ def test_cases_run_on_a_processor_and_failures_are_named() -> None:
 
 
 def test_what_failed_in_cases_is_in_the_report(bench: Bench) -> None:
-    bench.error = gpu_parts.CheckError("1 of 4", {"passed": 3, "failed": {"x": "y"}})
+    bench.error = CheckError("1 of 4", {"passed": 3, "failed": {"x": "y"}})
     part = bench.run()["parts"]["b"]
     assert (
         part["status"] == "failed" and part["failed"] == {"x": "y"} and part["message"] == "1 of 4"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.tables import GPU_TABLES
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.canvas_table import canvas_tables
-from mmaccel.evaluation.gpu_tables import GPU_TABLES
 from mmaccel.evaluation.routes_table import grid, routes_tables
 from mmaccel.results import EXACT_DTYPE, promise_in
 

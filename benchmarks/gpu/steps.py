@@ -1,30 +1,107 @@
 """Times of decoding steps at a fixed context, and the memory traffic below which no step can go.
 
-A step is a pass of an ordinary run: forward, filters, noise, acceptance, pointers and stop test,
-and the host's looks at them, timed by `gpu_stopwatch.Stopwatch`. The context is the room of the
-cache, all of which a captured pass reads.
+A step is a pass of an ordinary run: forward, sampling parameters, noise, acceptance, pointers and
+stop test, and the host's reads of them. A `Stopwatch` stands between the run and its `Steps`. It
+starts when every graph is captured and a first replay is over, so that what it reads is the time of
+passes as they go on for the rest of a run. The context is the room of the cache, all of which a
+captured pass reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.models import key_bytes, weight_bytes
+from benchmarks.gpu.parts import CheckError
 from mmaccel.contracts import Policy, Prompt
-from mmaccel.evaluation.gpu_models import key_bytes, weight_bytes
-from mmaccel.evaluation.gpu_parts import CheckError
-from mmaccel.evaluation.gpu_stopwatch import Clock, Enough, Stopwatch
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.image_token_window import ImageTokenWindow
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.samplers.autoregressive import Autoregressive
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.steps import Steps
+
+Clock = Callable[[], float]
+
+
+class Enough(Exception):
+    """All passes that were wanted are timed."""
+
+
+class Stopwatch:
+    """`Steps` that takes the time of the passes that are replayed.
+
+    Args:
+        steps: carries out the passes.
+        n_passes: how many to time at most; the pass behind them raises `Enough`.
+        clock: seconds, of a device that has finished its work.
+
+    Attributes:
+        seconds: of the passes timed, all together.
+        timed: number of passes timed.
+    """
+
+    captures = 0
+    mark: object = None
+    shelf: Shelf | None = None  # what is timed is not kept
+
+    def __init__(self, steps: Steps, n_passes: int, clock: Clock) -> None:
+        self.steps, self.n_passes, self.clock = steps, n_passes, clock
+        self.is_static, self.sync_every = steps.is_static, steps.sync_every
+        self.reason = steps.reason
+        self.seconds, self.timed = 0.0, 0
+        self._began: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What statistics call the steps inside."""
+        return self.steps.name
+
+    def begin(self) -> None:
+        """A new run."""
+        self.steps.begin()
+        self._began = None
+
+    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `Steps.play`.
+
+        Raises:
+            Enough: as many passes as were wanted are timed.
+        """
+        if self.timed == self.n_passes:
+            raise Enough
+        is_usual = self.steps.play(key, step)
+        self.reason = self.steps.reason
+        if self._began is not None:
+            self.timed += 1
+        elif is_usual:  # the first of its kind is not timed
+            self._began = self.clock()
+        return is_usual
+
+    def stop(self) -> None:
+        """Behind the last pass, whether the run came to its end or not."""
+        if self._began is not None:
+            self.seconds = self.clock() - self._began
+
+
+def device_clock(device: torch.device) -> Clock:
+    """Seconds once the device has done all it was given."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
 
 MakeSteps = Callable[[CausalLMWindow, Prompt, Policy, Filters], Steps]
 WINDOWS = (32, 64)

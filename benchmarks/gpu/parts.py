@@ -4,7 +4,7 @@ The report is a JSON object: `device`, `versions`, `sources` (a digest of the co
 `commit`, `command`, `date`, `left` (parts that the budget left for the next call) and `parts`, by
 name. A part holds `status` ("passed" or "failed"), `message` if it failed, `seconds`, `date`, `of`
 (device, versions and sources it was run with), and whatever its function returned: `figures` and
-`timings` go into the docs, see `gpu_figures`.
+`timings` go into the docs, see `tables`.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.evaluation.gpu_parts import Part
-from mmaccel.evaluation.gpu_sizes import cache
-from mmaccel.evaluation.gpu_timing import Time, copy_bandwidth, time_call
+from benchmarks.gpu.parts import Part
+from benchmarks.gpu.timing import Time, cache, copy_bandwidth, time_call
 from mmaccel.kernels.device_errors import is_device_error
 
 LARGE = 32 * 10**6  # bytes of keys and values from which on the bandwidth counts

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.evaluation import gpu_attention, gpu_timing
-from mmaccel.evaluation.gpu_attention import Heads, attention_parts, find_figures, time_attention
-from mmaccel.evaluation.gpu_figures import FIGURES
-from mmaccel.evaluation.gpu_sizes import TIMINGS, Timing
-from mmaccel.evaluation.report import fill_tables
+from benchmarks.gpu import timing
+from benchmarks.gpu.attention import HEADS as MODELS
+from benchmarks.gpu.attention import Heads, attention_parts, find_figures, time_attention
+from benchmarks.gpu.tables import FIGURES
+from benchmarks.gpu.timing import TIMINGS, Timing
+from benchmarks.report import fill_tables
 from mmaccel.kernels.window_attention import window_attention
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -129,7 +130,7 @@ def test_figures_of_attention_are_the_worst() -> None:
         "window_attention_over_sdpa": 1.5, "window_attention_over_flex": 2.0,
     }  # fmt: skip
     assert len(attention_parts()) == len({part.name for part in attention_parts()}) == 4
-    assert gpu_attention.HEADS["Emu3-8B"] == (32, 8, 128)
+    assert MODELS["Emu3-8B"] == (32, 8, 128)
 
 
 def test_the_slowest_row_fills_a_kernel_s_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +141,10 @@ def test_the_slowest_row_fills_a_kernel_s_figure(monkeypatch: pytest.MonkeyPatch
         return ()
 
     rows = [Timing("sample_frozen", str(n), prepare, 10**6, "sample_64x131k_ms") for n in range(3)]
-    monkeypatch.setattr(gpu_timing, "copy_bandwidth", lambda device: 100.0)
-    monkeypatch.setattr(gpu_timing, "time_call", lambda call: next(ms))
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda device: 100.0)
+    monkeypatch.setattr(timing, "time_call", lambda call: next(ms))
     monkeypatch.setitem(TIMINGS, "sample", rows)
-    made = gpu_timing.time_kernel("sample", CPU)
+    made = timing.time_kernel("sample", CPU)
     assert made["figures"] == {"sample_64x131k_ms": 0.3}
     assert made["timings"][0]["gb_per_s"] == pytest.approx(5.0)
     assert made["timings"][0]["share_of_copy"] == pytest.approx(0.05)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.parts import CheckError
 from mmaccel.contracts import Policy, Prompt
-from mmaccel.evaluation.gpu_parts import CheckError
 from mmaccel.handle import attach
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.text_to_image import TextToImage

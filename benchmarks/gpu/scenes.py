@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.parts import CheckError
 from mmaccel.contracts import Policy
-from mmaccel.evaluation.gpu_parts import CheckError
 from mmaccel.evaluation.routes import Routes, Way
 from mmaccel.samplers.jacobi import Jacobi
 
