@@ -30,7 +30,7 @@ import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.commands.run_setup import parse_fields
 from mmaccel.contracts import Policy
-from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
+from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.evaluation.routes import Routes, Way
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.picture_files import write_whole

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands.run_setup import check_count, open_folder
-from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
+from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.routes import Piece, Routes, Way, make_ways, summarize
 from mmaccel.outputs.machine import describe_machine
