@@ -1,4 +1,4 @@
-"""Files: named, and free of the machine they were written on."""
+"""Files: described, named, and free of the machine they were written on."""
 
 from __future__ import annotations
 

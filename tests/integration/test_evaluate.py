@@ -15,7 +15,7 @@ from PIL import Image
 from mmaccel import Jacobi
 from mmaccel.catalog import POLICIES, Entry
 from mmaccel.cli import main
-from mmaccel.demo.scenes_data import make_scenes
+from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.evaluation.quality.features import extract_all, open_extractor
 from mmaccel.evaluation.quality.frechet import frechet_of
 from mmaccel.evaluation.quality.kid import squared_mmd

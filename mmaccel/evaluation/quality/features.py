@@ -55,7 +55,7 @@ def open_extractor(name: str, weights: Path | None = None) -> Extract:
             "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
         )
     if name == "scenes":
-        extract: Extract = load("mmaccel.demo.scenes_features:extract_features")
+        extract: Extract = load("mmaccel.demo.scenes.features:extract_features")
         return extract
     if name == "inception":
         assert weights is not None

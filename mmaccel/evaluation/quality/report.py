@@ -65,7 +65,7 @@ def reference_pixels(
     """
     if others is not None:
         return read_pixels(others, batch_size)
-    drawn: torch.Tensor = load("mmaccel.demo.scenes_features:draw_reference")(count)
+    drawn: torch.Tensor = load("mmaccel.demo.scenes.features:draw_reference")(count)
     return drawn.split(batch_size)
 
 
@@ -73,8 +73,8 @@ def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str
     """The verdicts of the prompt checker on each image; None where its prompt is no sentence of
     scenes, or it has none, or it is not of 64x64 pixels.
     """
-    read_caption = load("mmaccel.demo.scenes_caption:read_caption")
-    check = load("mmaccel.demo.scenes_check:check_pictures")
+    read_caption = load("mmaccel.demo.scenes.caption:read_caption")
+    check = load("mmaccel.demo.scenes.checker:check_pictures")
     verdicts: list[dict[str, bool] | None] = [None] * len(items)
     readable = [k for k, item in enumerate(items) if _reads(read_caption, item.prompt)]
     for k in range(0, len(readable), batch_size):
