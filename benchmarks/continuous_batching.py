@@ -26,12 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import mmaccel
+from benchmarks.route_runs import Routes, Way
 from mmaccel.catalog import make_policy
 from mmaccel.commands.run_setup import parse_fields
 from mmaccel.contracts import Policy
-from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
-from mmaccel.evaluation.routes import Routes, Way
+from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.picture_files import write_whole
 from mmaccel.samplers.filters import Filters

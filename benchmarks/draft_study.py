@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
+from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.picture_files import write_whole
 from mmaccel.results import Progress

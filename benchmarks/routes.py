@@ -19,12 +19,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import typer
 
+from benchmarks.route_runs import Piece, Routes, Way, make_ways, summarize
 from mmaccel.commands.run_setup import check_count, open_folder
-from mmaccel.demo.scenes_data import EVALUATION_SEED, make_captions
+from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
-from mmaccel.evaluation.routes import Piece, Routes, Way, make_ways, summarize
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.picture_files import write_whole
 

@@ -98,8 +98,8 @@ _ENTRY_POINTS = "mmaccel.families"
 MODELS: dict[str, DemoModel] = {
     "scenes": DemoModel(
         "64x64 captioned scenes, 256 tokens a picture",
-        "mmaccel.demo.scenes_data:make_captions",
-        "mmaccel.demo.scenes_data:EVALUATION_SEED",
+        "mmaccel.demo.scenes.data:make_captions",
+        "mmaccel.demo.scenes.data:EVALUATION_SEED",
         (
             "a red circle above a small blue square on grass",
             "a large yellow star left of a small purple ring at night",

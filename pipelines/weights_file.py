@@ -69,24 +69,14 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give a module without memory its tensors, all of them and no others.
 
     Raises:
-        UnsupportedModelError: naming the first that is missing, surplus or of another shape.
+        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    given = {n: tuple(t.shape) for n, t in weights.items() if n not in _UNUSED}
-    kind = type(module).__name__
-    for what, names in (
-        ("missing", sorted(wanted.keys() - given.keys())),
-        ("surplus", sorted(given.keys() - wanted.keys())),
-        (
-            "of another shape",
-            sorted(n for n in wanted.keys() & given.keys() if wanted[n] != given[n]),
-        ),
-    ):
-        if names:
-            first = names[0]
-            shapes = f", {wanted.get(first, '-')} wanted and {given.get(first, '-')} given"
-            raise UnsupportedModelError(
-                f"weights: expected the tensors of {kind}, received {len(names)} {what}, such as "
-                f"{first}{shapes}; give the published file of this size"
-            )
-    module.load_state_dict({n: weights[n] for n in wanted}, assign=True)
+    used = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
+    try:
+        module.load_state_dict(used, strict=True, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UnsupportedModelError(
+            f"weights: expected the tensors of {type(module).__name__}, received others "
+            f"({reason}); give the published file of this size"
+        ) from error

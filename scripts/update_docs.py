@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mmaccel.evaluation.report import fill_tables, read_reports
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.report import fill_tables, read_reports  # noqa: E402
 
 
 def main() -> int:

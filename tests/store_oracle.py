@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
-from mmaccel.evaluation.oracles import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 
 
 class StoreOracle(OracleDenoiser):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy, TokenModel
-from mmaccel.evaluation.exactness import GTest, combine, count_sequences, g_test
-from mmaccel.evaluation.power import power
+from mmaccel.evaluation.exactness.g_test import GTest, combine, count_sequences, g_test, power
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
 from mmaccel.tokenizers_vq.grid import Grid

@@ -1,11 +1,17 @@
-"""Locks on manifests: who writes one keeps it locked, and the system lets go of it at any end.
+"""Locks on manifests: who writes one keeps it locked, and the system releases it at any end.
 
-Nothing is locked on systems without `fcntl` and on file systems without locks.
+The lock is filelock's on the open manifest itself, so that no further files lie in the folder and
+none is left by a process that is killed. Nothing is locked on file systems without locks, nor on
+Windows, where a lock would also keep other shards from reading the manifest.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
@@ -14,38 +20,37 @@ from mmaccel.errors import BusyError
 _SHARD = re.compile(r"manifest(?:\.\d+-of-(\d+))?\.jsonl")
 
 
-def lock(opened: FileIO, file: Path) -> None:
-    """Keep others from writing an open manifest.
+def claim(opened: FileIO, file: Path) -> None:
+    """Keep others from writing an open manifest, and keep away from a job that deals otherwise.
+
+    Processes that start in one folder do so one after the other, so that none takes another's short
+    look for work on a manifest.
 
     Raises:
-        BusyError: another process has it open.
+        BusyError: another process has it open, or a process of another number of shards, which
+            would make the same images, is at work in this folder.
     """
-    if not _try(opened, shared=False):
-        raise BusyError(
-            f"{file}: expected a manifest that nobody writes, received one that another process "
-            "has open; wait for it, or give each process a --shard or a folder of its own"
-        )
+    with _one_start_at_a_time(file.parent):
+        if not _try(opened.fileno()):
+            raise BusyError(
+                f"{file}: expected a manifest that nobody writes, received one that another "
+                "process has open; wait for it, or give each process a --shard or a folder of its "
+                "own"
+            )
+        _check_counts(file)
 
 
-def check_counts(file: Path) -> None:
-    """Refuse to work beside shards that deal the same pictures otherwise, or all of them too.
-
-    Args:
-        file: the manifest of this process, locked already, so that of two which start together at
-            least one sees the other.
-
-    Raises:
-        BusyError: a process of another number of shards is at work in this folder.
-    """
+def _check_counts(file: Path) -> None:
+    """Refuse to work next to shards that deal the same images otherwise, or all of them too."""
     own = _count(file) or 1
     for other in sorted(file.parent.glob("manifest*.jsonl")):
         count = _count(other)
         if other.name == file.name or count is None or (count == own and own > 1):
             continue
         try:
-            with other.open("rb", buffering=0) as opened:
-                is_free = _try(opened, shared=True)
-        except OSError:  # not to be read, as a folder is not
+            with other.open("rb+", buffering=0) as opened:
+                is_free = _try(opened.fileno())
+        except OSError:  # not to be written, as a folder is not
             continue
         if not is_free:
             raise BusyError(
@@ -61,15 +66,28 @@ def _count(file: Path) -> int | None:
     return None if found is None else int(found[1] or 1)
 
 
-def _try(opened: FileIO, *, shared: bool) -> bool:
+@contextmanager
+def _one_start_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, where folders can be opened and locked."""
     try:
-        import fcntl
-    except ImportError:  # no such locks on this system
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        _try(opened, blocking=True)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _try(opened: int, blocking: bool = False) -> bool:
+    """Lock an open file or folder; False if another has it locked."""
+    from filelock import lock_descriptor
+
+    if sys.platform == "win32":
         return True
     try:
-        fcntl.flock(opened.fileno(), (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock_descriptor(opened, blocking=blocking)
     except OSError:  # a file system without locks
-        pass
-    return True
+        return True

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.batch.failures import WriteError
-from mmaccel.batch.locks import check_counts, lock
+from mmaccel.batch.locks import claim
 from mmaccel.errors import OptionError
 
 NAME = "manifest.jsonl"
@@ -115,8 +115,7 @@ class Manifest:
                 "give leave to write it, or choose another --out"
             ) from error
         try:
-            lock(self._opened, file)
-            check_counts(file)
+            claim(self._opened, file)
             _end_at_a_line(self._opened)
         except BaseException:
             self._opened.close()

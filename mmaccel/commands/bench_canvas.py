@@ -128,9 +128,10 @@ def _measure(
 
     for source in sources:
         if source is None:
-            yield from load("mmaccel.evaluation.canvas_toys:measure_toys")(by_kind["canvas"])
+            module = "mmaccel.evaluation.exactness.canvas_enumeration:"
+            yield from load(module + "measure_toys")(by_kind["canvas"])
         elif read_masked(source) is None:
-            measure = load("mmaccel.demo.canvas_measure:measure_text")
+            measure = load("mmaccel.demo.canvas_benchmark:measure_text")
             yield from measure(source, by_kind["canvas"], count, seed, device)
         else:
             yield from _pictures(source, by_kind, count, seed, batch, device)
@@ -142,9 +143,9 @@ def _pictures(
     from mmaccel.opening import open_pipeline
     from mmaccel.pipelines.caption_words import tokenizer_folder
 
-    make = load("mmaccel.demo.scenes_data:make_captions")
-    captions = make(load("mmaccel.demo.scenes_data:EVALUATION_SEED"), range(count))
-    measure = load("mmaccel.demo.canvas_measure:measure_pictures")
+    make = load("mmaccel.demo.scenes.data:make_captions")
+    captions = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))
+    measure = load("mmaccel.demo.canvas_benchmark:measure_pictures")
     beside = tokenizer_folder(source)
     canvas = {  # no token ends a picture
         label: policy
@@ -161,7 +162,7 @@ def _pictures(
 def _print(rows: list[dict[str, Any]]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
 
-    known = load("mmaccel.evaluation.canvas_table:SHOWN")
+    known = load("mmaccel.evaluation.tables:SHOWN")
     console = wide_console()
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]

@@ -1,1 +1,1 @@
-"""The embedded models: data makers, checkers, training and weights."""
+"""The embedded models: their data, their checkers, their weights."""

@@ -9,7 +9,7 @@ import torch
 
 from mmaccel import Filters, Grid, Noise
 from mmaccel.contracts import Policy
-from mmaccel.evaluation.exactness import first_divergence
+from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.results import Generation
 from tests.toy import ToyLanguage, law_by_hand, make_prompt
 from tests.toy_law import forced_by_hand

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.oracles import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.entropy_bounded import EntropyBounded
 from mmaccel.samplers.evidence import Evidence
 from mmaccel.samplers.filters import Filters

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.canvas_law import CanvasLaw, induced_law
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import CanvasLaw, induced_law
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.samplers.adaptive_block import AdaptiveBlock
 from mmaccel.samplers.confident_parallel import ConfidentParallel
 from mmaccel.samplers.entropy_bounded import EntropyBounded

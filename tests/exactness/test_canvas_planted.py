@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.canvas_law import induced_law
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.samplers import evidence
 from mmaccel.samplers.canvas import Canvas
 from mmaccel.samplers.canvas_columns import Columns

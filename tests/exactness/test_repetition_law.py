@@ -23,8 +23,7 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Policy
-from mmaccel.evaluation.exactness import GTest, count_sequences, g_test
-from mmaccel.evaluation.power import power
+from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test, power
 from tests.toy import ToyLanguage, make_prompt
 from tests.toy_law import LEVEL, POWER, SAMPLES, VISIBLE
 

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel.demo.features_card import write_features_card
-from mmaccel.demo.grammar_card import write_grammar_card
-from mmaccel.demo.masked_card import write_masked_card
-from mmaccel.demo.scenes_card import write_card
+from benchmarks.report import fill_tables, read_reports
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.report import fill_tables, read_reports
+from scripts.training.cards import (
+    write_features_card,
+    write_grammar_card,
+    write_masked_card,
+    write_scenes_card,
+)
 from tests.house.source import ROOT
 
 SHELF = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
 CARDS = {
-    "scenes": write_card,
+    "scenes": write_scenes_card,
     "scenes-features": write_features_card,
     "scenes-masked": write_masked_card,
     "grammar-masked": write_grammar_card,

@@ -91,7 +91,7 @@ def test_imports_only_go_down(module: str) -> None:
         ("mmaccel.samplers.x", "from mmaccel.pipelines.base import y"),
         ("mmaccel.samplers.x", "def f():\n    import mmaccel.handle"),
         ("mmaccel.errors", "from mmaccel.samplers import jacobi"),
-        ("mmaccel.commands.x", "from mmaccel.demo.scenes_words import WORDS"),
+        ("mmaccel.commands.x", "from mmaccel.demo.scenes.data import WORDS"),
         ("mmaccel.batch.x", "from mmaccel.commands.terminal import Stopped"),
         ("mmaccel.commands.x", "from mmaccel.cli import main"),
         ("mmaccel.samplers.x", "from mmaccel.pruning.plan import Plan"),

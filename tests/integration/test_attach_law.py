@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.evaluation.exactness import count_sequences, g_test
-from mmaccel.evaluation.power import power
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from tests.tiny_lms import VOCAB, build_lm
 
 PROMPT, NEGATIVE = [5, 6, 7, 8], [9, 10]

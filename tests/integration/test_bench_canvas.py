@@ -14,11 +14,21 @@ import torch
 from mmaccel import TextToImage, opening
 from mmaccel.cli import main
 from mmaccel.commands.canvas_setups import SETUPS
-from mmaccel.demo import canvas_measure, scenes_words
-from mmaccel.demo.grammar_check import is_right
-from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
-from mmaccel.demo.grammar_text import AnswerWords, GrammarText
-from mmaccel.demo.grammar_words import ASK, BOS, END, MASK, PAD, TASKS, WORDS
+from mmaccel.demo import canvas_benchmark
+from mmaccel.demo.grammar.evaluate import AnswerWords, GrammarText, is_right
+from mmaccel.demo.grammar.tasks import (
+    ASK,
+    BOS,
+    END,
+    EVALUATION_SEED,
+    MASK,
+    PAD,
+    TASKS,
+    WORDS,
+    make_examples,
+)
+from mmaccel.demo.scenes.data import MAX_WORDS
+from mmaccel.demo.scenes.data import WORDS as SCENE_WORDS
 from tests.tiny_model import masked_beside_plain
 
 
@@ -73,7 +83,7 @@ def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
     """Positions are counted where they enter the model: guidance doubles them."""
     file, (source, _) = (
         tmp_path / "found.json",
-        masked_beside_plain(tmp_path, 16, [*scenes_words.WORDS], scenes_words.MAX_WORDS),
+        masked_beside_plain(tmp_path, 16, [*SCENE_WORDS], MAX_WORDS),
     )
     labels = "stepwise halton,lossless-unmask halton,autoregressive"
     options = ["--model", str(source), "--policies", labels, "--count", "2", "--json", str(file)]
@@ -90,7 +100,7 @@ def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
 def test_what_was_measured_before_an_interrupt_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmaccel.evaluation import canvas_toys
+    from mmaccel.evaluation.exactness import canvas_enumeration as canvas_toys
 
     law, calls = canvas_toys.induced_law, [0]
 
@@ -136,10 +146,10 @@ def test_models_run_where_they_are_told_to(
         seen.append(device)
         return TextToImage.from_pretrained(name, device=device)
 
-    monkeypatch.setattr(canvas_measure, "GrammarText", text)
+    monkeypatch.setattr(canvas_benchmark, "GrammarText", text)
     monkeypatch.setattr(opening, "open_pipeline", pipeline)
-    words = [*scenes_words.WORDS]
-    masked, _ = masked_beside_plain(tmp_path / "tiny", 16, words, scenes_words.MAX_WORDS)
+    words = [*SCENE_WORDS]
+    masked, _ = masked_beside_plain(tmp_path / "tiny", 16, words, MAX_WORDS)
     file = tmp_path / "found.json"
     fixed = ["--policies", "maskgit 12", "--count", "1", "--device", "cpu:0", "--json", str(file)]
     for source in (folder, masked):

@@ -15,10 +15,10 @@ from PIL import Image
 from mmaccel import Jacobi
 from mmaccel.catalog import POLICIES, Entry
 from mmaccel.cli import main
-from mmaccel.demo.scenes_data import make_scenes
-from mmaccel.evaluation.features import extract_all, open_extractor
-from mmaccel.evaluation.frechet import frechet_of
-from mmaccel.evaluation.kid import squared_mmd
+from mmaccel.demo.scenes.data import make_scenes
+from mmaccel.evaluation.quality.features import extract_all, open_extractor
+from mmaccel.evaluation.quality.frechet import frechet_of
+from mmaccel.evaluation.quality.kid import squared_mmd
 from mmaccel.results import Generation
 from tests.house.source import ROOT
 from tests.tiny_model import CAPTIONS, N_TOKENS
@@ -160,7 +160,7 @@ def test_exactness_tells_what_holds_by_its_exit_code(
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     report = json.loads(file.read_text())
     names = [check["name"] for check in report["checks"]]
-    law = "law of an enumerable model"
+    law = "distribution of an enumerable model"
     batches = ["plain loop in batches", "policy in batches"]
     assert names == ["greedy", "same seeds", *batches, law]
     assert all(check["holds"] for check in report["checks"]) and report["broken"] == []
@@ -189,7 +189,7 @@ def test_exactness_with_features_of_pictures(
     policy = ("--policy", "mc-sjd", "--set", "window=4")
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     check = json.loads(file.read_text())["checks"][-1]
-    assert check["name"] == "features of pictures" and check["promised"] and check["holds"]
+    assert check["name"] == "features of images" and check["promised"] and check["holds"]
     assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
     file.unlink()
     largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again

@@ -13,8 +13,7 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.picture_folder import list_items, read_pixels
-from mmaccel.evaluation.picture_list import read_lines, read_list
+from mmaccel.evaluation.quality.image_folder import list_items, read_lines, read_list, read_pixels
 
 CODE = """
 import torch

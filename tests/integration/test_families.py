@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.evaluation.exactness import count_sequences, g_test
-from mmaccel.evaluation.power import power
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from mmaccel.pipelines.call_obstacles import find_obstacles
 from mmaccel.pipelines.generate_call import GenerateCall
 from tests.beds import FAMILIES, LENGTHS, build_bed, build_janus, janus_prompts, prompts

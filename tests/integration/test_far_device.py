@@ -16,8 +16,8 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import Autoregressive, ImageToVideo, Jacobi, TextToImage, TextToSpeech
-from mmaccel.demo.grammar_data import EVALUATION_SEED, make_examples
-from mmaccel.demo.grammar_text import GrammarText
+from mmaccel.demo.grammar.evaluate import GrammarText
+from mmaccel.demo.grammar.tasks import EVALUATION_SEED, make_examples
 from mmaccel.pipelines.picture_models import find_source
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise

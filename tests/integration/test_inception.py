@@ -19,9 +19,8 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.errors import MissingBackendError, OptionError
-from mmaccel.evaluation.features import extract_all, open_extractor
-from mmaccel.evaluation.frechet import frechet_of
-from mmaccel.evaluation.inception import load_network
+from mmaccel.evaluation.quality.features import extract_all, load_network, open_extractor
+from mmaccel.evaluation.quality.frechet import frechet_of
 
 needs_network = pytest.mark.skipif(
     find_spec("torch_fidelity") is None,
@@ -99,7 +98,7 @@ def test_other_files_are_refused(weights: Path, tmp_path: Path) -> None:
 def test_without_the_package_the_remedy_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmaccel.evaluation.inception.find_spec", lambda name: None)
+    monkeypatch.setattr("mmaccel.evaluation.quality.features.find_spec", lambda name: None)
     (tmp_path / "w.pth").write_bytes(b"")
     with pytest.raises(MissingBackendError, match="pip install --no-deps torch-fidelity"):
         open_extractor("inception", tmp_path / "w.pth")

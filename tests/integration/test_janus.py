@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.evaluation.exactness import count_sequences, g_test
-from mmaccel.evaluation.power import power
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from tests.beds import build_janus, janus_prompts
 
 ROWS = [[20, 21], [22, 23, 24, 25, 26], [27], [28, 29, 30]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.evaluation.routes import Routes, Way, make_ways, summarize
+from benchmarks.route_runs import Routes, Way, make_ways, summarize
 from tests.tiny_lms import PassCounter
 
 CAPTIONS = [
@@ -59,7 +59,7 @@ def test_the_librarys_own_makes_pictures_one_token_a_pass(routes: Routes) -> Non
 
 
 def test_rows_compare_what_all_ways_have_finished() -> None:
-    from mmaccel.evaluation.routes import PLAIN, Piece
+    from benchmarks.route_runs import PLAIN, Piece
 
     def piece(seconds: float, tokens: list[list[int]], passes: int | None) -> Piece:
         stats = None if passes is None else mmaccel.Stats(tokens=4, row_passes=passes)

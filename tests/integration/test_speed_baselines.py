@@ -15,9 +15,12 @@ import torch
 
 from mmaccel import Autoregressive, TextToImage
 from mmaccel.cli import main
-from mmaccel.evaluation import baseline_decoding
-from mmaccel.evaluation.baseline_checks import find_obstacle
-from mmaccel.evaluation.baseline_decoding import BASELINES, BaselineDecoding
+from mmaccel.evaluation.speed import transformers_baseline as baseline_decoding
+from mmaccel.evaluation.speed.transformers_baseline import (
+    BASELINES,
+    BaselineDecoding,
+    find_obstacle,
+)
 from mmaccel.samplers.filters import Filters
 from tests.tiny_model import CAPTIONS, N_TOKENS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmaccel.evaluation.gpu_parts import CheckError, Part
+from benchmarks.gpu.parts import CheckError, Part
 from mmaccel.kernels.device_errors import is_device_error
 from tests.kernels.case import Case, cases_of
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.oracles import families
+from mmaccel.evaluation.exactness.reference_models import families
 from mmaccel.results import Generation
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.confident_parallel import ConfidentParallel

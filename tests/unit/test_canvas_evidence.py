@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.oracles import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.evidence import Evidence, read_logits
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise

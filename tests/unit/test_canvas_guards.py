@@ -13,8 +13,8 @@ import mmaccel
 from mmaccel.canvas_contracts import CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError
-from mmaccel.evaluation.canvas_law import induced_law
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.filters import Filters

@@ -10,7 +10,7 @@ import torch
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.samplers.entropy_bounded import EntropyBounded
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.lossless_unmask import LosslessUnmask
@@ -152,7 +152,7 @@ def test_exactness_says_what_the_options_make_of_it() -> None:
 
 def test_an_order_by_what_was_drawn_is_another_law() -> None:
     """Guards the badge: with an exact model and one slot a pass it misses the law by far."""
-    from mmaccel.evaluation.exactness import count_sequences, g_test
+    from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 
     n = 3000
     for order, is_right in (("confidence", True), ("sampled", False)):

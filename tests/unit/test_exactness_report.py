@@ -20,11 +20,10 @@ from mmaccel import (
     Stepwise,
     TextToImage,
 )
-from mmaccel.evaluation.exactness_report import Plan, check_all
-from mmaccel.evaluation.forced_scores import explain_parting, forced_scores
-from mmaccel.evaluation.identity import Check
-from mmaccel.evaluation.law_checks import check_features, check_law
-from mmaccel.evaluation.toy_language import ToyLanguage
+from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
+from mmaccel.evaluation.exactness.identity import Check, explain_divergence, forced_scores
+from mmaccel.evaluation.exactness.reference_models import ToyLanguage
+from mmaccel.evaluation.exactness.report import Plan, check_all
 from mmaccel.results import Generation
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
@@ -115,9 +114,9 @@ def test_one_wrong_row_of_many_is_seen_and_rounding_is_that_of_the_dtype(
 
     def explain(*arguments: Any) -> Any:
         dtypes.append(arguments[-1])
-        return explain_parting(*arguments)
+        return explain_divergence(*arguments)
 
-    monkeypatch.setattr("mmaccel.evaluation.identity.explain_parting", explain)
+    monkeypatch.setattr("mmaccel.evaluation.exactness.identity.explain_divergence", explain)
     checks = check_all(replace(plan_of(pipe, Rare()), dtype="float16"))
     found = outcomes(checks)
     assert found["same seeds"] == (True, False) == found["greedy"]
@@ -145,7 +144,7 @@ def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage) -> None:
     for found in scores:
         assert found.shape == (N_TOKENS, 30) and torch.equal(found.argmax(-1), made)
         assert torch.allclose(found, scores[0], atol=1e-3)
-    parting = explain_parting(
+    parting = explain_divergence(
         pipe, CAPTIONS[1], made, 6, second_of(pipe, made, 6), filters, noise, 4
     )
     first, second = scores[0][6].sort(descending=True).values[:2]
@@ -160,12 +159,12 @@ def test_greedy_scores_keep_the_second_best(pipe: TextToImage) -> None:
     scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)
     assert torch.equal(scores.argmax(-1), made) and bool(scores.isfinite().all())
     other = second_of(pipe, made, 2, filters)
-    gap = explain_parting(pipe, CAPTIONS[1], made, 2, other, filters, noise, 4).gap
+    gap = explain_divergence(pipe, CAPTIONS[1], made, 2, other, filters, noise, 4).gap
     assert gap is not None and 0 < gap < 20
     alone = replace(pipe.pictures.filters, top_k=1)
     only = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], top_k=1).tokens[0]
     other = (int(only[2]) + 1) % 30
-    parting = explain_parting(pipe, CAPTIONS[1], only, 2, other, alone, noise, 4)
+    parting = explain_divergence(pipe, CAPTIONS[1], only, 2, other, alone, noise, 4)
     assert parting.gap is None and not parting.is_rounding
 
 
@@ -178,7 +177,7 @@ def test_a_token_far_behind_is_no_rounding_where_the_two_best_are_close(
     scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)[6]
     order = scores.argsort(descending=True).tolist()
     for place in (1, 4, 29):
-        parting = explain_parting(pipe, CAPTIONS[1], made, 6, order[place], filters, noise, 4)
+        parting = explain_divergence(pipe, CAPTIONS[1], made, 6, order[place], filters, noise, 4)
         wanted = float(scores[order[0]] - scores[order[place]])
         assert parting.gap == pytest.approx(wanted, abs=1e-5)
 
@@ -210,7 +209,7 @@ def test_half_of_the_digits_are_the_limit(pipe: TextToImage, dtype: str, limit: 
     filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
     options = (filters, noise, 4, getattr(torch, dtype))
-    found = explain_parting(pipe, CAPTIONS[1], made, 15, 0, *options)
+    found = explain_divergence(pipe, CAPTIONS[1], made, 15, 0, *options)
     largest = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1).abs().max()
     assert found.limit == pytest.approx(limit * float(largest), rel=0.02)
 
@@ -238,14 +237,14 @@ def test_a_gap_below_the_differences_is_rounding(
     for step, is_rounding in ((0.3 * gap, True), (0.1 * gap, False)):
         with monkeypatch.context() as patch:
             patch.setattr(type(pipe.model), "forward", noisy(step))
-            parting = explain_parting(pipe, CAPTIONS[1], made, *options)
+            parting = explain_divergence(pipe, CAPTIONS[1], made, *options)
         assert parting.rounding == pytest.approx(step, rel=0.02)
         assert parting.is_rounding == is_rounding
 
 
 def test_the_law_of_the_toy_by_hand() -> None:
     toy = ToyLanguage()
-    law = toy.law()
+    law = toy.distribution()
     assert law.shape == (243,) and float(law.sum()) == pytest.approx(1, abs=1e-9)
     toy.reserve(1, 8)
     logits = toy.forward(torch.tensor([[1, 2, 0, 2]]), torch.tensor([0]))[0]  # [4, 3]
@@ -260,10 +259,10 @@ def test_the_law_of_the_toy_by_hand() -> None:
 
 
 def test_laws_are_told_apart() -> None:
-    (right,) = check_law(SpeculativeJacobi(3), "window", 20_000)
+    (right,) = check_distribution(SpeculativeJacobi(3), "window", 20_000)
     assert right.promised and right.holds and right.figures["n_samples"] == 20_000
     assert 0.2 < right.figures["power"] < 0.6  # so many see 0.03 about half of the time
-    (relaxed,) = check_law(GroupedSpeculative(3), "window", 4_000)
+    (relaxed,) = check_distribution(GroupedSpeculative(3), "window", 4_000)
     assert not relaxed.promised and not relaxed.holds and not relaxed.is_broken
 
     @dataclass(frozen=True)
@@ -272,14 +271,14 @@ def test_laws_are_told_apart() -> None:
             options["filters"] = replace(options["filters"], temperature=0.95)
             return super().sample(model, prompt, length, **options)
 
-    (cold,) = check_law(Cold(), "window", 50_000)  # a total variation of 0.028
+    (cold,) = check_distribution(Cold(), "window", 50_000)  # a total variation of 0.028
     assert cold.is_broken
 
 
 def test_canvas_laws_are_enumerated() -> None:
-    (plain,) = check_law(Stepwise(), "canvas", 10)
+    (plain,) = check_distribution(Stepwise(), "canvas", 10)
     assert plain.holds and plain.promised
-    assert check_law(LosslessUnmask(), "canvas", 10) == []
+    assert check_distribution(LosslessUnmask(), "canvas", 10) == []
 
 
 def test_a_canvas_is_reported_on_too(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmaccel.errors import NumericsError, ShapeError
-from mmaccel.evaluation.frechet import (
+from mmaccel.evaluation.quality.frechet import (
     Moments,
     frechet_distance,
     frechet_floor,

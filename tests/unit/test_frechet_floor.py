@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from mmaccel.evaluation.frechet import frechet_floor
+from mmaccel.evaluation.quality.frechet import frechet_floor
 
 ITEMS = [0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 11.0, 12.0]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.evaluation import identity
-from mmaccel.evaluation.forced_scores import Parting
-from mmaccel.pipelines.picture_request import Pictures
+from mmaccel.evaluation.exactness import identity
+from mmaccel.evaluation.exactness.identity import Divergence
+from mmaccel.pipelines.pictures import Pictures
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
 
@@ -27,9 +27,9 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_promise(
         looked.append(int(caption))
         assert rest[-1] is torch.bfloat16  # which rounds more than float32
         own = {"gap": 1.0, "rounding": 1.0, "limit": 2.0, "is_rounding": int(caption) != worst}
-        return Parting(**{name: own.get(name) for name in Parting.__dataclass_fields__})
+        return Divergence(**{name: own.get(name) for name in Divergence.__dataclass_fields__})
 
-    monkeypatch.setattr(identity, "explain_parting", explain)
+    monkeypatch.setattr(identity, "explain_divergence", explain)
     monkeypatch.setattr(identity, "kind_of", lambda model: "window")
     tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
     names = [str(row) for row in range(ROWS)]

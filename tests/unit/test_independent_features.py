@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mmaccel import Autoregressive, Jacobi, TextToImage
-from mmaccel.evaluation import exactness_report
-from mmaccel.evaluation.exactness_report import Plan, check_all
-from mmaccel.evaluation.identity import Check
+from mmaccel.evaluation.exactness import report as exactness_report
+from mmaccel.evaluation.exactness.identity import Check
+from mmaccel.evaluation.exactness.report import Plan, check_all
 from tests.tiny_model import CAPTIONS
 
 SEED, ASKED = 7, [CAPTIONS[k % 3] for k in range(5)]
@@ -41,7 +41,7 @@ def test_the_policy_s_pictures_are_of_seeds_that_nothing_else_has(
 
     def check(policy: Any, first: Any, second: Any, captions: Any) -> Check:
         told.append((policy, first, second, list(captions)))
-        return Check("features of pictures", True, True, "", {})
+        return Check("features of images", True, True, "", {})
 
     monkeypatch.setattr(TextToImage, "stream", look)
     monkeypatch.setattr(exactness_report, "check_features", check)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmaccel.evaluation.picture_quality import sum_verdicts, wilson
+from mmaccel.evaluation.quality.report import sum_verdicts, wilson
 
 Z2 = 1.959963984540054**2  # the square of the normal law's 97.5 % point
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from mmaccel.errors import NumericsError, OptionError, ShapeError
-from mmaccel.evaluation import kid
-from mmaccel.evaluation.kid import measure_kid, squared_mmd
-from mmaccel.evaluation.mmd import gaussian_kernel, permutation_test
-from mmaccel.evaluation.mmd_power import measure_power
+from mmaccel.evaluation.exactness.mmd import gaussian_kernel, measure_power, permutation_test
+from mmaccel.evaluation.quality import kid
+from mmaccel.evaluation.quality.kid import measure_kid, squared_mmd
 
 
 def test_two_points_by_hand() -> None:

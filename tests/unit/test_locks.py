@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,24 @@ def test_who_is_refused_lets_go(tmp_path: Path) -> None:
     one.close()
 
 
-def test_looking_disturbs_no_start(tmp_path: Path) -> None:
-    """Two that look at the same ended manifest at the same moment both see it free."""
+def test_processes_start_one_after_another(tmp_path: Path) -> None:
+    """Who starts looks at the others' manifests, which must not look like work on them."""
     Manifest(tmp_path / manifest_name((1, 2))).close()
-    with (tmp_path / manifest_name((1, 2))).open("rb", buffering=0) as looked_at:
-        assert locks._try(looked_at, shared=True)
-        Manifest(tmp_path / manifest_name((1, 3))).close()
+    starting = threading.Thread(target=lambda: Manifest(tmp_path / manifest_name((1, 3))).close())
+    with locks._one_start_at_a_time(tmp_path):
+        starting.start()
+        starting.join(0.3)
+        assert starting.is_alive()
+        assert not (tmp_path / manifest_name((1, 3))).read_bytes()
+    starting.join(30)
+    assert not starting.is_alive()
 
 
 def test_other_files_count_for_nothing(tmp_path: Path) -> None:
     """A copy that someone keeps open, or a folder, is no shard's manifest."""
     (tmp_path / "manifest.2-of-3.jsonl").mkdir()
     with (tmp_path / "manifest_old.jsonl").open("ab", buffering=0) as kept:
-        locks.lock(kept, tmp_path / "manifest_old.jsonl")
+        locks.claim(kept, tmp_path / "manifest_old.jsonl")
         own = Manifest(tmp_path / manifest_name((1, 2)))
         own.append({"is": "written"})
         own.close()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.oracles import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.masked_parallel import MaskedParallel, NoisyRank
 from mmaccel.samplers.noise import Noise

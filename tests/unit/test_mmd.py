@@ -10,8 +10,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from mmaccel.evaluation import mmd
-from mmaccel.evaluation.mmd import permutation_test
+from mmaccel.evaluation.exactness import mmd
+from mmaccel.evaluation.exactness.mmd import permutation_test
 
 
 @pytest.mark.parametrize("permutations", [19, 99, 999])

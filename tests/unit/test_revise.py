@@ -12,7 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas_shadow import ShadowLook
 from mmaccel.samplers.filters import Filters

@@ -11,7 +11,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.oracles import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas_run import CanvasRun
 from mmaccel.samplers.evidence import Evidence

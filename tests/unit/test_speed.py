@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.evaluation.speed import Run, measure_speed, order_of
-from mmaccel.evaluation.speed_report import write_speed
-from mmaccel.evaluation.speed_rows import summarise
+from mmaccel.evaluation.speed.measure import Run, measure_speed, order_of, summarise
+from mmaccel.evaluation.speed.report import write_speed
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
 from tests.house.source import ROOT
@@ -144,7 +143,7 @@ def test_runs_to_warm_up_count_for_the_first_alone_and_the_fastest_side_is_named
 
 STRETCHES = """
 import torch
-from mmaccel.evaluation.peak_memory import read_peak, reset_peak
+from mmaccel.evaluation.speed.measure import read_peak, reset_peak
 
 reset_peak("cpu")
 found = [read_peak("cpu")]

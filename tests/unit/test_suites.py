@@ -11,8 +11,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.picture_folder import Item, list_items
-from mmaccel.evaluation.suites import Prompt, keep_complete, match_items
+from mmaccel.evaluation.export import Prompt, keep_complete, match_items
+from mmaccel.evaluation.quality.image_folder import Item, list_items
 
 
 def draw(folder: Path, prompt: str, seed: int, red: int, size: int = 8) -> Path:

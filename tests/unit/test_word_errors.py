@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 
 import pytest
 import torch
 
-from mmaccel.errors import NumericsError, OptionError, ShapeError
-from mmaccel.evaluation.clip_score import score_captions
-from mmaccel.evaluation.word_errors import (
+from mmaccel.errors import MissingBackendError, NumericsError, OptionError, ShapeError
+from mmaccel.evaluation.exactness.g_test import import_stats
+from mmaccel.evaluation.quality.clip_score import score_captions
+from mmaccel.evaluation.quality.word_errors import (
     WordErrors,
     compare_transcripts,
     count_word_errors,
@@ -37,20 +39,30 @@ def test_edits_by_hand(reference: str, heard: str, wanted: tuple[int, ...]) -> N
     assert (found.substitutions, found.deletions, found.insertions, found.words) == wanted
 
 
-def test_the_number_of_edits_is_the_least() -> None:
+def test_edits_are_the_least_and_of_these_most_are_substitutions() -> None:
     @functools.cache
-    def least(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    def least(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[int, int]:
+        """Edits, and substitutions below 0, so that the smaller pair is the better one."""
         if not a or not b:
-            return len(a) + len(b)
-        ways = (least(a[1:], b[1:]) + (a[0] != b[0]), least(a[1:], b) + 1, least(a, b[1:]) + 1)
-        return min(ways)
+            return len(a) + len(b), 0
+        ways = [(least(a[1:], b), 1, 0), (least(a, b[1:]), 1, 0)]
+        ways += [(least(a[1:], b[1:]), a[0] != b[0], a[0] != b[0])]
+        return min((edits + one, swaps - swap) for (edits, swaps), one, swap in ways)
 
     draw = random.Random(0)
     for _ in range(200):
         a, b = (tuple(draw.choices("xyz", k=draw.randrange(7))) for _ in range(2))
         found = count_word_errors(" ".join(a), " ".join(b))
-        assert found.edits == least(a, b)
+        assert (found.edits, -found.substitutions) == least(a, b)
         assert len(a) - found.deletions + found.insertions == len(b)
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for ask in (lambda: count_word_errors("a", "b"), import_stats):
+        with pytest.raises(MissingBackendError, match=r"pip install 'mmaccel\[evaluation\]'"):
+            ask()
 
 
 def test_rates_are_of_all_words_together() -> None:

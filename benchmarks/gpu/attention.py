@@ -1,0 +1,160 @@
+"""Timings of `window_attention` beside torch's own attention, shape by shape.
+
+SDPA takes the causal tail as a mask, FlexAttention (`torch.nn.attention.flex_attention`) as a
+function of positions with blocks that nobody sees left out. FlexAttention is compiled for every
+shape; where it does not compile, or the seconds for compiling are used up, the row says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.parts import Part
+from benchmarks.gpu.timing import Time, cache, copy_bandwidth, time_call
+from mmaccel.kernels.device_errors import is_device_error
+
+LARGE = 32 * 10**6  # bytes of keys and values from which on the bandwidth counts
+WIDTHS = (1, 32, 16, 64)
+ROOMS = (4096, 16_384, 1024)
+_COMPILING = 25.0  # seconds a model may spend on compiling FlexAttention
+
+
+class Heads(NamedTuple):
+    """A model's attention: query heads, key heads, width of a head."""
+
+    query: int
+    key: int
+    width: int
+
+
+HEADS = {
+    "Janus-Pro-1B": Heads(16, 16, 128),
+    "Janus-Pro-7B and Chameleon-7B": Heads(32, 32, 128),
+    "Emu3-8B": Heads(32, 8, 128),
+    "scenes": Heads(4, 4, 64),
+}
+Attention = Callable[..., Any]
+
+
+def time_attention(
+    name: str,
+    heads: Heads,
+    device: torch.device,
+    *,
+    ours: Attention | None = None,
+    timer: Time = time_call,
+    gb_per_s: float | None = None,
+    widths: Sequence[int] = WIDTHS,
+    rooms: Sequence[int] = ROOMS,
+    compiling: float = _COMPILING,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """Two rows of a model at every width and room, as a part of the report keeps them.
+
+    Args:
+        name, heads: of the model.
+        device: where to run.
+        ours: what is timed; None: the Triton kernel.
+        timer: milliseconds of a call.
+        gb_per_s: bandwidth of a copy; None measures it.
+        widths, rooms: queries, and positions of the cache.
+        compiling: seconds for compiling FlexAttention.
+        clock: seconds, for `compiling`.
+    """
+    kernel = _triton_twin() if ours is None else ours
+    peak = copy_bandwidth(device) if gb_per_s is None else gb_per_s
+    rows, spent = [], 0.0
+    for room in rooms:
+        for width in widths:
+            q, k, v, start = cache(2, heads.query, heads.key, width, heads.width, room, device)
+            scale = heads.width**-0.5
+            mask = _tail(room, start, width)
+            calls: dict[str, Callable[[], Any]] = {
+                "ours": partial(kernel, q, k, v, start, scale=scale),
+                "sdpa": partial(
+                    torch.nn.functional.scaled_dot_product_attention, q, k, v, attn_mask=mask,
+                    scale=scale, enable_gqa=heads.query != heads.key,
+                ),
+            }  # fmt: skip
+            n_bytes = 2 * k.numel() * k.element_size()
+            row: dict[str, Any] = {
+                "model": name, "heads": list(heads), "width": width, "room": room,
+                "bytes": n_bytes,
+            } | {f"{kind}_ms": timer(call) for kind, call in calls.items()}  # fmt: skip
+            began = clock()
+            if spent < compiling:
+                row |= _time_flex(q, k, v, start, scale, timer)
+            else:
+                row |= {"flex_ms": None, "flex_reason": "seconds for compiling were used up"}
+            spent += clock() - began
+            row["share_of_copy"] = n_bytes / row["ours_ms"] / 1e6 / peak
+            others = [row[kind] for kind in ("sdpa_ms", "flex_ms") if row[kind] is not None]
+            row["loses"] = min(others) < row["ours_ms"]
+            rows.append(row)
+    return {"copy_gb_per_s": peak, "attention": rows, "figures": find_figures(rows)}
+
+
+def find_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The worst of the rows; those without a FlexAttention time do not count for its figure."""
+    figures = {"window_attention_over_sdpa": min(r["sdpa_ms"] / r["ours_ms"] for r in rows)}
+    flex = [r["flex_ms"] / r["ours_ms"] for r in rows if r["flex_ms"] is not None]
+    shares = [r["share_of_copy"] for r in rows if r["bytes"] > LARGE]
+    if flex:
+        figures["window_attention_over_flex"] = min(flex)
+    if shares:
+        figures["window_attention_share_of_copy"] = min(shares)
+    return figures
+
+
+def attention_parts() -> list[Part]:
+    """A part for each model."""
+    return [
+        Part(f"time-window_attention-{number}", partial(time_attention, name, heads))
+        for number, (name, heads) in enumerate(HEADS.items(), 1)
+    ]
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float) -> Callable[[], Any]:
+    """A call of compiled FlexAttention."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key <= start[row] + query
+
+    rows, heads, width, _ = q.shape
+    mask = create_block_mask(sees, rows, None, width, k.shape[2], device=str(q.device))
+    torch._dynamo.reset()  # each shape is compiled for itself
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    gqa = heads != k.shape[1]
+    return partial(compiled, q, k, v, block_mask=mask, scale=scale, enable_gqa=gqa)
+
+
+def _time_flex(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float, timer: Time
+) -> dict[str, Any]:
+    """Its time, or why there is none."""
+    try:
+        return {"flex_ms": timer(flex(q, k, v, start, scale)), "flex_reason": ""}
+    except Exception as error:  # whatever its compiler raises; the row says so
+        if is_device_error(error):
+            raise
+        said = " ".join(str(error).split())[:200]
+        return {"flex_ms": None, "flex_reason": f"{type(error).__name__}: {said}"}
+
+
+def _tail(room: int, start: Tensor, width: int) -> Tensor:
+    """Positions each query sees, `[R, 1, W, S]` bool."""
+    query = start[:, None, None] + torch.arange(width, device=start.device)[:, None]
+    return (torch.arange(room, device=start.device) <= query)[:, None]
+
+
+def _triton_twin() -> Attention:
+    from mmaccel.kernels.window_attention_triton import window_attention
+
+    return window_attention

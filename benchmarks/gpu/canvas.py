@@ -1,0 +1,89 @@
+"""A masked model end to end: canvas policies against one slot a pass, on the same captions.
+
+Whole pictures of `scenes-masked` in float32 with its own guidance. Seconds are those of the tokens,
+of calls behind the first of their kind, which stands beside them. What a bitwise policy makes has
+to be what its oracle made, token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.parts import CheckError
+from mmaccel.canvas_contracts import CanvasPolicy
+from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.samplers.entropy_bounded import EntropyBounded
+from mmaccel.samplers.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.masked_parallel import MaskedParallel
+from mmaccel.samplers.stepwise import Stepwise
+
+BATCHES = (1, 8)
+POLICIES: tuple[CanvasPolicy, ...] = (
+    Stepwise(order="halton"),
+    LosslessUnmask(order="halton"),
+    LosslessUnmask(order="halton", drafts=16),
+    EntropyBounded(gamma=16.0),
+    MaskedParallel(steps=12),
+)
+_REPEATS = 2  # behind the first call of a kind, which is told apart
+
+
+def measure_canvas(
+    device: torch.device,
+    pipe: TextToImage | None = None,
+    *,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = _REPEATS,
+) -> dict[str, Any]:
+    """Seconds a picture of each policy, as a part of the report keeps them.
+
+    Args:
+        device: where to run.
+        pipe: a masked model; None: `scenes-masked`, on the device.
+        batches: pictures made together.
+        repeats: timed runs of each.
+
+    Raises:
+        CheckError: a bitwise policy made other tokens than its oracle.
+    """
+    pipe = TextToImage.from_pretrained("scenes-masked", device=device) if pipe is None else pipe
+    rows = []
+    for batch in batches:
+        oracle = [_make(pipe, POLICIES[0], batch, run) for run in range(repeats + 1)]
+        plain = _row(POLICIES[0], oracle, oracle)
+        rows.append(plain | {"speed_up": 1.0})
+        for policy in POLICIES[1:]:
+            made = [_make(pipe, policy, batch, run) for run in range(repeats + 1)]
+            row = _row(policy, made, oracle)
+            rows.append(row | {"speed_up": plain["seconds"] / row["seconds"]})
+    exact = [row for row in rows if row["exactness"] == "bitwise"]
+    wrong = [row["policy"] for row in exact if row["same"] != row["pictures"]]
+    if wrong:
+        raise CheckError(f"other tokens than the oracle's: {', '.join(wrong)}", {"canvas": rows})
+    speed_up = min(row["speed_up"] for row in rows if row["policy"] == repr(POLICIES[1]))
+    return {"canvas": rows, "figures": {"canvas_lossless_speed_up": speed_up}}
+
+
+def _make(pipe: TextToImage, policy: CanvasPolicy, batch: int, run: int) -> Pictures:
+    """One batch; each run has its own seeds, and all policies the same."""
+    examples = pipe.pictures.examples
+    captions = [examples[n % len(examples)] for n in range(batch)]
+    return pipe(captions, policy=policy, seed=range(run * batch, (run + 1) * batch))
+
+
+def _row(policy: CanvasPolicy, made: list[Pictures], oracle: list[Pictures]) -> dict[str, Any]:
+    first, *timed = made
+    n = sum(len(pictures.tokens) for pictures in timed)
+    seconds = sum(pictures.stats.seconds for pictures in timed) / n
+    same = [(a.tokens == b.tokens).all(1).sum() for a, b in zip(made, oracle, strict=True)]
+    return {
+        "batch": len(first.tokens), "policy": repr(policy), "exactness": first.stats.exactness,
+        "passes": sum(pictures.stats.row_passes for pictures in timed) / n,
+        "seconds": seconds, "first_seconds": first.stats.seconds / len(first.tokens),
+        "images_per_s": 1 / seconds, "same": int(sum(same)),
+        "pictures": sum(len(pictures.tokens) for pictures in made),
+    }  # fmt: skip

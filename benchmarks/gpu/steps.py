@@ -1,0 +1,224 @@
+"""Times of decoding steps at a fixed context, and the memory traffic below which no step can go.
+
+A step is a pass of an ordinary run: forward, sampling parameters, noise, acceptance, pointers and
+stop test, and the host's reads of them. A `Stopwatch` stands between the run and its `Steps`. It
+starts when every graph is captured and a first replay is over, so that what it reads is the time of
+passes as they go on for the rest of a run. The context is the room of the cache, all of which a
+captured pass reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.models import key_bytes, weight_bytes
+from benchmarks.gpu.parts import CheckError
+from mmaccel.contracts import Policy, Prompt
+from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.image_token_window import ImageTokenWindow
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.samplers.autoregressive import Autoregressive
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.kept_runs import Shelf
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.steps import Steps
+
+Clock = Callable[[], float]
+
+
+class Enough(Exception):
+    """All passes that were wanted are timed."""
+
+
+class Stopwatch:
+    """`Steps` that takes the time of the passes that are replayed.
+
+    Args:
+        steps: carries out the passes.
+        n_passes: how many to time at most; the pass behind them raises `Enough`.
+        clock: seconds, of a device that has finished its work.
+
+    Attributes:
+        seconds: of the passes timed, all together.
+        timed: number of passes timed.
+    """
+
+    captures = 0
+    mark: object = None
+    shelf: Shelf | None = None  # what is timed is not kept
+
+    def __init__(self, steps: Steps, n_passes: int, clock: Clock) -> None:
+        self.steps, self.n_passes, self.clock = steps, n_passes, clock
+        self.is_static, self.sync_every = steps.is_static, steps.sync_every
+        self.reason = steps.reason
+        self.seconds, self.timed = 0.0, 0
+        self._began: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What statistics call the steps inside."""
+        return self.steps.name
+
+    def begin(self) -> None:
+        """A new run."""
+        self.steps.begin()
+        self._began = None
+
+    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `Steps.play`.
+
+        Raises:
+            Enough: as many passes as were wanted are timed.
+        """
+        if self.timed == self.n_passes:
+            raise Enough
+        is_usual = self.steps.play(key, step)
+        self.reason = self.steps.reason
+        if self._began is not None:
+            self.timed += 1
+        elif is_usual:  # the first of its kind is not timed
+            self._began = self.clock()
+        return is_usual
+
+    def stop(self) -> None:
+        """Behind the last pass, whether the run came to its end or not."""
+        if self._began is not None:
+            self.seconds = self.clock() - self._began
+
+
+def device_clock(device: torch.device) -> Clock:
+    """Seconds once the device has done all it was given."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+MakeSteps = Callable[[CausalLMWindow, Prompt, Policy, Filters], Steps]
+WINDOWS = (32, 64)
+CONTEXTS = (1024, 4096)
+_N_PASSES, _FEWEST = 16, 4
+_N_LOST = 6  # passes of a run that are not timed: the first, one aside, the record, and a group
+_SYNC_EVERY = 4
+_FILTERS = Filters(guidance_scale=5.0)
+
+
+def engine_steps(window: CausalLMWindow, prompt: Prompt, policy: Policy, filters: Filters) -> Steps:
+    """Captured steps; raises where they cannot be had."""
+    return Engine("graph", _SYNC_EVERY).steps(window, prompt, policy, filters)
+
+
+def time_step(
+    window: CausalLMWindow,
+    policy: Policy,
+    width: int,
+    context: int,
+    clock: Clock,
+    make_steps: MakeSteps = engine_steps,
+    n_passes: int = _N_PASSES,
+) -> float:
+    """Milliseconds of a captured pass of one picture with guidance, two rows.
+
+    Args:
+        window: the model.
+        policy: whose passes are timed.
+        width: tokens a pass keeps at most.
+        context: positions of the cache, prompt and tokens together; half of it at most is tokens.
+        clock, make_steps, n_passes: what times, how passes are carried out, and how many.
+
+    Raises:
+        CheckError: the run ended before four passes were timed.
+    """
+    length = min(context // 2, width * (n_passes + _N_LOST + _SYNC_EVERY))
+    shape = (2, context - length + 1)  # the last token is not fed
+    prompt = Prompt(
+        torch.ones(shape, dtype=torch.int64, device=window.device),
+        torch.full((2,), shape[1], device=window.device), 2,
+    )  # fmt: skip
+    if isinstance(window, ImageTokenWindow):
+        window.begin(prompt)
+    noise = Noise.from_seed(0, 1, window.device)
+    watch = Stopwatch(make_steps(window, prompt, policy, _FILTERS), n_passes, clock)
+    window.steps = watch
+    with suppress(Enough):
+        policy.sample(window, prompt, length, filters=_FILTERS, noise=noise)
+    watch.stop()
+    window.steps = None
+    watch.steps.begin()  # graphs and their memory go
+    if watch.timed < _FEWEST:
+        raise CheckError(
+            f"{policy!r} at {context} positions: expected {_FEWEST} passes to time or more, "
+            f"received {watch.timed} before the end; take a longer context", {},
+        )  # fmt: skip
+    return 1000 * watch.seconds / watch.timed
+
+
+def time_generate(model: Any, context: int, clock: Clock, n_tokens: int = _N_PASSES) -> float:
+    """Milliseconds of a step of transformers' own `generate`, two rows, sampled.
+
+    Two plain rows, as Janus' own loop has them with guidance; the processor that other models use
+    for guidance runs a second forward a step and would only be slower.
+    """
+    ids = torch.ones(2, context - n_tokens, dtype=torch.int64, device=model.device)
+    seconds = []
+    for n_new in (2, 2, 2 + n_tokens):  # the first sets libraries up
+        began = clock()
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0,
+            max_new_tokens=n_new, min_new_tokens=n_new,
+        )  # fmt: skip
+        seconds.append(clock() - began)
+    return 1000 * (seconds[2] - seconds[1]) / n_tokens
+
+
+def measure_steps(
+    name: str,
+    model: Any,
+    window: CausalLMWindow,
+    gb_per_s: float,
+    clock: Clock,
+    *,
+    contexts: tuple[int, ...] = CONTEXTS,
+    windows: tuple[int, ...] = WINDOWS,
+    make_steps: MakeSteps = engine_steps,
+    n_passes: int = _N_PASSES,
+) -> dict[str, Any]:
+    """Steps of a model as a part of the report keeps them; figures are its worst.
+
+    Args:
+        name: of the model.
+        model, window: the same, as transformers and as samplers see it.
+        gb_per_s: measured bandwidth of a copy, which the floor is made of.
+        clock: see `device_clock`.
+        contexts, windows, make_steps, n_passes: see `time_step`.
+    """
+    rows: list[dict[str, Any]] = []
+    for context in contexts:
+        n_bytes = weight_bytes(model, window.vocab_size) + key_bytes(model, 2, context)
+        args = (context, clock, make_steps, n_passes)
+        one = time_step(window, Autoregressive(), 1, *args)
+        wide = {str(w): time_step(window, Jacobi(w), w, *args) for w in windows}
+        floor = n_bytes / gb_per_s / 1e6
+        own = time_generate(model, context, clock, n_passes)
+        rows.append({
+            "model": name, "context": context, "sync_every": _SYNC_EVERY, "bytes": n_bytes,
+            "floor_ms": floor, "step_ms": one, "share_of_floor": floor / one, "windows_ms": wide,
+            "window_ratios": {w: ms / one for w, ms in wide.items()},
+            "generate_ms": own, "generate_ratio": own / one,
+        })  # fmt: skip
+    figures = {
+        "step_share_of_floor": min(row["share_of_floor"] for row in rows),
+        "eager_step_ratio": min(row["generate_ratio"] for row in rows),
+    }
+    for w in map(str, windows):
+        figures[f"window_{w}_step_ratio"] = max(row["window_ratios"][w] for row in rows)
+    return {"copy_gb_per_s": gb_per_s, "steps": rows, "figures": figures}

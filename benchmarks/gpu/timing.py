@@ -1,0 +1,238 @@
+"""Timings of kernels on a GPU: the torch reference and the Triton kernel, by entry.
+
+A call is captured into a CUDA graph and replayed, so that what is timed is the device's work and
+not the time to launch it; that the call can be captured is thereby checked as well. Before each
+replay a buffer larger than the cache is overwritten.
+
+`TIMINGS` says what is timed: sizes, arguments, and the bytes that have to move. `window_attention`
+has a file of its own, `attention`, since it is compared with more than its reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.parts import Part
+from mmaccel.kernels.sample import Settings
+
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One row of a kernel's table.
+
+    Attributes:
+        function: public function of `kernels/<kernel>.py`.
+        name: what is timed, with its sizes and dtype.
+        prepare: makes the arguments on a device.
+        n_bytes: bytes that have to move at least: operands read once, results written once.
+        figure: key of `tables.FIGURES` that the Triton twin's ms fill, if any; of several
+            rows the slowest.
+        options: arguments by name.
+    """
+
+    function: str
+    name: str
+    prepare: Callable[[torch.device], Arguments]
+    n_bytes: int
+    figure: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _random(*shape: int) -> Callable[[torch.device], Tensor]:
+    return lambda device: torch.randn(shape, device=device, dtype=torch.bfloat16)
+
+
+def _lookup(device: torch.device) -> Arguments:
+    return _random(4096, 8)(device), _random(16384, 8)(device)
+
+
+def _chain(device: torch.device) -> Arguments:
+    return _random(1500, 128)(device), _random(8, 1024, 128)(device)
+
+
+def _noise(device: torch.device) -> Arguments:
+    rows = torch.arange(8, device=device)
+    slots = torch.arange(64, device=device).view(8, 8)
+    return rows, rows, slots, 131_072, torch.zeros((), dtype=torch.int64, device=device)
+
+
+def _canvas(temperature: float) -> Callable[[torch.device], Arguments]:
+    def prepare(device: torch.device) -> Arguments:
+        rows, slots = torch.arange(2, device=device), torch.arange(64, device=device).view(2, 32)
+        purpose = torch.zeros((), dtype=torch.int64, device=device)
+        logits = _random(2, 32, 126_464)(device)
+        return logits, slots >= 0, temperature, rows, rows, slots, purpose
+
+    return prepare
+
+
+def _scores(
+    branches: int, settings: Settings, spread: float = 1.0
+) -> Callable[[torch.device], Arguments]:
+    """64 slots, as a window of 32 of two pictures; logits of a standard deviation of `spread`."""
+
+    def prepare(device: torch.device) -> Arguments:
+        rows, slots = torch.arange(2, device=device), torch.arange(64, device=device).view(2, 32)
+        purpose = torch.zeros((), dtype=torch.int64, device=device)
+        logits = _random(2 * branches, 32, 131_072)(device) * spread
+        return logits, branches, settings, None, rows, rows, slots, purpose
+
+    return prepare
+
+
+def _coupling(device: torch.device) -> Arguments:
+    laws = torch.randn(2, 32, 131_072, device=device)
+    drafts = torch.randint(131_072, (2, 31), device=device)
+    coins, redraws = torch.rand(2, 31, device=device), torch.rand(2, 32, device=device)
+    return laws, (laws[:, 1:] + 0.1).softmax(-1), drafts, coins, redraws
+
+
+def cache(
+    rows: int, query_heads: int, heads: int, width: int, head: int, room: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries `[R, Hq, W, D]`, keys and values `[R, Hkv, S, D]` as the window cache lays them out,
+    and the start of a window that ends where the room ends.
+    """
+    q = _random(rows, query_heads, width, head)(device)
+    k, v = (_random(rows, room, heads, head)(device).transpose(1, 2) for _ in range(2))
+    return q, k, v, torch.full((rows,), room - width, device=device)
+
+
+def _masses(room: int) -> Callable[[torch.device], Arguments]:
+    def prepare(device: torch.device) -> Arguments:
+        q, k, _, start = cache(2, 32, 32, 32, 128, room, device)
+        lse = torch.full((2, 32, 32), 10.0, device=device)
+        return q, k, lse, start
+
+    return prepare
+
+
+def _kept(device: torch.device) -> Arguments:
+    """Every second of 4096 positions stays."""
+    keep = torch.arange(0, 4096, 2, device=device).expand(2, -1)
+    return _random(2, 4096, 32, 128)(device), keep
+
+
+_SLOTS, _LOGITS = 64 * 131_072, 64 * 131_072 * 2
+_MS = "sample_64x131k_ms"
+
+
+def _sampled(name: str, settings: Settings, spread: float = 1.0) -> Timing:
+    title = f"64 x 131072, {name}, bfloat16"
+    return Timing("sample_frozen", title, _scores(1, settings, spread), _LOGITS, _MS)
+
+
+TIMINGS: dict[str, list[Timing]] = {
+    "noise": [Timing("uniforms", "8 x 8 slots x 131072", _noise, _SLOTS * 4)],
+    "sample": [
+        _sampled("no filters", Settings()),
+        _sampled("top-k 2000", Settings(top_k=2000)),
+        _sampled("top-p 0.9, flat", Settings(top_p=0.9)),
+        _sampled("top-p 0.9, steep", Settings(top_p=0.9), 4.0),
+        Timing(
+            "sample_frozen", "64 x 131072, guided, bfloat16", _scores(2, Settings(scale=5.0)),
+            2 * _LOGITS,
+        ),
+    ],
+    "couple": [
+        Timing(
+            "couple", "2 x 32 x 131072, float32", _coupling,
+            (_SLOTS * 2 + 62 * 131_072) * 4,  # scores and target laws, and the drafts' laws
+        ),
+    ],
+    "column_mass": [
+        Timing(
+            "column_mass", f"2 rows, 32 heads of 128, window 32, {room} keys, bfloat16",
+            _masses(room), 2 * 32 * (room * (256 + 4) + 32 * (256 + 4)),
+            options={"scale": 128**-0.5},
+        )
+        for room in (4096, 16_384)
+    ],
+    "compact": [
+        Timing(
+            "compact", "2 x 2048 of 4096 positions, 32 heads of 128, bfloat16", _kept,
+            2 * 2048 * (32 * 256 * 2 + 8),
+        ),
+    ],
+    "nearest_code": [
+        Timing("nearest_code", "4096 x 16384 x 8, bfloat16", _lookup, 20_480 * 16 + 4096 * 8),
+        Timing(
+            "nearest_codes_residual", "1500 x 8 x 1024 x 128, bfloat16", _chain,
+            (1500 * 2 + 8 * 1024) * 256 + 1500 * 64,
+        ),
+    ],
+    "unmask": [
+        Timing("unmask", "64 x 126464, greedy, bfloat16", _canvas(0.0), 64 * 126_464 * 2),
+        Timing("unmask", "64 x 126464, drawn, bfloat16", _canvas(1.0), 64 * 126_464 * 2),
+    ],
+}  # fmt: skip
+
+Time = Callable[[Callable[[], Any]], float]
+REPEATS = 21
+_COPY_BYTES = 2**30
+_FLUSH_BYTES = 2**28  # an H200 caches 50 MB
+
+
+def time_call(call: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Milliseconds of device work, the median of `repeats` replays of a captured graph."""
+    call()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    found = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end))
+    return median(found)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """GB/s of a large copy, its read and its write counted: the memory's practical peak."""
+    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / time_call(lambda: target.copy_(source)) / 1e6
+
+
+def time_kernel(kernel: str, device: torch.device) -> dict[str, Any]:
+    """All timings of a kernel, as a part of the report keeps them."""
+    torch_twin = import_module(f"mmaccel.kernels.{kernel}")
+    triton_twin = import_module(f"mmaccel.kernels.{kernel}_triton")
+    peak, rows = copy_bandwidth(device), []
+    figures: dict[str, float] = {}
+    for timing in TIMINGS[kernel]:
+        args = timing.prepare(device)
+        slow, fast = (getattr(twin, timing.function) for twin in (torch_twin, triton_twin))
+        options = dict(timing.options)
+        torch_ms = time_call(lambda: slow(*args, **options))  # noqa: B023
+        triton_ms = time_call(lambda: fast(*args, **options))  # noqa: B023
+        rate = timing.n_bytes / triton_ms / 1e6
+        row = {"kernel": kernel, "name": timing.name, "torch_ms": torch_ms, "triton_ms": triton_ms}
+        rows.append(row | {"gb_per_s": rate, "share_of_copy": rate / peak})
+        if timing.figure is not None:
+            figures[timing.figure] = max(triton_ms, figures.get(timing.figure, 0.0))
+    return {"copy_gb_per_s": peak, "timings": rows, "figures": figures}
+
+
+def timing_parts(kernels: list[str]) -> list[Part]:
+    """A part for the device's copy bandwidth and one for each kernel that has timings."""
+    parts = [Part("copy", lambda device: {"copy_gb_per_s": copy_bandwidth(device)})]
+    for kernel in kernels:
+        if kernel in TIMINGS:
+            parts.append(Part(f"time-{kernel}", lambda device, k=kernel: time_kernel(k, device)))  # type: ignore[misc]
+    return parts

@@ -1,0 +1,199 @@
+"""Tables in the docs, written from measured results alone.
+
+A Markdown file marks a table with `<!-- table: NAME -->` and `<!-- end -->`; what stands between is
+replaced. The figures come from the JSON files that `mmaccel bench --json` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.tables import GPU_TABLES
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables
+from mmaccel.results import EXACT_DTYPE, promise_in
+
+Report = dict[str, Any]
+
+_MARK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+_PAGES = {
+    "autoregressive": ("autoregressive",),
+    "jacobi": ("autoregressive", "jacobi"),
+    "speculative-jacobi": ("sjd", "mc-sjd", "gumbel-sjd"),
+    "speculative": ("autoregressive", "prompt-lookup"),
+    "grouped-speculative": ("gsd",),
+}
+_FIRST_SCREEN = (
+    ("autoregressive", None),
+    ("jacobi", 16),
+    ("jacobi", 32),
+    ("jacobi", 64),
+    ("jacobi", "adaptive"),
+    ("mc-sjd", 32),
+)
+_DISTANCES = (0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 47, 48, 56, 62)
+
+
+def fill_tables(text: str, reports: dict[str, Report]) -> str:
+    """Replace every marked table.
+
+    Args:
+        text: Markdown.
+        reports: results by file stem.
+
+    Returns:
+        The text with its tables.
+
+    Raises:
+        OptionError: a marked table that nobody makes.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(2)
+        if name == "first-screen":
+            return match.group(1) + _join(reports, first_screen_table) + match.group(3)
+        if name in _WHOLE:
+            return match.group(1) + _WHOLE[name](reports) + match.group(3)
+        if name not in _PAGES:
+            raise OptionError(
+                f"table: expected first-screen or one of {', '.join((*_WHOLE, *_PAGES))}, "
+                f"received {name!r}; correct the mark"
+            )
+        return match.group(1) + _join(reports, lambda r: policy_table(r, name)) + match.group(3)
+
+    return _MARK.sub(replace, text)
+
+
+def read_reports(folder: Path) -> dict[str, Report]:
+    """All results in a folder, by file stem, in the order of their names."""
+    files = sorted(folder.glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def first_screen_table(report: Report) -> str:
+    """The README's rows: batch 1, guidance on, the policies most people want."""
+    is_plain = report["batch_size"] == 1 and all(_is_exact(row) for row in report["rows"])
+    if not is_plain or not any(row["policy"] == "jacobi" for row in report["rows"]):
+        return ""
+    scale = max(row["guidance"] for row in report["rows"])
+    rows = [
+        row
+        for wanted in _FIRST_SCREEN
+        for row in report["rows"]
+        if (row["policy"], row["window"]) == wanted and row["guidance"] == scale
+    ]
+    return f"Guidance {scale:g}:\n\n" * bool(rows) + _table(
+        rows,
+        ("policy", "promise", "passes", "tokens a pass", "s a picture", "speed-up", "same tokens"),
+    )
+
+
+def policy_table(report: Report, page: str) -> str:
+    """All rows of a policy's page."""
+    rows = [row for row in report["rows"] if row["policy"] in _PAGES[page]]
+    if {row["policy"] for row in rows} <= {"autoregressive"} != set(_PAGES[page]):
+        return ""
+    heads: tuple[str, ...] = (
+        "guidance",
+        "policy",
+        "passes",
+        "tokens a pass",
+        "s a picture",
+        "speed-up",
+        "sampler's share",
+    )
+    if any(row["exactness"] == "relaxed" for row in rows):
+        heads = (*heads, "total variation a token")
+    return _table(rows, heads)
+
+
+def draft_study_tables(reports: dict[str, Report]) -> str:
+    """Draft sources by window, and how often a draft is right by its distance."""
+    parts = []
+    for report in (r for r in reports.values() if "agreement" in r):
+        rows = report["tokens_per_pass"]
+        windows = list(dict.fromkeys(row["window"] for row in rows))
+        gains = {(row["drafts"], row["window"]): row["tokens_per_pass"] for row in rows}
+        parts += [
+            f"Tokens a pass, {len(report['captions'])} captions. Made by `{report['command']}`."
+        ]
+        parts += [
+            grid(
+                ("drafts", *(f"window {w}" for w in windows)),
+                [
+                    (source, *(f"{gains[source, w]:.2f}" for w in windows))
+                    for source in dict.fromkeys(row["drafts"] for row in rows)
+                ],
+            )
+        ]
+        shares = report["agreement"][str(windows[-1])]
+        columns = report["grid"][1]
+        steps = [d for d in _DISTANCES if d < len(shares)]
+        parts += [f"Share of right drafts in a window of {windows[-1]}, grid rows of {columns}."]
+        parts += [
+            grid(
+                ("slots ahead", *map(str, steps)),
+                [("right", *(f"{100 * shares[d]:.0f} %" for d in steps))],
+            )
+        ]
+    return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
+
+
+def _is_exact(row: dict[str, Any]) -> bool:
+    return row.get("dtype", EXACT_DTYPE) == EXACT_DTYPE
+
+
+def _half_width(row: dict[str, Any]) -> str:
+    half = row.get("half_width")
+    return "" if half is None else f" ± {half:.2f}"
+
+
+def _join(reports: dict[str, Report], make: Callable[[Report], str]) -> str:
+    tables = [(report, make(report)) for report in reports.values() if "rows" in report]
+    parts = [f"{_caption(report)}\n\n{table}" for report, table in tables if table]
+    return "\n" + "\n".join(parts) + "\n" if parts else "\nNot yet measured.\n\n"
+
+
+def _caption(report: Report) -> str:
+    machine, card = report["machine"], report.get("card", {}).get("generator", {})
+    bits = card.get("validation_bits_per_token")
+    loss = "" if bits is None else f" ({bits:.2f} bits a token on validation data)"
+    count, size = len(report["captions"]), report["batch_size"]
+    torch_version = machine["versions"]["torch"]
+    return (
+        f"`{report['model']}`{loss}, {count} captions, batch {size}, "
+        f"temperature {report['temperature']:g}; {machine['name']}, "
+        f"{machine['threads']} threads, torch {torch_version}, float32 where nothing else is said. "
+        f"Made by `{report['command']}`."
+    )
+
+
+def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
+    cells: dict[str, Callable[[dict[str, Any]], str]] = {
+        "guidance": lambda r: f"{r['guidance']:g}",
+        "policy": lambda r: (
+            r["policy"]
+            + ("" if r["window"] is None else f", window {r['window']}")
+            + ("" if _is_exact(r) else f", {r['dtype']}")
+        ),
+        "promise": lambda r: promise_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
+        "passes": lambda r: f"{r['passes']:.1f}",
+        "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}" + _half_width(r),
+        "s a picture": lambda r: f"{r['seconds']:.3f}",
+        "speed-up": lambda r: f"{r['speed_up']:.2f}×",
+        "same tokens": lambda r: f"{r['identical']} of {r['images']}",
+        "sampler's share": lambda r: f"{100 * r['sampler_share']:.0f} %",
+        "total variation a token": lambda r: f"{r['total_variation']:.3f}",
+    }
+    if not rows:
+        return ""
+    return grid(heads, [tuple(cells[head](row) for head in heads) for row in rows]) + "\n"
+
+
+_OWN = {"canvas": canvas_tables, "draft-study": draft_study_tables, "routes": routes_tables}
+_WHOLE = _OWN | GPU_TABLES

@@ -1,0 +1,57 @@
+"""`mmaccel evaluate export`: folders in the layouts that prompt suites read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="pictures or clips, with their captions")],
+    suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")],
+    prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)],
+    out: Annotated[Path, typer.Option(help="folder to be made")],
+    per_prompt: Annotated[
+        int | None, typer.Option(help="pictures of a prompt; by default what the suite asks for")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="leave out prompts without enough pictures")
+    ] = False,
+) -> None:
+    """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.run_setup import check_count, open_folder
+    from mmaccel.errors import OptionError
+    from mmaccel.outputs.picture_files import write_whole
+
+    module = "mmaccel.evaluation.export:"
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OptionError(
+            f"--out: expected an empty folder, or none yet, received {str(out)!r}, where files of "
+            "another export would be counted too; choose another"
+        )
+    if partial and suite == "hpsv2":
+        raise OptionError(
+            "--partial: expected all prompts of a style for hpsv2, whose code scores the next "
+            "picture in place of a missing one; make the missing ones"
+        )
+    wanted = load(module + "read_prompts")(suite, prompts)
+    layout = load(module + "SUITES")[suite]
+    each = layout.per_prompt if per_prompt is None else per_prompt
+    check_count("per-prompt", each)
+    if suite in ("hpsv2", "partiprompts") and each != 1:
+        raise OptionError(f"--per-prompt: expected 1 for {suite}, received {each}; leave it out")
+    items = load("mmaccel.evaluation.quality.image_folder:list_items")(folder, layout.kinds)
+    total = len(wanted)
+    if partial:
+        wanted = load(module + "keep_complete")(wanted, items, each)
+    matched = load(module + "match_items")(wanted, items, each)
+    plan = load(module + "plan_files")(suite, wanted, matched)
+    open_folder(out.resolve().parent)
+    load(module + "write_files")(out.resolve(), plan, write_whole)
+    left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
+    print(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")

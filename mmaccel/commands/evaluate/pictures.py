@@ -1,0 +1,145 @@
+"""`mmaccel evaluate pictures`: distances from other images, prompts read back, CLIP score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_FEATURES = "scenes, inception or module:function"
+
+
+def pictures(
+    folder: Annotated[Path, typer.Argument(help="pictures, such as mmaccel generate makes")],
+    against: Annotated[
+        str | None, typer.Option(help="a folder, or scenes: drawn pictures no training saw")
+    ] = None,
+    features: Annotated[str, typer.Option(help=_FEATURES)] = "scenes",
+    weights: Annotated[Path | None, typer.Option(help="of inception")] = None,
+    clip: Annotated[
+        str | None, typer.Option(help="module:function; pictures and texts to two embeddings")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(help="pictures of --against scenes; by default as many")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="pictures extracted together")] = 64,
+    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
+    items_file: Annotated[
+        Path | None, typer.Option("--items", help="write a line for each picture here")
+    ] = None,
+) -> None:
+    """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
+    carry them."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines
+    from mmaccel.commands.run_setup import check_count
+
+    check_count("batch-size", batch_size)
+    _check_options(against, features, weights, count)
+    for option, file in (("--json", json_file), ("--items", items_file)):
+        check_file(option, file)
+    quality, folders = (
+        "mmaccel.evaluation.quality.report:",
+        "mmaccel.evaluation.quality.image_folder:",
+    )
+    items = load(folders + "list_items")(folder)
+    embed = extract = others = None
+    if clip is not None:
+        embed = load("mmaccel.evaluation.quality.features:load_callable")(clip, "clip")
+        load(quality + "with_captions")(items)
+    if against is not None:
+        extract = load("mmaccel.evaluation.quality.features:open_extractor")(features, weights)
+        others = None if against == "scenes" else load(folders + "list_items")(Path(against))
+        load(quality + "check_sizes")(items, others, count)
+    report: dict[str, Any] = new_report(folder=str(folder), n=len(items))
+    if extract is not None:
+        extract_all = load("mmaccel.evaluation.quality.features:extract_all")
+        own = extract_all(load(folders + "read_pixels")(items, batch_size), extract)
+        drawn = load(quality + "reference_pixels")(others, count or len(items), batch_size)
+        theirs = extract_all(drawn, extract)
+        report |= {"against": against, "n_against": len(theirs), "features": features}
+        report |= load(quality + "measure_distances")(own, theirs, seed)
+    verdicts = load(quality + "check_captions")(items, batch_size)
+    report["captions"] = load(quality + "sum_verdicts")(verdicts)
+    scores: dict[str, float] = {}
+    if embed is not None:
+        found = load(quality + "measure_clip")(items, embed, batch_size)
+        scores = found.pop("scores")
+        report["clip"] = {"by": clip, **found}
+    lines = [
+        {
+            "file": item.file.name,
+            "prompt": item.prompt,
+            "seed": item.seed,
+            "verdict": verdict,
+            "clip": scores.get(item.file.name),
+        }
+        for item, verdict in zip(items, verdicts, strict=True)
+    ]
+    write_json(json_file, report)
+    write_lines(items_file, lines)
+    _print(report)
+
+
+def _check_options(
+    against: str | None, features: str, weights: Path | None, count: int | None
+) -> None:
+    """Refuse options that would be ignored.
+
+    Raises:
+        OptionError: with the one that would be.
+    """
+    from mmaccel.commands.run_setup import check_count
+    from mmaccel.errors import OptionError
+
+    if count is not None:
+        check_count("count", count)
+        if against != "scenes":
+            raise OptionError(
+                f"--count: expected --against scenes with it, received --against {against}; of a "
+                "folder all pictures count"
+            )
+    if against is None and (features != "scenes" or weights is not None):
+        raise OptionError(
+            "--features, --weights: expected --against with them, received none; give a folder, "
+            "or scenes"
+        )
+
+
+def _print(report: dict[str, Any]) -> None:
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    console = wide_console()
+    table = make_table("figure", "value", "n", "what it rests on", title=report["folder"])
+    if "frechet" in report:
+        frechet, kid = report["frechet"], report["kid"]
+        sizes = f"{frechet['n_first']} and {frechet['n_second']}"
+        table.add_row("Fréchet distance", f"{frechet['distance']:.4f}", sizes, frechet["bias"])
+        table.add_row("its floor", f"{frechet['floor']:.4f}", sizes, "random splits of both")
+        table.add_row("KID", f"{kid['value']:.6f}", sizes, kid["bias"])
+        spread = "" if kid["std"] is None else f" ± {kid['std']:.6f}"
+        of = f"{kid['subsets']} subsets of {kid['subset_size']}"
+        if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are alike
+            table.add_row("KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of)
+    if report["captions"]:
+        own = report["captions"]
+        for name, share in own["shares"].items():
+            low, high = (100 * x for x in own["intervals"][name])
+            table.add_row(
+                f"caption: {name}", f"{100 * share:.1f} %", str(own["n"]), f"{low:.1f}…{high:.1f} %"
+            )
+    if "clip" in report:
+        clip = report["clip"]
+        half = "" if clip["half_width"] is None else f" ± {clip['half_width']:.2f}"
+        table.add_row("CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"])
+    if table.rows:
+        console.print(table)
+    said = [f"{report['n']} pictures"]
+    if "frechet" in report:
+        said += [f"features {report['features']} of width {report['frechet']['width']}"]
+        said += [f"against {report['against']}"]
+    else:
+        said += ["no distances: give --against a folder, or scenes"]
+    console.print(f"{', '.join(said)}.")

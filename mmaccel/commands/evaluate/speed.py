@@ -1,0 +1,207 @@
+"""`mmaccel evaluate speed`: throughput of a policy against the plain loop, in A/B order."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
+
+
+def speed(
+    model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
+    policy: Annotated[str | None, typer.Option(help="see mmaccel models")] = None,
+    set_fields: Annotated[
+        list[str] | None, typer.Option("--set", help="a field of the policy as name=value")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="a caption a line; by default the model's examples")
+    ] = None,
+    batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,2,4,8",
+    runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20,
+    warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2,
+    baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None,
+    seed: Annotated[int, typer.Option(help="of the first picture")] = 0,
+    guidance: Annotated[float | None, typer.Option(help="1 is off")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("speed"),
+    plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True,
+    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="picture decoder, where it is apart")] = None,
+    family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
+    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
+) -> None:
+    """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
+    writes speed.md, speed.json, speed.jsonl and plots."""
+    from mmaccel.canvas_contracts import kind_of
+    from mmaccel.catalog import load, make_policy
+    from mmaccel.commands.evaluate.setup import parse_sizes, pick_captions, read_captions
+    from mmaccel.commands.report_files import new_report, write_lines
+    from mmaccel.commands.run_setup import open_folder, parse_fields
+    from mmaccel.errors import OptionError
+    from mmaccel.opening import open_pipeline, pick_name
+    from mmaccel.pipelines.comparison import make_plain
+    from mmaccel.pipelines.picture_model import choose_filters
+    from mmaccel.results import promise_in
+
+    least = load("mmaccel.evaluation.speed.measure:LEAST_RUNS")
+    if runs < least or warm_up < 1:
+        raise OptionError(
+            f"--runs, --warm-up: expected at least {least} and 1, received {runs} and {warm_up}; "
+            "fewer say nothing about p90 (mmaccel bench measures quickly)"
+        )
+    sizes = parse_sizes(batch_sizes)
+    load("mmaccel.evaluation.speed.transformers_baseline:check_names")(baseline or [])
+    if prompts is not None:
+        read_captions(prompts)
+    if plots:
+        load("mmaccel.evaluation.speed.report:check_plots")()
+    options = parse_fields(set_fields or [])
+    if policy is not None:
+        make_policy(policy, **options)
+    open_folder(out)
+    pipe = open_pipeline(
+        model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
+    )
+    name, options = pick_name(policy, options, kind_of(pipe.model))
+    chosen = make_policy(name, **options)
+    filters = choose_filters(
+        pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
+    )
+    captions = pick_captions(pipe, model, prompts, None)
+    baselines, left_out = _open_baselines(pipe, baseline or [], captions, filters)
+    made: list[Any] = []
+    measured = load("mmaccel.evaluation.speed.measure:measure_speed")(
+        pipe, {"plain": make_plain(chosen), "policy": chosen}, captions, filters,
+        batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, synchronise=_waits_for(device),
+        baselines=baselines,
+    )  # fmt: skip
+    each = (2 + len(baselines)) * (runs + warm_up)  # runs of a size
+    failure: BaseException | None = None
+    try:
+        for _ in sizes:
+            _collect(itertools.islice(measured, each), made, each)
+            write_lines(out / "speed.jsonl", [run.to_dict() for run in made])
+    except (KeyboardInterrupt, Exception) as error:  # what was made is kept, and then it is told
+        failure = error
+    finally:
+        for other in baselines.values():
+            other.close()
+    done = len(made) // each
+    report = new_report(
+        device, model=model, policy=repr(chosen), exactness=chosen.exactness,
+        promise=promise_in(chosen.exactness, dtype), dtype=dtype, engine=engine,
+        guidance=filters.guidance_scale, temperature=filters.temperature, seed=seed,
+        captions=captions, runs=runs, warm_up=warm_up, baselines=list(baselines),
+        left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],
+        rows=load("mmaccel.evaluation.speed.measure:summarise")(made[: done * each]),
+    )  # fmt: skip
+    _write_runs(out, report, made, plots)
+    if failure is not None:
+        raise _tell_failure(failure, sizes, done) from failure
+
+
+def _open_baselines(
+    pipe: Any, names: list[str], captions: list[str], filters: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Baselines by name, and why the others are left out, which is said at once."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.terminal import stderr_console
+
+    found, left_out = {}, {}
+    for name in names:
+        reason = load("mmaccel.evaluation.speed.transformers_baseline:find_obstacle")(
+            pipe, name, captions[0], filters
+        )
+        if reason:
+            left_out[name] = reason
+            stderr_console().print(f"--baseline {name} is left out: {reason}", markup=False)
+        else:
+            make = load("mmaccel.evaluation.speed.transformers_baseline:BaselineDecoding")
+            found[name] = make(pipe, name, captions)
+    return found, left_out
+
+
+def _waits_for(device: str) -> Any:
+    import torch
+
+    if device.startswith("cuda"):
+        return lambda: torch.cuda.synchronize(device)  # of that device, not of the current one
+    return lambda: None
+
+
+def _collect(measured: Any, made: list[Any], total: int) -> None:
+    from mmaccel.commands.terminal import progress_bar
+
+    with progress_bar() as bar:
+        task = bar.add_task(f"measuring behind {len(made)} runs", total=total)
+        for run in measured:
+            made.append(run)
+            bar.advance(task)
+
+
+def _write_runs(out: Path, report: dict[str, Any], made: list[Any], plots: bool) -> None:
+    """All runs, whole rounds or not, and a report of the sizes that were finished."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.report_files import write_json, write_lines, write_text
+    from mmaccel.outputs.picture_files import write_whole
+
+    lines = [run.to_dict() for run in made]
+    if lines:
+        write_lines(out / "speed.jsonl", lines)
+    if not report["rows"]:
+        return
+    write_json(out / "speed.json", report)
+    write_text(out / "speed.md", load("mmaccel.evaluation.speed.report:write_speed")(report))
+    if plots:
+        plan = load("mmaccel.evaluation.speed.report:plan_plots")(report, lines)
+        for file, write in plan.items():
+            write_whole(out / file, write)
+    _print(report, out)
+
+
+def _tell_failure(failure: BaseException, sizes: list[int], done: int) -> BaseException:
+    """What ended the runs, with what was kept; in one line where memory was short."""
+    import torch
+
+    from mmaccel.commands.terminal import Stopped
+
+    kept = f"measured {done} of {len(sizes)} batch sizes"
+    if isinstance(failure, KeyboardInterrupt):
+        return Stopped(f"stopped; {kept}")
+    said = " ".join(str(failure).split())
+    is_short = isinstance(failure, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(failure, RuntimeError) and "allocate memory" in said
+    )
+    if not is_short:
+        return failure
+    return OSError(
+        f"memory: expected room for a batch of {sizes[done]}, received {said[:120]!r}; {kept}, "
+        "which are written; leave the larger ones out of --batch-sizes"
+    )
+
+
+def _print(report: dict[str, Any], out: Path) -> None:
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    heads = ("side", "median s", "p90", "p99", "IQR", "passes", "tok/pass", "speed-up", "MiB")
+    table = make_table("batch", *heads, title=report["policy"])
+    for row in report["rows"]:
+        seconds = row["seconds"]
+        table.add_row(
+            str(row["batch_size"]),
+            row["side"],
+            *(f"{seconds[name]:.3f}" for name in ("median", "p90", "p99", "iqr")),
+            f"{row['passes']:.1f}",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['speed_up']:.2f}" + (f" loses to {row['loses_to'][0]}" if row["loses"] else ""),
+            "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
+        )
+    console = wide_console()
+    console.print(table)
+    console.print(f"{report['runs']} runs each; {out / 'speed.md'} says the rest.")

@@ -1,0 +1,46 @@
+"""`mmaccel evaluate words`: word error rate of transcripts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def words(
+    reference: Annotated[Path, typer.Argument(help="what was to be said, an utterance a line")],
+    heard: Annotated[Path, typer.Argument(help="what was heard, line by line")],
+    simplify: Annotated[
+        bool, typer.Option("--simplify", help="compare in lower case, without punctuation")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
+    items_file: Annotated[
+        Path | None, typer.Option("--items", help="write a line for each utterance here")
+    ] = None,
+) -> None:
+    """Word error rate: substituted, deleted and inserted words over words of the reference."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines
+
+    for option, file in (("--json", json_file), ("--items", items_file)):
+        check_file(option, file)
+    module = "mmaccel.evaluation.quality.word_errors:"
+    plain = load(module + "simplify") if simplify else str
+    read_lines = load("mmaccel.evaluation.quality.image_folder:read_lines")
+    texts = [[plain(line) for line in read_lines(file)] for file in (reference, heard)]
+    parts = load(module + "compare_transcripts")(*texts)
+    total = load(module + "sum_word_errors")(parts)
+    figures = {"utterances": len(parts), "simplified": simplify, "rate": total.rate}
+    write_json(json_file, new_report(**figures, **asdict(total)))
+    lines = [
+        {"line": k, "reference": a, "heard": b, **asdict(part)}
+        for k, (a, b, part) in enumerate(zip(*texts, parts, strict=True), 1)
+    ]
+    write_lines(items_file, lines)
+    name = "word error rate of simplified texts" if simplify else "word error rate"
+    print(
+        f"{name}: {100 * total.rate:.2f} % ({total.substitutions} substituted, {total.deletions} "
+        f"deleted, {total.insertions} inserted; {total.words} words in {len(parts)} utterances)"
+    )

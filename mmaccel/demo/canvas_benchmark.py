@@ -1,0 +1,194 @@
+"""What canvas policies cost and make on the embedded masked models, one row of figures a policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.demo.grammar.evaluate import GrammarText, is_right, total_variation
+from mmaccel.demo.grammar.tasks import (
+    EVALUATION_SEED,
+    TASKS,
+    Words,
+    decode_answer,
+    make_examples,
+    right_answers,
+)
+from mmaccel.demo.scenes.checker import score_pictures
+from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.results import Stats
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.stepwise import Stepwise
+
+_ENUMERABLE = ("replace", "shuffle", "tell")
+_PROMPTS, _DRAWS = 8, 100
+
+
+def measure_text(
+    folder: Path, policies: Mapping[str, Any], count: int, seed: int, device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
+    """Rows of `grammar-masked`, at temperature 1.
+
+    Args:
+        folder: of the model.
+        policies: label to policy.
+        count: fresh prompts of each task.
+        seed: of the noise; prompt k is item k of it.
+        device: where to run.
+
+    Yields:
+        A dict per policy: see `_row`; `quality` is the share of right answers, of all and by task,
+        and `total_variation`, the mean distance of 100 draws from the true law over the prompts
+        of tasks whose right answers can be counted, with its `floor`, what noise alone gives.
+    """
+    text = GrammarText(folder, device)
+    groups = [make_examples(EVALUATION_SEED, range(count), task) for task in TASKS]
+    examples = [example.prompt for group in groups for example in group]
+    few = [p for p in examples if p[0] in _ENUMERABLE and len(right_answers(p)) <= 24]
+    few = few[:: max(1, len(few) // _PROMPTS)][:_PROMPTS]
+    plain: dict[str, Tensor | None] = {}
+    laws: dict[str, dict[str, float]] = {}
+    for label, policy in policies.items():
+        own = _decode_text(text, policy, examples, seed)
+        tokens, stats = own
+        plain.setdefault(_order(policy), tokens if isinstance(policy, Stepwise) else None)
+        right = [is_right(p, canvas) for p, canvas in zip(examples, tokens.tolist(), strict=True)]
+        quality = {"right": sum(right) / len(right)}
+        for k, task in enumerate(TASKS):
+            quality[task] = sum(right[k * count : (k + 1) * count]) / count
+        row = _row("grammar-masked", label, policy, stats, tokens, plain, quality)
+        is_stepwise = row["same"] == len(tokens) and stats.exactness == "bitwise"
+        key = _order(policy) if is_stepwise else label
+        if key not in laws:  # the same tokens have the same law
+            laws[key] = _measure_law(text, policy, few, seed)
+        quality |= laws[key]
+        yield row
+
+
+def measure_pictures(
+    pipe: TextToImage,
+    name: str,
+    policies: Mapping[str, Any],
+    captions: Sequence[str],
+    seed: int,
+    batch: int,
+) -> Iterator[dict[str, Any]]:
+    """Rows of a picture model, with its own guidance and filters.
+
+    Args:
+        pipe: the model: a masked one, or, for policies by window, the next-token one beside it.
+        name: what rows call it.
+        policies: label to policy.
+        captions: one per picture; picture k has seed `seed + k`.
+        seed: of the first picture.
+        batch: pictures made together.
+
+    Yields:
+        A dict per policy: see `_row`; `quality` holds the checker's scores, and `positions` counts
+        what went into the model, guidance and prompts with it.
+    """
+    plain: dict[str, Tensor | None] = {}
+    seeds = [seed + k for k in range(len(captions))]
+    for label, policy in policies.items():
+        with count_entries(pipe.model.model) as fed:  # type: ignore[union-attr]
+            made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
+        plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
+        tokens = made.tokens.to(pipe.model.device)
+        pixels = pipe.pictures.tokenizer.decode(tokens)  # type: ignore[attr-defined]
+        quality = dict(score_pictures(pixels.cpu(), list(captions)))
+        row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
+        yield row | {"positions": sum(fed) / len(captions)}
+
+
+@contextmanager
+def count_entries(model: Any) -> Iterator[list[int]]:
+    """Gives a list that every pass of a model appends its entries to, rows times columns."""
+    fed: list[int] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, ids: fed.append(ids[0].numel())
+    )
+    try:
+        yield fed
+    finally:
+        hook.remove()
+
+
+def _row(
+    model: str,
+    label: str,
+    policy: Any,
+    stats: Stats,
+    tokens: Tensor,
+    plain: dict[str, Tensor | None],
+    quality: dict[str, float],
+) -> dict[str, Any]:
+    """One policy: means over rows; `same` counts rows equal to stepwise decoding's in the same
+    order, None where that was not run before.
+    """
+    n, other = len(tokens), plain.get(_order(policy))
+    return {
+        "model": model,
+        "policy": label,
+        "settings": stats.policy,
+        "exactness": stats.exactness,
+        "rows": n,
+        "tokens": stats.tokens / n,
+        "passes": stats.row_passes / n,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "positions": stats.positions / n,
+        "nats": stats.nats / n,
+        "same": None if other is None else int((other == tokens).all(1).sum()),
+        "seconds": stats.seconds,
+        "quality": quality,
+    }
+
+
+def _order(policy: Any) -> str:
+    return str(getattr(policy, "order", "confidence"))
+
+
+@torch.no_grad()
+def _decode_text(
+    text: GrammarText, policy: Any, prompts: Sequence[Words], seed: int
+) -> tuple[Tensor, Stats]:
+    prompt = text.prompt(prompts)
+    noise = Noise.from_seed(seed, len(prompts), prompt.tokens.device)
+    made = policy.sample(text.model, prompt, text.length, filters=Filters(), noise=noise)
+    return torch.tensor(text.fill_up(made.tokens, made.lengths)), made.stats
+
+
+def _measure_law(
+    text: GrammarText, policy: Any, prompts: Sequence[Words], seed: int
+) -> dict[str, float]:
+    """Mean total variation between draws and the true law, and what as many right draws give."""
+    many = [prompt for prompt in prompts for _ in range(_DRAWS)]
+    tokens, _ = _decode_text(text, policy, many, seed + 1)
+    distance = floor = 0.0
+    for k, prompt in enumerate(prompts):
+        law: dict[Words, float] = {}
+        for canvas in tokens[k * _DRAWS : (k + 1) * _DRAWS].tolist():
+            answer = decode_answer(canvas)
+            if answer is not None:
+                law[answer] = law.get(answer, 0.0) + 1 / _DRAWS
+        n = len(right_answers(prompt))
+        distance += total_variation(prompt, law) / len(prompts)
+        floor += _floor(n) / len(prompts)
+    return {"total_variation": distance, "floor": floor}
+
+
+def _floor(n: int) -> float:
+    """Mean total variation between a uniform law over n answers and `_DRAWS` draws of it."""
+    p = 1 / n
+    mean = 0.0
+    for k in range(_DRAWS + 1):
+        ways = math.lgamma(_DRAWS + 1) - math.lgamma(k + 1) - math.lgamma(_DRAWS - k + 1)
+        chance = math.exp(ways + k * math.log(p) + (_DRAWS - k) * math.log1p(-p)) if n > 1 else 0.0
+        mean += chance * abs(k / _DRAWS - p)
+    return n * mean / 2

@@ -1,0 +1,1 @@
+"""A grammar of seven tasks whose right answers can be enumerated."""

@@ -1,0 +1,127 @@
+"""Grammar: `grammar-masked` as a denoiser with its prompts, and its answers read: right or wrong,
+and how far a distribution over answers is from the true one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.demo.grammar.tasks import (
+    ASK,
+    BOS,
+    CANVAS,
+    END,
+    MASK,
+    PAD,
+    WORDS,
+    Words,
+    decode_answer,
+    encode_prompt,
+    right_answers,
+)
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.masked_lm import MaskedLM
+from mmaccel.pipelines.model_folder import check_place
+
+
+@dataclass(frozen=True)
+class AnswerWords:
+    """A layout of free slots in which no id may stand that is no word of an answer."""
+
+    n_ids: int
+    columns: int = 0
+    frame: int = 0
+
+    def forced(self, slots: Tensor) -> None:
+        """See `mmaccel.contracts.Layout.forced`."""
+
+    def allowed(self, slots: Tensor) -> Tensor:
+        """See `mmaccel.contracts.Layout.allowed`: `[V]`, the same for all slots."""
+        ids = torch.arange(self.n_ids, device=slots.device)
+        return (ids != PAD) & (ids != BOS) & (ids != ASK)
+
+
+class GrammarText:
+    """Loads the model.
+
+    Args:
+        folder: holds `config.json`, `model.safetensors` and `words.json`.
+        device: where to run.
+
+    Attributes:
+        model: the denoiser; ids are those of `grammar_words`.
+        length: slots of a canvas.
+
+    Raises:
+        OptionError: no such folder or device.
+    """
+
+    length = CANVAS
+
+    def __init__(self, folder: str | Path, device: torch.device | str = "cpu") -> None:
+        from transformers import AutoModelForCausalLM
+
+        file = Path(folder) / "words.json"
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if said.get("mask") != MASK or said.get("words") != list(WORDS):
+            raise OptionError(
+                f"model: expected a masked model of pictures or the folder of grammar-masked, "
+                f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
+                "scripts/train_demo.py grammar-export"
+            )
+        shift = said["logit_shift"]
+        check_place(device, torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = MaskedLM(model.to(device), MASK, shift=shift, vocab_size=MASK)
+
+    def prompt(self, prompts: Sequence[Words]) -> Prompt:
+        """Prompts of B rows; a row ends behind its first `end`."""
+        rows = [encode_prompt(words) for words in prompts]
+        longest = max(map(len, rows))
+        padded, device = [[*row, *[PAD] * (longest - len(row))] for row in rows], self.model.device
+        tokens = torch.tensor(padded, device=device)
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        stop = torch.tensor([END], device=device)
+        return Prompt(tokens, lengths, stop_tokens=stop, layout=AnswerWords(MASK))
+
+    @staticmethod
+    def fill_up(tokens: Tensor, lengths: Tensor) -> list[list[int]]:
+        """Canvases `[B, L]` with `end` behind their rows' ends, as the checker reads them."""
+        behind = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+        filled: list[list[int]] = tokens.masked_fill(behind, END).tolist()
+        return filled
+
+
+def is_right(prompt: Words, canvas: Sequence[int]) -> bool:
+    """Whether a canvas of ids holds one of the prompt's right answers, properly closed."""
+    answer = decode_answer(canvas)
+    return answer is not None and answer in right_answers(prompt)
+
+
+def share_right(prompts: Sequence[Words], canvases: Sequence[Sequence[int]]) -> float:
+    """Share of prompts answered rightly."""
+    right = [is_right(p, c) for p, c in zip(prompts, canvases, strict=True)]
+    return sum(right) / len(right)
+
+
+def total_variation(prompt: Words, law: Mapping[Words, float]) -> float:
+    """Total variation between a law and the true one, which is uniform over right answers.
+
+    Args:
+        prompt: fixes the true law.
+        law: probabilities of some answers; what is missing to one is taken to lie on wrong ones.
+
+    Returns:
+        0..1.
+    """
+    answers = right_answers(prompt)
+    right = [law.get(answer, 0.0) for answer in answers]
+    on_right = sum(abs(p - 1 / len(answers)) for p in right)
+    return (on_right + max(0.0, 1.0 - sum(right))) / 2

@@ -1,0 +1,187 @@
+"""Grammar: seven tasks, their prompts with all right answers, and both as words and ids.
+
+Unmasking several positions at once goes wrong on such tasks: Kang et al., 2025, arXiv 2510.04767
+(ParallelBench), study copy, replace and shuffle. Added here: reverse and sort, addition, where
+carries run from right to left, and a story that may be told in several ways.
+
+Special ids first, then words. A prompt is `[bos, task, words..., ask]`; the canvas after it has
+`CANVAS` slots, which hold the answer and `end` in every slot after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from mmaccel.errors import OptionError
+
+PAD, BOS, ASK, END = range(4)
+CANVAS = 24
+
+LETTERS = tuple("abcdefghij")
+NEW_LETTER = "z"
+DIGITS = tuple("0123456789")
+TASKS = ("copy", "reverse", "sort", "replace", "shuffle", "add", "tell")
+NAMES = {"ann": "her", "cleo": "her", "bob": "his", "dan": "his"}
+ANIMALS = ("cat", "dog", "fox")
+COLOURS = ("red", "blue", "green", "black")
+WORDS = (
+    *("<pad>", "<bos>", "<ask>", "<end>", *TASKS, *LETTERS, NEW_LETTER, *DIGITS, "+"),
+    *(*NAMES, *ANIMALS, *COLOURS, "has", "the", "one", "is", "his", "her", "likes", "."),
+)
+MASK = len(WORDS)
+
+_IDS = {word: k for k, word in enumerate(WORDS)}
+
+
+def encode_prompt(words: Sequence[str]) -> list[int]:
+    """Prompt ids of a task and its words.
+
+    Raises:
+        OptionError: a word that is not of the list.
+    """
+    return [BOS, *_encode(words), ASK]
+
+
+def encode_answer(words: Sequence[str]) -> list[int]:
+    """The `CANVAS` ids of an answer, closed and filled up with `end`.
+
+    Raises:
+        OptionError: a word that is not of the list, or more words than `CANVAS` - 1.
+    """
+    if len(words) >= CANVAS:
+        raise OptionError(
+            f"answer: expected at most {CANVAS - 1} words, received {len(words)}; shorten it"
+        )
+    return [*_encode(words), *[END] * (CANVAS - len(words))]
+
+
+def decode_answer(ids: Sequence[int]) -> tuple[str, ...] | None:
+    """The words before the first `end`.
+
+    Returns:
+        None where there is no `end`, or something else behind it: the canvas is no answer.
+    """
+    ids = list(ids)
+    if END not in ids:
+        return None
+    length = ids.index(END)
+    if any(k != END for k in ids[length:]) or any(k >= len(WORDS) for k in ids):
+        return None
+    return tuple(WORDS[k] for k in ids[:length])
+
+
+def _encode(words: Sequence[str]) -> list[int]:
+    unknown = [word for word in words if word not in _IDS or word.startswith("<")]
+    if unknown:
+        raise OptionError(
+            f"prompt: expected words of the grammar, received {', '.join(map(repr, unknown))}; "
+            f"it knows: {' '.join(WORDS[END + 1 :])}"
+        )
+    return [_IDS[word] for word in words]
+
+
+TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 1, 2, 3
+
+Words = tuple[str, ...]
+
+
+class Example(NamedTuple):
+    """A prompt and one of its right answers, all of which were equally likely."""
+
+    prompt: Words
+    answer: Words
+
+
+def right_answers(prompt: Words) -> list[Words]:
+    """Every right answer of a prompt, each once; the data's law is uniform over them.
+
+    Args:
+        prompt: a task and its words.
+
+    Raises:
+        OptionError: no such task.
+    """
+    if not prompt or prompt[0] not in _RIGHT:
+        raise OptionError(
+            f"prompt: expected one of {', '.join(TASKS)} first, received {prompt[:1]}; name a task"
+        )
+    return _RIGHT[prompt[0]](prompt[1:])
+
+
+def draw_prompt(rng: np.random.Generator, task: str) -> Words:
+    """Draws a prompt of a task."""
+    if task == "tell":
+        return (task, _one(rng, tuple(NAMES)), _one(rng, ANIMALS))
+    if task == "add":
+        n = int(rng.integers(2, 5))
+        digits = [DIGITS[k] for k in rng.integers(0, 10, 2 * n)]
+        return (task, *digits[:n], "+", *digits[n:])
+    if task == "shuffle":
+        n = int(rng.integers(3, 6))
+        return (task, *(LETTERS[k] for k in rng.permutation(len(LETTERS))[:n]))
+    low, high = (4, 12) if task == "replace" else (4, 16)
+    n = int(rng.integers(low, high + 1))
+    return (task, *(LETTERS[k] for k in rng.integers(0, len(LETTERS), n)))
+
+
+def make_example(seed: int, index: int, task: str | None = None) -> Example:
+    """Example `index` of the collection `seed` (Philox, counter-based).
+
+    Args:
+        seed: which collection; training, validation and evaluation have different ones.
+        index: which example; it does not depend on the others.
+        task: of this task; of any, equally likely, where not given.
+    """
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
+    drawn = _one(rng, TASKS)
+    prompt = draw_prompt(rng, task or drawn)
+    answers = right_answers(prompt)
+    return Example(prompt, answers[int(rng.integers(len(answers)))])
+
+
+def make_examples(seed: int, indices: Iterable[int], task: str | None = None) -> list[Example]:
+    """`make_example` of several indices."""
+    return [make_example(seed, index, task) for index in indices]
+
+
+def _one(rng: np.random.Generator, among: Words) -> str:
+    return among[int(rng.integers(len(among)))]
+
+
+def _replace(words: Words) -> list[Words]:
+    return [(*words[:k], NEW_LETTER, *words[k + 1 :]) for k in range(len(words))]
+
+
+def _add(words: Words) -> list[Words]:
+    n = words.index("+")
+    total = int("".join(words[:n])) + int("".join(words[n + 1 :]))
+    return [tuple(f"{total:0{n + 1}d}")]
+
+
+def _tell(words: Words) -> list[Words]:
+    name, animal = words
+    whose = NAMES[name]
+    told: list[Words] = []
+    for colour in COLOURS:
+        for story in (
+            f"{name} has one {colour} {animal} . {whose} {animal} is {colour} .",
+            f"{name} likes {whose} {animal} . the {animal} is {colour} .",
+            f"the {colour} {animal} likes {name} .",
+        ):
+            told.append(tuple(story.split()))
+    return told
+
+
+_RIGHT: dict[str, Callable[[Words], list[Words]]] = {
+    "copy": lambda words: [words],
+    "reverse": lambda words: [words[::-1]],
+    "sort": lambda words: [tuple(sorted(words))],
+    "replace": _replace,
+    "shuffle": lambda words: sorted(set(permutations(words))),
+    "add": _add,
+    "tell": _tell,
+}

@@ -1,0 +1,1 @@
+"""Captioned images of simple scenes: drawn, described, checked, and seen by a small network."""

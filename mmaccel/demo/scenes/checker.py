@@ -1,0 +1,328 @@
+"""Scenes: reads an image back against its caption.
+
+Verdicts per image: is the ground the one asked for, is there exactly one object of each colour
+asked for and none of another, are shapes, stated sizes and relations right, and is the whole
+caption true. Nothing is learned, so a verdict can be checked by hand. It is found in three steps.
+
+1. **Pixels.** A pixel belongs to the prototype (a colour or a ground) it is nearest to after the
+   prototype is made lighter or darker within what light, shadow and texture can do. Connected
+   pixels of a colour are a piece.
+2. **Shapes.** Every shape is laid over a piece at nearby places, radii and turns. Those whose
+   overlap (intersection over union) comes close to the best are compared on the image itself, which
+   is explained by two colours, one under the shape and one next to it, mixed at the edge: the shape
+   that leaves the least unexplained (the greatest coefficient of determination) wins. So blurred
+   corners, which a tokenizer makes, do not turn a star into a circle.
+3. **Verdicts.** Shapes, sizes and places of the fits are compared with what the caption asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, pad
+
+from mmaccel.demo.scenes.caption import Reading, read_caption
+from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES
+from mmaccel.demo.scenes.render import BACKGROUND_RGB, COLOUR_RGB, shape_depth
+from mmaccel.errors import ShapeError
+
+_CORE = 9  # pixels of core an object must have
+# The next five were set with a margin to what real pictures show after the tokenizer (500 of them).
+_SECOND = 25  # pixels of core that make a second piece of an asked colour an object of its own
+_GROUND = 0.8  # share of the pixels beside objects that show the ground asked for
+_EXPLAINED = 0.1  # of the variance around a piece, by the shape laid over it
+_EXTENT = 1.2  # of a piece, in diameters of the shape laid over it
+_OVERLAP = {"circle": 0.72, "square": 0.65, "triangle": 0.6, "star": 0.6, "ring": 0.5}
+_NEAR = 5.0  # pixels: least distance of two objects told apart by direction
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is right about one picture; `whole` means all the others are."""
+
+    background: bool
+    colours: bool
+    shapes: bool
+    sizes: bool
+    relations: bool
+
+    @property
+    def whole(self) -> bool:
+        """The whole caption is true."""
+        return self.background and self.colours and self.shapes and self.sizes and self.relations
+
+
+def check_pictures(pictures: Tensor, captions: Sequence[str]) -> list[Verdict]:
+    """Judges pictures.
+
+    Args:
+        pictures: [B, 3, 64, 64] float in 0..1.
+        captions: B captions of the scenes language, no colour twice in one caption.
+
+    Returns:
+        One verdict per picture. A background, size or colour that the caption leaves open
+        cannot be wrong.
+
+    Raises:
+        ShapeError: not B pictures.
+        OptionError: a caption cannot be read.
+    """
+    if pictures.ndim != 4 or len(pictures) != len(captions) or pictures.shape[1] != 3:
+        raise ShapeError(
+            f"pictures: expected [{len(captions)}, 3, h, w] for {len(captions)} captions, "
+            f"received {list(pictures.shape)}."
+        )
+    labels = classify_pixels(pictures)
+    return [
+        _judge(p, row, read_caption(c))
+        for p, row, c in zip(pictures.float(), labels, captions, strict=True)
+    ]
+
+
+def score_pictures(pictures: Tensor, captions: Sequence[str]) -> dict[str, float]:
+    """Shares of right verdicts, by name, each 0..1 (arguments as `check_pictures`)."""
+    verdicts = check_pictures(pictures, captions)
+    rows = [{**asdict(v), "whole": v.whole} for v in verdicts]
+    return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
+
+
+def ground_share(labels: np.ndarray, ground: str) -> float:
+    """Share of the pixels that show no object which show a ground; labels [h, w] from
+    `classify_pixels`.
+    """
+    beside = ~np.isin(labels, [NAMES.index(c) for c in COLOURS])
+    return float((labels == NAMES.index(ground)).sum() / max(beside.sum(), 1))
+
+
+def count_objects(labels: np.ndarray, colour: str) -> int:
+    """How many objects of a colour a picture has; labels [h, w] from `classify_pixels`."""
+    cores = [core_size(piece) for piece in find_pieces(labels == NAMES.index(colour))]
+    return int(any(core >= _CORE for core in cores[:1])) + sum(c >= _SECOND for c in cores[1:])
+
+
+def _judge(picture: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
+    ground = wanted.background
+    background = ground is None or ground_share(labels, ground) >= _GROUND
+    colours = [o.colour for o in wanted.objects]
+    counts = {colour: count_objects(labels, colour) for colour in COLOURS}
+    if not all(counts[colour] for colour in colours):
+        return Verdict(background, False, False, False, False)
+    fits = []
+    for colour in colours:
+        others = np.isin(labels, [NAMES.index(c) for c in colours if c != colour])
+        fits.append(fit_shape(picture, largest_piece(labels == NAMES.index(colour)), others))
+    return Verdict(
+        background,
+        all(counts[colour] == (colour in colours) for colour in COLOURS),
+        all(is_shape(f, o.shape) for f, o in zip(fits, wanted.objects, strict=True)),
+        all(o.size in (None, f.size) for f, o in zip(fits, wanted.objects, strict=True)),
+        all(_stands(r, fits[0], f) for r, f in zip(wanted.relations, fits[1:], strict=True)),
+    )
+
+
+def is_shape(fit: Fit, shape: str) -> bool:
+    """Whether a piece of the picture is that shape: the best fit, and a good one."""
+    return (
+        fit.shape == shape
+        and fit.overlap >= _OVERLAP[shape]
+        and fit.explained >= _EXPLAINED
+        and fit.extent <= _EXTENT
+    )
+
+
+def _stands(relation: str, first: Fit, second: Fit) -> bool:
+    right, down = second.x - first.x, second.y - first.y
+    if relation == "inside":
+        return max(abs(right), abs(down)) < second.radius / 2 and first.radius < second.radius
+    if max(abs(right), abs(down)) < _NEAR:
+        return False
+    if abs(down) > abs(right):
+        return relation == ("above" if down > 0 else "below")
+    return relation == ("left of" if right > 0 else "right of")
+
+
+_HALF = 19  # templates are 39 pixels wide
+_SHIFT = 3
+_CLOSE = 0.12  # of intersection over union
+_RADII = tuple(np.arange(6.0, 15.01, 0.5).tolist())
+_TURNS = (-0.11, 0.0, 0.11)
+LARGE_FROM = 11.0  # pixels; small objects end at 9.2, large ones begin at 12.9
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A shape laid over a piece; `explained` is the share of the variance it explains,
+    `overlap` its intersection with the piece over their union, both 0..1; `extent` is the longer
+    side of the piece in diameters of the shape.
+    """
+
+    shape: str
+    x: float
+    y: float
+    radius: float
+    explained: float
+    overlap: float
+    extent: float
+
+    @property
+    def size(self) -> str:
+        """`small` or `large`."""
+        return "large" if self.radius >= LARGE_FROM else "small"
+
+
+@lru_cache(maxsize=1)
+def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
+    """Labels, hard masks [K, n] and masks with soft edges [K, n]."""
+    axis = torch.arange(-_HALF, _HALF + 1, dtype=torch.float32)
+    labels, hard, soft = [], [], []
+    for shape in SHAPES:
+        for radius in _RADII:
+            for turn in _TURNS if shape in ("square", "star", "triangle") else (0.0,):
+                depth = shape_depth(shape, axis[None, None, :], axis[None, :, None], radius, turn)
+                labels.append((shape, radius))
+                hard.append((depth > 0).float().flatten())
+                cover = (depth + 0.5).clamp(0, 1)
+                soft.append(avg_pool2d(cover, 3, stride=1, padding=1).flatten())
+    return labels, torch.stack(hard), torch.stack(soft)
+
+
+def fit_shape(picture: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
+    """Fits a shape to a piece of a picture.
+
+    Args:
+        picture: [3, h, w] float in 0..1.
+        mask: [h, w] bool, where the piece was found; at least one pixel.
+        hidden: [h, w] bool, pixels that show another object; they count neither way.
+
+    Returns:
+        The best fit; x and y are pixels from the picture's top left.
+    """
+    labels, hard, soft = _templates()
+    rows, columns = np.nonzero(mask)
+    cy = (int(rows.min()) + int(rows.max())) // 2
+    cx = (int(columns.min()) + int(columns.max())) // 2
+    reach = 0.5 * max(np.ptp(rows), np.ptp(columns)) * 1.2 + 2
+    ys, xs = np.ogrid[: mask.shape[0], : mask.shape[1]]
+    near = (ys - cy) ** 2 + (xs - cx) ** 2 < reach**2
+    free = ~(grow(hidden) & ~grow(mask))
+    planes = np.stack([mask, free | mask, free & near]).astype(np.float32)
+    layers = torch.cat([torch.from_numpy(planes), picture])
+    room = _HALF + _SHIFT
+    layers = pad(layers, (room, room, room, room))
+    layers = layers[:, cy : cy + 2 * room + 1, cx : cx + 2 * room + 1]
+    side = 2 * _HALF + 1
+    places = [(oy, ox) for oy in range(2 * _SHIFT + 1) for ox in range(2 * _SHIFT + 1)]
+    cuts = torch.stack([layers[:, oy : oy + side, ox : ox + side].flatten(1) for oy, ox in places])
+    both, area = cuts[:, 0] @ hard.T, cuts[:, 1] @ hard.T  # [P, K]
+    overlap = both / (area + cuts[:, 0].sum(1, keepdim=True) - both)
+    best = (-1.0, 0, 0)
+    for place, close in enumerate(overlap >= overlap.max() - _CLOSE):
+        chosen = close.nonzero()[:, 0]
+        if len(chosen):
+            explained = _explained(soft[chosen], cuts[place, 2], cuts[place, 3:])
+            top = int(explained.argmax())
+            if float(explained[top]) > best[0]:
+                best = (float(explained[top]), place, int(chosen[top]))
+    share, place, top = best
+    shape, radius = labels[top]
+    oy, ox = places[place]
+    x, y = cx + ox - _SHIFT + 0.5, cy + oy - _SHIFT + 0.5
+    extent = max(float(np.ptp(rows)), float(np.ptp(columns))) / (2 * radius)
+    return Fit(shape, x, y, radius, share, float(overlap[place, top]), extent)
+
+
+def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:
+    """Coefficient of determination of a linear fit in the mask, all channels together.
+
+    Args:
+        masks: [K, n].
+        weight: [n], 1 where a pixel counts, else 0.
+        colours: [3, n].
+
+    Returns:
+        [K].
+    """
+    counted = weight > 0
+    m = masks[:, counted]
+    x = colours[:, counted]
+    m, x = m - m.mean(1, keepdim=True), x - x.mean(1, keepdim=True)
+    spread = m.square().sum(1).clamp(min=1e-6)
+    return (m @ x.T).square().sum(1) / spread / x.square().sum().clamp(min=1e-6)
+
+
+NAMES = COLOURS + BACKGROUNDS
+_OBJECT_LIGHT = (0.58, 1.25)
+_BACKGROUND_LIGHT = {
+    "grass": (0.2, 1.9),
+    "sand": (0.45, 1.3),
+    "water": (0.3, 1.7),
+    "snow": (0.45, 1.25),
+    "night": (0.2, 2.5),
+}
+
+
+def classify_pixels(pictures: Tensor) -> np.ndarray:
+    """Names the pixels.
+
+    Args:
+        pictures: [B, 3, h, w] float in 0..1.
+
+    Returns:
+        [B, h, w] int64, indices into `NAMES`.
+    """
+    smooth = avg_pool2d(pad(pictures.float(), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    pixel = (0.5 * smooth + 0.5 * pictures).permute(0, 2, 3, 1)  # [B, h, w, 3]
+    distances = []
+    for name in NAMES:
+        prototype = torch.tensor(COLOUR_RGB.get(name) or BACKGROUND_RGB[name])
+        low, high = _BACKGROUND_LIGHT.get(name, _OBJECT_LIGHT)
+        light = ((pixel @ prototype) / prototype.square().sum()).clamp(low, high)
+        distances.append((pixel - light[..., None] * prototype).square().sum(-1))
+    return torch.stack(distances).argmin(0).numpy()
+
+
+def find_pieces(mask: np.ndarray) -> list[np.ndarray]:
+    """The pieces of a mask, pixels touching by edges or corners, the largest first.
+
+    Args:
+        mask: [h, w] bool.
+
+    Returns:
+        Masks [h, w] bool; none where the mask is empty.
+    """
+    pieces = []
+    rest = mask.copy()
+    while rest.any():
+        piece = np.zeros_like(mask)
+        piece[tuple(np.argwhere(rest)[0])] = True
+        size = 0
+        while piece.sum() > size:
+            size = int(piece.sum())
+            piece = grow(piece) & rest
+        rest &= ~piece
+        pieces.append(piece)
+    return sorted(pieces, key=lambda piece: -int(piece.sum()))
+
+
+def largest_piece(mask: np.ndarray) -> np.ndarray:
+    """The largest piece of a mask, [h, w] bool; all False where the mask is empty."""
+    return next(iter(find_pieces(mask)), np.zeros_like(mask))
+
+
+def grow(mask: np.ndarray) -> np.ndarray:
+    """The mask and every pixel that touches it, [h, w] bool."""
+    wide = np.pad(mask, 1)
+    h, w = mask.shape
+    return np.any([wide[i : i + h, j : j + w] for i in range(3) for j in range(3)], axis=0)
+
+
+def core_size(mask: np.ndarray) -> int:
+    """Pixels whose four neighbours are in the mask too: a thin seam of mixed colour has none."""
+    wide = np.pad(mask, 1)
+    core = wide[1:-1, 1:-1] & wide[:-2, 1:-1] & wide[2:, 1:-1] & wide[1:-1, :-2] & wide[1:-1, 2:]
+    return int(core.sum())

@@ -1,0 +1,134 @@
+"""Scenes: features of pictures, by a small network that tells what is in them.
+
+A Fréchet or kernel distance needs an extractor that knows its pictures. This one was trained to
+name ground, colours, shapes, sizes and places (`mmaccel.demo.train_features`); what its heads read
+are 64 numbers a picture. It knows scenes alone: distances of other pictures mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from mmaccel.demo.scenes.data import make_scenes
+from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, COLOURS, SHAPES, SIZES, Scene
+from mmaccel.errors import ShapeError
+
+FOLDER = Path(__file__).parents[1] / "weights" / "scenes-features"
+WIDTH = 64
+REFERENCE_SEED = 7  # of no other collection: no model was trained on its pictures
+_CHANNELS = (12, 24, 32, 48, 64)  # of squares of 2x2 pixels, then of each convolution
+_MIXED = 128
+_BATCH = 100
+
+
+class SceneFeatures(nn.Module):
+    """Four convolutions, the last three strided, 64 features of mean 0 and deviation 1 over the
+    training pictures (once `standardise` was called), and heads that name what is in a picture.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.PixelUnshuffle(2)]
+        for k, (before, behind) in enumerate(zip(_CHANNELS, _CHANNELS[1:])):
+            stride = 2 if k else 1
+            layers += [nn.Conv2d(before, behind, 3, stride, 1), nn.BatchNorm2d(behind), nn.SiLU()]
+        side = CANVAS // 2 ** (len(_CHANNELS) - 1)
+        self.trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * side * side, WIDTH))
+        self.mean: Tensor
+        self.scale: Tensor
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.mix = nn.Linear(WIDTH, _MIXED)
+        n = len(COLOURS)
+        self.ground = nn.Linear(_MIXED, len(BACKGROUNDS))
+        self.shapes = nn.Linear(_MIXED, n * (len(SHAPES) + 1))
+        self.sizes = nn.Linear(_MIXED, n * len(SIZES))
+        self.places = nn.Linear(_MIXED, n * 2)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Pictures `[B, 3, 64, 64]` uint8, or float in 0..1, to features `[B, 64]` float32.
+
+        Raises:
+            ShapeError: pictures of another size.
+        """
+        if pictures.shape[1:] != (3, CANVAS, CANVAS):
+            raise ShapeError(
+                f"pictures: expected [B, 3, {CANVAS}, {CANVAS}], received {list(pictures.shape)}; "
+                "these features are of scenes; give an extractor that knows your pictures"
+            )
+        whole = pictures if pictures.is_floating_point() else pictures.float() / 255
+        features: Tensor = (self.trunk(2 * whole - 1) - self.mean) / self.scale
+        return features
+
+    @torch.no_grad()
+    def standardise(self, pictures: Tensor) -> None:
+        """Set mean and deviation of the features by pictures `[N, 3, 64, 64]`; for good, as what
+        the heads read stays the same.
+        """
+        found = torch.cat([self(part) for part in pictures.split(_BATCH)])
+        self.mean.add_(found.mean(0) * self.scale)
+        self.scale.mul_(found.std(0))
+
+    def read(self, features: Tensor) -> dict[str, Tensor]:
+        """What the heads say of features `[B, 64]`: `ground` `[B, 5]`, `shapes` `[B, 7, 6]` (the
+        last: no object of this colour) and `sizes` `[B, 7, 2]`, all scores; `places` `[B, 7, 2]`,
+        x and y in canvases from the middle.
+        """
+        raw = features * self.scale + self.mean
+        seen = nn.functional.silu(self.mix(nn.functional.silu(raw)))
+        n = len(COLOURS)
+        return {
+            "ground": self.ground(seen),
+            "shapes": self.shapes(seen).unflatten(1, (n, -1)),
+            "sizes": self.sizes(seen).unflatten(1, (n, -1)),
+            "places": self.places(seen).unflatten(1, (n, -1)),
+        }
+
+
+def make_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
+    """What the heads are to say of B scenes: `ground` `[B]`, `shapes` and `sizes` `[B, 7]` int64
+    (size 0 where a colour is absent) and `places` `[B, 7, 2]` float32.
+    """
+    n = len(COLOURS)
+    shapes = torch.full((len(scenes), n), len(SHAPES))
+    sizes, places = torch.zeros(len(scenes), n, dtype=torch.long), torch.zeros(len(scenes), n, 2)
+    for b, scene in enumerate(scenes):
+        for thing in scene.objects:
+            c = COLOURS.index(thing.colour)
+            shapes[b, c] = SHAPES.index(thing.shape)
+            sizes[b, c] = SIZES.index(thing.size)
+            places[b, c] = torch.tensor([thing.x, thing.y]) / CANVAS - 0.5
+    ground = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes])
+    return {"ground": ground, "shapes": shapes, "sizes": sizes, "places": places}
+
+
+@cache
+def load_features(folder: Path = FOLDER) -> SceneFeatures:
+    """The trained network, float32, in evaluation mode."""
+    model = SceneFeatures()
+    state = load_file(folder / "model.safetensors")
+    whole = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    model.load_state_dict(whole)
+    return model.eval()
+
+
+@torch.no_grad()
+def extract_features(pictures: Tensor) -> Tensor:
+    """Features `[N, 64]` float32 of pictures `[N, 3, 64, 64]` uint8 or float in 0..1.
+
+    Raises:
+        ShapeError: pictures of another size.
+    """
+    model = load_features()
+    return torch.cat([model(part) for part in pictures.split(_BATCH)])
+
+
+def draw_reference(count: int) -> Tensor:
+    """Pictures `[count, 3, 64, 64]` uint8 that no training saw, to measure distances from."""
+    return make_scenes(REFERENCE_SEED, range(count))[2]

@@ -1,0 +1,245 @@
+"""Is a sampler exact? Equality for guarantees of bits, a G-test for those of a distribution.
+
+The distribution of whole sequences comes from a language small enough to enumerate. A test that
+rejects nothing proves nothing, so `power` states how likely a deviation was to be seen.
+
+Chi-square and noncentral chi-square tails are scipy's. R. R. Sokal, F. J. Rohlf, "Biometry", 3rd
+edition 1995, chapter 17 (G-test and the pooling of small cells); D. A. Williams, "Improved
+likelihood ratio tests for complete contingency tables", Biometrika 63 (1976), whose divisor brings
+the test to its level: without it a right sampler was rejected half as often again; J. Cohen,
+"Statistical Power Analysis for the Behavioral Sciences", 2nd edition 1988, chapter 7 (power).
+
+Departures: cells are pooled by the expected counts alone, so that the pools do not depend on what
+was drawn. The power is stated for the worst of all distributions at a given total variation, not
+for one assumed alternative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+
+
+@dataclass(frozen=True)
+class GTest:
+    """Result of a G-test.
+
+    Attributes:
+        statistic: G = 2 sum O ln(O / E); infinite if something impossible was seen.
+        degrees: cells left after pooling, less one.
+        p_value: probability of so large a G / correction under the distribution.
+        n_samples: N.
+        total_variation: distance between counts / N and the distribution, over the unpooled cells.
+        floor: its expectation if the distribution is right.
+        correction: by which the statistic is divided before it is compared with chi-square.
+    """
+
+    statistic: float
+    degrees: int
+    p_value: float
+    n_samples: int
+    total_variation: float
+    floor: float
+    correction: float = 1.0
+
+
+def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
+    """How often every sequence occurs.
+
+    Args:
+        tokens: `[N, L]` int64 in 0..V-1.
+        vocab_size: V.
+
+    Returns:
+        `[V ** L]` int64, in the order of `itertools.product(range(V), repeat=L)`.
+    """
+    code = torch.zeros_like(tokens[:, 0])
+    for column in tokens.unbind(1):
+        code = code * vocab_size + column
+    return torch.bincount(code, minlength=vocab_size ** tokens.shape[1])
+
+
+def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest:
+    """Compare counts with a distribution (Sokal and Rohlf, chapter 17).
+
+    Cells are taken from the least likely on and pooled until a pool expects `smallest` counts.
+
+    Args:
+        counts: `[K]` int64.
+        distribution: `[K]` float, summing to 1.
+        smallest: expected counts below which a cell is pooled.
+
+    Returns:
+        The test; `p_value` is 0 if a cell of probability 0 was hit.
+
+    Raises:
+        ShapeError: if the two do not match.
+        OptionError: if the distribution does not sum to 1 or there is nothing to count.
+    """
+    if counts.ndim != 1 or counts.shape != distribution.shape:
+        raise ShapeError(
+            f"distribution: expected one probability per cell, [K] and [K], received "
+            f"{list(counts.shape)} and {list(distribution.shape)}; flatten both in the same order"
+        )
+    distribution, n = distribution.double(), int(counts.sum())
+    total = float(distribution.sum())
+    if n < 1 or abs(total - 1) > 1e-6:
+        raise OptionError(
+            f"distribution: expected a sum of 1 and at least one count, received {total:.6f} and "
+            f"{n}; enumerate every cell"
+        )
+    distance, floor = total_variation(counts / n, distribution), sampling_floor(distribution, n)
+    if bool((counts[distribution <= 0] > 0).any()):
+        return GTest(math.inf, int((distribution > 0).sum()) - 1, 0.0, n, distance, floor)
+    distribution = distribution / total  # scipy compares the sums to 8 digits
+    pool = pool_cells(distribution * n, smallest)
+    n_pools = int(pool.max()) + 1
+    observed = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, counts.double())
+    expected = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, distribution * n)
+    found = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
+    statistic = max(0.0, float(found.statistic))
+    correction = williams_correction(expected / n, n)
+    p_value = _p_value(statistic / correction, n_pools - 1)
+    return GTest(statistic, n_pools - 1, p_value, n, distance, floor, correction)
+
+
+def williams_correction(distribution: Tensor, n_samples: int) -> float:
+    """What G is larger by, on average, than the chi-square it is compared with (Williams, 1976).
+
+    Args:
+        distribution: `[K]` float, of the pools; none 0.
+        n_samples: N.
+
+    Returns:
+        1 + (sum 1 / p - 1) / (6 N (K - 1)); 1 of a single pool.
+    """
+    degrees = len(distribution) - 1
+    return 1 + (float((1 / distribution).sum()) - 1) / (6 * n_samples * degrees) if degrees else 1.0
+
+
+def combine(tests: Sequence[GTest]) -> GTest:
+    """One test of several independent ones: statistics, degrees and counts add up.
+
+    Total variation and floor become means weighted by N.
+    """
+    n, degrees = sum(test.n_samples for test in tests), sum(test.degrees for test in tests)
+    statistic = sum(test.statistic for test in tests)
+    distance = sum(test.total_variation * test.n_samples for test in tests) / n
+    floor = sum(test.floor * test.n_samples for test in tests) / n
+    if not math.isfinite(statistic):
+        return GTest(statistic, degrees, 0.0, n, distance, floor)
+    corrected = sum(test.statistic / test.correction for test in tests)
+    tail, correction = _p_value(corrected, degrees), statistic / (corrected or 1.0)
+    return GTest(statistic, degrees, tail, n, distance, floor, correction or 1.0)
+
+
+def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
+    """Which pool each cell belongs to.
+
+    Args:
+        expected: `[K]` expected counts.
+        smallest: what a pool has to expect.
+
+    Returns:
+        `[K]` int64, pools numbered from 0. What is left at the end joins the last pool.
+    """
+    order = expected.argsort()
+    pools, pool, mass = [], 0, 0.0
+    for value in expected[order].tolist():
+        if mass >= smallest:
+            pool, mass = pool + 1, 0.0
+        pools.append(pool)
+        mass += value
+    if mass < smallest and pool > 0:
+        pools = [min(p, pool - 1) for p in pools]
+    return torch.empty_like(order).scatter_(0, order, torch.tensor(pools))
+
+
+def total_variation(first: Tensor, second: Tensor) -> float:
+    """Half the sum of absolute differences of two distributions of the same shape, in 0..1."""
+    return float((first.double() - second.double()).abs().sum() / 2)
+
+
+def sampling_floor(distribution: Tensor, n_samples: int) -> float:
+    """Expected total variation between a distribution and N samples of it: what noise alone gives.
+
+    Sum of binomial mean deviations, by De Moivre's closed form (P. Diaconis, S. Zabell, "Closed
+    Form Summation for Classical Distributions", Statistical Science 1991, section 1).
+
+    Args:
+        distribution: `[K]` float.
+        n_samples: N.
+    """
+    p = distribution.double().clamp(0, 1)
+    p = p[(p > 0) & (p < 1)]
+    n = float(n_samples)
+    k = (n * p).floor() + 1  # E|X - np| = 2 k (1 - p) P(X = k)
+    log_choose = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    log_mass = log_choose + k * p.log() + (n - k) * (-p).log1p()
+    return float((k * (1 - p) * log_mass.exp()).sum() / n)
+
+
+def first_divergence(first: Tensor, second: Tensor) -> Tensor:
+    """Where two token arrays part.
+
+    Args:
+        first: `[B, L]` int64.
+        second: `[B, L]` int64.
+
+    Returns:
+        `[B]` int64, first differing index of each row; L where there is none.
+
+    Raises:
+        ShapeError: if the shapes differ.
+    """
+    if first.shape != second.shape or first.ndim != 2:
+        raise ShapeError(
+            f"tokens: expected two arrays [B, L], received {list(first.shape)} and "
+            f"{list(second.shape)}; compare runs of the same length"
+        )
+    return (first == second).long().cumprod(1).sum(1)
+
+
+def power(total_variation: float, n_samples: int, degrees: int, level: float) -> float:
+    """Least probability to reject any distribution at this total variation from the tested one.
+
+    The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz), whatever
+    p' is, so this is a bound for every bug of that size (that size counted over the pooled cells).
+
+    Args:
+        total_variation: of the wrong distribution from the right one, in 0..1.
+        n_samples: N.
+        degrees: of the test.
+        level: p-value below which the test rejects.
+    """
+    stats = import_stats()
+    noncentrality = 4 * n_samples * total_variation**2
+    return float(stats.ncx2.sf(stats.chi2.isf(level, degrees), degrees, noncentrality))
+
+
+def import_stats() -> Any:
+    """`scipy.stats`.
+
+    Raises:
+        MissingBackendError: scipy is not installed.
+    """
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise MissingBackendError(
+            "G-test: expected scipy, which is not installed; pip install 'mmaccel[evaluation]', or "
+            "leave the test out with --samples 0"
+        ) from error
+    return stats
+
+
+def _p_value(statistic: float, degrees: int) -> float:
+    """P(chi-square with `degrees` > statistic); 1 of a single pool, which leaves no degrees."""
+    return float(import_stats().chi2.sf(statistic, degrees)) if degrees else 1.0

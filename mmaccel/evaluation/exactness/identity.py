@@ -1,0 +1,234 @@
+"""Are the tokens those of another run? Row by row, with the reason where they are not.
+
+A window's pass adds in another order than a pass of one token, so its logits differ in their last
+bits. That explains a divergence where the token taken was below the best one by no more than these
+differences; a wider gap is a bug. Both are measured on the model itself, by forwarding the plain
+loop's tokens again, one by one and in windows. Differences of more than half of the digits are a
+bug themselves, as of a window that sees what it should not, and explain nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.evaluation.exactness.g_test import first_divergence
+from mmaccel.pipelines.one_run import alone
+from mmaccel.pipelines.pictures import Pictures
+from mmaccel.results import EXACT_DTYPE
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+_REACH = 4  # a gap of so many times the largest difference seen still counts as rounding
+
+
+@dataclass(frozen=True)
+class Check:
+    """One guarantee, or what stands next to it.
+
+    Attributes:
+        name: of the check.
+        promised: whether the policy guarantees that it holds.
+        holds: whether it does.
+        said: in words.
+        figures: what was measured, ready for JSON.
+    """
+
+    name: str
+    promised: bool
+    holds: bool
+    said: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_broken(self) -> bool:
+        """A guarantee that does not hold."""
+        return self.promised and not self.holds
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and `is_broken`, ready for JSON."""
+        return {**asdict(self), "is_broken": self.is_broken}
+
+
+def compare_rows(
+    name: str,
+    pipe: Any,
+    plain: Pictures,
+    made: Pictures,
+    seeds: Sequence[int],
+    filters: Filters,
+    *,
+    promised: bool,
+    width: int | None,
+    dtype: str = EXACT_DTYPE,
+) -> Check:
+    """Tokens of two runs of the same prompts and seeds.
+
+    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee; on a
+    canvas, where there is no next slot, nothing explains one.
+
+    Args:
+        name: of the check.
+        pipe: a `TextToImage`.
+        plain: what the other run is compared with.
+        made: the other run.
+        seeds: one per row, as the runs had them.
+        filters: of both runs.
+        promised: whether the tokens have to be the same.
+        width: of a window's pass, to measure rounding with; None leaves divergences unexplained, as
+            where the draws of a run do not come from the plain loop's noise.
+        dtype: that the model computes in.
+    """
+    total, length = plain.tokens.shape
+    parts = first_divergence(made.tokens, plain.tokens)
+    rows = (parts < length).nonzero()[:, 0].tolist()
+    if kind_of(pipe.model) != "window" or filters.processor is not None:
+        width = None
+    found = []
+    for row in [] if width is None else rows:
+        assert width is not None
+        noise = Noise.from_seed([seeds[row]], 1, pipe.model.device)
+        slot, caption = int(parts[row]), plain.prompts[row]
+        parting = explain_divergence(
+            pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), filters, noise,
+            min(width, length), getattr(torch, dtype),
+        )  # fmt: skip
+        found.append({"row": row, "caption": caption, "seed": seeds[row], **asdict(parting)})
+    is_rounding = bool(found) and all(f["is_rounding"] for f in found)
+    said = f"{total - len(rows)} of {total} rows the same"
+    if rows:
+        said += f", the others up to token {int(parts[rows].min())}"
+        if found:
+            # the row that rounding explains least is the one to look at
+            shown = next((own for own in found if not own["is_rounding"]), found[0])
+            said += f" ({_tell(shown)})"
+        said += ": rounding explains it" if is_rounding else ""
+    figures = {
+        "rows": total,
+        "same": total - len(rows),
+        "length": length,
+        "first_divergence": [None if p == length else p for p in parts.tolist()],
+        "partings": found,
+        "passes": float(made.passes.double().mean()),
+        "tokens_per_pass": made.stats.tokens_per_pass,
+    }
+    return Check(name, promised, not rows or is_rounding, said, figures)
+
+
+def _tell(parting: dict[str, Any]) -> str:
+    """Why a row may part, in words."""
+    gap, rounding = parting["gap"], parting["rounding"]
+    told = "a token that cannot be there" if gap is None else f"gap {gap:.2g} there"
+    over = rounding > parting["limit"]
+    more = f", more than {parting['limit']:.2g}: no rounding" if over else ""
+    return f"{told}, rounding {rounding:.2g}{more}"
+
+
+def cut_rows(made: Pictures, count: int) -> Pictures:
+    """The first rows of a run; its stats stay those of all."""
+    return Pictures(
+        made.images[:count],
+        made.tokens[:count],
+        made.passes[:count],
+        made.stats,
+        made.prompts[:count],
+        made.first,
+    )
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a row parts from the plain loop, and why it may.
+
+    Attributes:
+        slot: index of the first other token.
+        gap: by which the other token was below the best there, in the units of the scores (noise
+            included); None where the filters rule it out.
+        rounding: largest difference of a score between passes of one token and of a window.
+        limit: above which such a difference is no rounding: half of the digits.
+        is_rounding: whether rounding explains the divergence.
+    """
+
+    slot: int
+    gap: float | None
+    rounding: float
+    limit: float
+    is_rounding: bool
+
+
+def explain_divergence(
+    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, filters: Filters, noise: Noise,
+    width: int, dtype: torch.dtype = torch.float32,
+) -> Divergence:  # fmt: skip
+    """Look at the slot where a run parted from the plain loop.
+
+    Args:
+        pipe: a `TextToImage` over a window.
+        caption: of the row.
+        tokens: `[L]` int64, of the plain loop.
+        slot: where the other run parts.
+        other: the token it has there.
+        filters: of the run; without a processor.
+        noise: of the row, B of 1.
+        width: of the windows to compare with.
+        dtype: that the model computes in.
+
+    Cost: L passes of one token and L / width of a window.
+    """
+    single = forced_scores(pipe, caption, tokens[: slot + 1], filters, noise, 1)
+    wide = forced_scores(pipe, caption, tokens, filters, noise, width)[: slot + 1]
+    both = single.isfinite() & wide.isfinite()
+    rounding = float((single - wide)[both].abs().max())
+    limit = math.sqrt(torch.finfo(dtype).eps) * float(single[both].abs().max())
+    behind = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
+    gap = next((own for own in behind if math.isfinite(own)), None)  # cut by one of them alone
+    is_rounding = gap is not None and rounding <= limit and gap <= _REACH * rounding
+    return Divergence(slot, gap, rounding, limit, is_rounding)
+
+
+@torch.no_grad()
+def forced_scores(
+    pipe: Any, caption: str, tokens: Tensor, filters: Filters, noise: Noise, width: int
+) -> Tensor:
+    """Scores plus frozen noise at every slot of given tokens, the last of which is not processed.
+
+    Args:
+        pipe, caption, filters, noise: as in `explain_divergence`.
+        tokens: `[L]` int64.
+        width: tokens forwarded in one pass.
+
+    Returns:
+        `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
+        filters leave one token, before truncation.
+    """
+    temperature = filters.temperature  # 0 draws no noise
+    if temperature == 0:
+        filters = Filters(filters.guidance_scale)
+    model = pipe.model
+    found = []
+    with alone(model):
+        prompt = pipe.pictures.prompt([pipe.pictures.encode(caption)], filters.guidance_scale != 1)
+        rows, longest = prompt.tokens.shape
+        model.reserve(rows, longest + len(tokens))
+        if longest > 1:
+            model.feed(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths))
+        last = prompt.tokens.gather(1, prompt.lengths[:, None] - 1)  # [R, 1]
+        own = tokens.to(last.device)
+        line = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
+        for first in range(0, len(tokens), width):
+            part = line[:, first : first + width].contiguous()
+            logits = model.forward(part, prompt.lengths - 1 + first)
+            slots = torch.arange(first, first + part.shape[1], device=own.device)[None]
+            empty = torch.zeros_like(slots[:, :0])
+            scores = filters.apply(
+                logits, prompt.branches, empty, slots, slots, prompt.layout
+            )  # [1, W, V]; no processor looks at the line
+            drawn = noise.frozen(slots, scores.shape[-1], temperature)
+            found.append((scores + drawn)[0].cpu())
+    return torch.cat(found)

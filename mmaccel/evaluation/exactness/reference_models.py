@@ -1,0 +1,205 @@
+"""Reference models: distributions small enough for a table, so that every probability is known.
+
+`OracleDenoiser` is a denoiser that knows every conditional of a joint distribution. `ToyLanguage`
+is a token model whose logits come from a table over prefixes, so that a sampler that forgets to
+roll back, or forwards the wrong position, reads the wrong prefix. The probability of every whole
+sequence is a product of softmaxes; counts of sampled sequences are compared with it by
+`mmaccel.evaluation.exactness.g_test`.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Prompt
+from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+LENGTH, VOCAB = 5, 3
+_DEPTH = 7  # tokens that count: the prompt and all others
+_PROMPT = (1, 2)
+
+
+class OracleDenoiser:
+    """A joint distribution over L slots of V tokens; id V is the mask token.
+
+    Args:
+        joint: `[V] * L`, non-negative, float64.
+    """
+
+    block: int | None = None
+    has_store, any_rows = False, True
+    mask_token: int | None
+
+    def __init__(self, joint: Tensor) -> None:
+        self.joint = joint.double() / joint.sum()
+        self.length, self.n_tokens = joint.ndim, joint.shape[0]
+        self.vocab_size, self.mask_token = self.n_tokens + 1, self.n_tokens
+        self.passes = 0
+        self.table = torch.tensor(list(product(range(self.n_tokens), repeat=self.length)))
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def reserve(self, rows: int, places: int) -> None:
+        """See `mmaccel.canvas_contracts.Denoiser.reserve`."""
+        self.rows = rows
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        """Logarithms of the joint's conditionals, float64; of what cannot be: -inf everywhere."""
+        self.passes += 1
+        canvas = entries.tokens[:, -self.length :]  # [R, L]
+        agrees = (canvas[:, None] == self.table) | (canvas[:, None] == self.mask_token)
+        weight = agrees.all(-1) * self.joint.flatten()  # [R, V ** L]
+        is_token = torch.nn.functional.one_hot(self.table, self.vocab_size).double()
+        mass = torch.einsum("rk,klv->rlv", weight, is_token)
+        slots = entries.queries - (entries.tokens.shape[1] - self.length)
+        index = slots.clamp(0)[..., None].expand(-1, -1, self.vocab_size)
+        return mass.gather(1, index).log()
+
+
+def families(length: int = 4, n_tokens: int = 3, seed: int = 0) -> dict[str, Tensor]:
+    """Joint distributions `[V] * L`, float64, of six kinds: slots that know nothing of each other,
+    a chain, noisy copies, permutations, one slot changed, and a few templates (after W. Kang et
+    al., "ParallelBench", 2025, arXiv 2510.04767).
+    """
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, sharp: float = 1.5) -> Tensor:
+        return (sharp * torch.randn(*shape, generator=rng, dtype=torch.float64)).softmax(-1)
+
+    table = list(product(range(n_tokens), repeat=length))
+    shape = (n_tokens,) * length
+    single = draw(length, n_tokens)
+    independent = _exactly([_prod(single[i, x] for i, x in enumerate(row)) for row in table])
+    first, step = draw(n_tokens), draw(n_tokens, n_tokens)
+    markov = _exactly(
+        [first[r[0]] * _prod(step[a, b] for a, b in zip(r, r[1:], strict=False)) for r in table]
+    )
+    noise = 0.05
+    half = length // 2
+    copies = _exactly(
+        [
+            _prod(
+                (1 - noise if r[i] == r[i + half] else noise) * single[i, r[i]] for i in range(half)
+            )
+            for r in table
+        ]
+    )
+    pattern = [k % n_tokens for k in range(length)]
+    shuffles = set(permutations(pattern))
+    shuffle = _exactly([float(r in shuffles) for r in table])
+    base = tuple([0] * length)
+    changed = {base[:i] + (v,) + base[i + 1 :] for i in range(length) for v in range(1, n_tokens)}
+    replace = _exactly([float(r in changed) for r in table])
+    picks = torch.randperm(len(table), generator=rng)[:3].tolist()
+    templates = _exactly(
+        [0.01 / len(table) + (0.33 if k in picks else 0) for k in range(len(table))]
+    )
+    joints = {
+        "independent": independent,
+        "markov": markov,
+        "copy pairs": copies,
+        "shuffle": shuffle,
+        "replace one": replace,
+        "templates": templates,
+    }
+    return {name: value.double().view(shape) / value.sum() for name, value in joints.items()}
+
+
+def _exactly(values: list[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _prod(values) -> float:  # type: ignore[no-untyped-def]
+    result = 1.0
+    for value in values:
+        result *= float(value)
+    return result
+
+
+class ToyLanguage:
+    """A `TokenModel` over ids 0..2 whose logits depend on all tokens before.
+
+    Args:
+        seed: of the table.
+        spread: standard deviation of the logits.
+    """
+
+    vocab_size = VOCAB
+    device = torch.device("cpu")
+
+    def __init__(self, seed: int = 1, spread: float = 1.5) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        n_prefixes = (VOCAB + 1) ** _DEPTH  # digit 0: nothing stands there
+        self.table = spread * torch.randn(n_prefixes, VOCAB, generator=generator)
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """See `mmaccel.contracts.TokenModel.reserve`."""
+        self._room = positions
+        self._memory = torch.full((rows, positions + 1), -1)  # the last: beyond the room
+
+    def feed(self, tokens: Tensor, start: Tensor) -> None:
+        """See `mmaccel.contracts.TokenModel.feed`."""
+        self._write(tokens, start)
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """Logits `[R, W, 3]` float32; see `mmaccel.contracts.TokenModel.forward`."""
+        places = self._write(tokens, start)
+        return torch.stack([self.logits_after(self._memory, p) for p in places.unbind(1)], 1)
+
+    def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
+        """Logits `[R, 3]` after the prefixes `memory[r, : last[r] + 1]`."""
+        code = torch.zeros_like(last)
+        for back in range(_DEPTH - 1, -1, -1):
+            place = last - back
+            token = memory.gather(1, place.clamp(min=0)[:, None])[:, 0]
+            code = code * (VOCAB + 1) + torch.where(place >= 0, token + 1, 0)
+        return self.table[code]
+
+    def _write(self, tokens: Tensor, start: Tensor) -> Tensor:
+        places = start[:, None] + torch.arange(tokens.shape[1])
+        places = places.clamp(max=self._room)
+        self._memory.scatter_(1, places, tokens)
+        return places
+
+    def distribution(self) -> Tensor:
+        """Probability of each sequence of 5 tokens after the prompt, `[243]` float64, in the order
+        of `itertools.product`.
+        """
+        chances = []
+        for tokens in product(range(VOCAB), repeat=LENGTH):
+            line = torch.tensor([[*_PROMPT, *tokens]])
+            chance = 1.0
+            for slot, token in enumerate(tokens):
+                last = torch.tensor([len(_PROMPT) + slot - 1])
+                chance *= float(self.logits_after(line, last)[0].double().softmax(-1)[token])
+            chances.append(chance)
+        return torch.tensor(chances, dtype=torch.float64)
+
+
+def sample_distribution(policy: Any, samples: int, seed: int = 0) -> GTest:
+    """Sample the language under a policy and compare the counts with its distribution.
+
+    Args:
+        policy: one that decodes a window.
+        samples: rows of one batch, so that rows advance differently.
+        seed: of all draws.
+    """
+    model = ToyLanguage()
+    prompt = Prompt(
+        torch.tensor(_PROMPT).expand(samples, -1).contiguous(),
+        torch.full((samples,), len(_PROMPT)),
+    )
+    made = policy.sample(
+        model, prompt, LENGTH, filters=Filters(), noise=Noise.from_seed(seed, samples)
+    )
+    return g_test(count_sequences(made.tokens, VOCAB), model.distribution())

@@ -1,0 +1,166 @@
+"""The exactness report: what a policy guarantees, compared with what it does on a model.
+
+Greedy tokens and tokens of the same seeds against the plain loop; rows of a batch against rows made
+alone; the distribution of whole sequences against a language small enough to enumerate, by a
+G-test; and images of the model itself against the plain loop's, by a permutation test of their
+features. Each test states how much it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
+from mmaccel.evaluation.exactness.g_test import import_stats
+from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
+from mmaccel.evaluation.quality.features import Extract, extract_all
+from mmaccel.pipelines.pictures import Pictures
+from mmaccel.results import EXACT_DTYPE
+from mmaccel.samplers.filters import Filters
+
+_FAR = 1_000_003  # between the seeds of samples that have to be independent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        pipe: a `TextToImage`.
+        policy: to be reported on.
+        plain: what it is compared with.
+        captions: B of them.
+        seed: of the first; prompt k has seed + k.
+        filters: of the sampled checks.
+        batch_size: rows decoded together.
+        dtype: of the generator, as on the command line.
+        samples: sequences of the enumerable language; 0 leaves the test out.
+        extract: features of images; None leaves the permutation test out.
+    """
+
+    pipe: Any
+    policy: Any
+    plain: Any
+    captions: Sequence[str]
+    seed: int
+    filters: Filters
+    batch_size: int
+    dtype: str
+    samples: int = 50_000
+    extract: Extract | None = None
+
+    @property
+    def seeds(self) -> list[int]:
+        """One per prompt, of 64 bits."""
+        return [(self.seed + k) % 2**64 for k in range(len(self.captions))]
+
+    @property
+    def width(self) -> int:
+        """Of a window's pass."""
+        window = getattr(self.policy, "window", None)
+        return window if isinstance(window, int) and window > 1 else 16
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
+        alone, as nothing can tell rounding from another mistake there.
+        """
+        can_tell = self.dtype == EXACT_DTYPE or kind_of(self.pipe.model) == "window"
+        return self.policy.exactness == "bitwise" and can_tell
+
+    def run(self, policy: Any, filters: Filters, batch_size: int, shift: int = 0) -> Pictures:
+        """All prompts under a policy."""
+        from mmaccel.pipelines.pictures import join
+
+        seeds = [(seed + shift) % 2**64 for seed in self.seeds]
+        made = self.pipe.stream(
+            self.captions, filters, policy=policy, seed=seeds, batch_size=batch_size
+        )
+        return join(list(made))
+
+
+def check_all(plan: Plan) -> list[Check]:
+    """All checks that the model and the policy allow, in order.
+
+    Raises:
+        MissingBackendError: the G-test is wanted, and scipy is not installed.
+
+    Cost: four runs of all prompts by the policy and three by the plain loop, and the tests.
+    """
+    kind = kind_of(plan.pipe.model)
+    if plan.samples and kind == "window":
+        import_stats()  # a package that is missing is reported before anything is decoded
+    greedy = replace(plan.filters, temperature=0.0)
+    checks = [_greedy(plan, greedy)]
+    plain = plan.run(plan.plain, plan.filters, plan.batch_size)
+    made = plan.run(plan.policy, plan.filters, plan.batch_size)
+    width = plan.width if plan.policy.exactness == "bitwise" else None
+    checks.append(
+        compare_rows(
+            "same seeds", plan.pipe, plain, made, plan.seeds, plan.filters,
+            promised=plan.keeps_tokens, width=width, dtype=plan.dtype,
+        )
+    )  # fmt: skip
+    checks += _batches(plan, plain, made)
+    if plan.samples:
+        checks += check_distribution(plan.policy, kind, plan.samples)
+    if plan.extract is not None and plan.filters.temperature > 0:
+        checks.append(_features(plan, plain))
+    return checks
+
+
+def _greedy(plan: Plan, greedy: Filters) -> Check:
+    plain = plan.run(plan.plain, greedy, plan.batch_size)
+    made = plan.run(plan.policy, greedy, plan.batch_size)
+    # at temperature 0 a distribution is one sequence: who keeps the one keeps the other
+    promised = plan.keeps_tokens or plan.policy.exactness == "distribution"
+    return compare_rows(
+        "greedy", plan.pipe, plain, made, plan.seeds, greedy,
+        promised=promised, width=plan.width, dtype=plan.dtype,
+    )  # fmt: skip
+
+
+def _batches(plan: Plan, plain: Pictures, made: Pictures) -> list[Check]:
+    """Rows made together against the same rows made alone: the plain loop's, then the policy's."""
+    if plan.batch_size == 1:
+        return []
+    found = []
+    for name, policy, together in (
+        ("plain loop in batches", plan.plain, plain),
+        ("policy in batches", plan.policy, made),
+    ):
+        count = min(plan.batch_size, len(plan.captions))
+        part = replace(plan, captions=list(plan.captions)[:count])
+        alone = part.run(policy, plan.filters, 1)
+        promised = policy is plan.policy and plan.keeps_tokens
+        width = plan.width if policy.exactness == "bitwise" else None
+        rows = cut_rows(together, count)
+        found.append(
+            compare_rows(
+                name, plan.pipe, alone, rows, part.seeds, plan.filters,
+                promised=promised, width=width, dtype=plan.dtype,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _features(plan: Plan, plain: Pictures) -> Check:
+    """Images of other seeds, so that the two samples are independent, prompt by prompt."""
+    assert plan.extract is not None
+    other = plan.run(plan.policy, plan.filters, plan.batch_size, shift=_FAR)
+    first, second = (
+        extract_all(_pixels(side, plan.batch_size), plan.extract) for side in (plain, other)
+    )
+    return check_features(plan.policy, first, second, plan.captions)
+
+
+def _pixels(side: Pictures, batch_size: int) -> list[torch.Tensor]:
+    rows = [torch.from_numpy(np.array(image.convert("RGB"))) for image in side.images]
+    pixels = torch.stack(rows).permute(0, 3, 1, 2)
+    return list(pixels.split(batch_size))

@@ -1,0 +1,107 @@
+"""How well images fit their prompts, by an embedding of both: CLIP score.
+
+J. Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021,
+arXiv 2104.08718: the cosine of the two embeddings, not below 0, times a constant.
+
+Departures: the constant is 100, which text-to-image papers and torchmetrics use, and not 2.5; the
+embeddings come from a callable, so that any model of images and texts will do. Values of two
+callables cannot be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from mmaccel.errors import NumericsError, ShapeError
+
+Embed = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
+"""Images `[B, 3, H, W]` uint8 and B texts to two embeddings `[B, D]`."""
+
+
+@dataclass(frozen=True)
+class ClipScore:
+    """A mean score.
+
+    Attributes:
+        mean: in 0..100.
+        half_width: of the 95 % interval of the mean (normal approximation); NaN for one image.
+        scores: `[N]` float64, of each image.
+    """
+
+    mean: float
+    half_width: float
+    scores: Tensor
+
+
+def score_captions(
+    pictures: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
+) -> ClipScore:
+    """Score images against their prompts.
+
+    Args:
+        pictures: N of `[3, H, W]` uint8; those of one batch of one size.
+        captions: N texts.
+        embed: see `Embed`.
+        batch_size: B, at most.
+
+    Raises:
+        ShapeError: not N prompts, or embeddings that are not two of `[B, D]`.
+        NumericsError: an embedding that is not finite or is 0.
+    """
+    if not pictures or len(pictures) != len(captions):
+        raise ShapeError(
+            f"captions: expected one for each of at least one picture, received {len(captions)} "
+            f"for {len(pictures)}; give them in the same order"
+        )
+    step = range(0, len(pictures), batch_size)
+    cuts = [slice(k, k + batch_size) for k in step]
+    batches = ((torch.stack(list(pictures[cut])), list(captions[cut])) for cut in cuts)
+    return score_batches(batches, embed)
+
+
+@torch.no_grad()
+def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> ClipScore:
+    """Score images batch by batch, so that no more than one batch is held at a time.
+
+    Args:
+        batches: at least one, of images `[B, 3, H, W]` uint8 and B texts.
+        embed: see `Embed`.
+
+    Raises:
+        ShapeError, NumericsError: as `score_captions`.
+    """
+    scores = torch.cat([_score(pixels, texts, embed) for pixels, texts in batches])
+    spread = float(scores.std()) if len(scores) > 1 else math.nan
+    return ClipScore(float(scores.mean()), 1.96 * spread / math.sqrt(len(scores)), scores)
+
+
+def _score(pixels: Tensor, texts: list[str], embed: Embed) -> Tensor:
+    """`[B]` float64."""
+    found: Any = embed(pixels, texts)
+    pair = found if isinstance(found, tuple | list) else [found]
+    if len(pair) != 2 or not all(isinstance(own, Tensor) for own in pair):
+        kinds = ", ".join(type(own).__name__ for own in pair[:4])
+        raise ShapeError(
+            f"embeddings: expected two tensors, of pictures and of texts, received {len(pair)} "
+            f"({kinds}); return (pictures [{len(texts)}, D], texts [{len(texts)}, D])"
+        )
+    seen, read = pair
+    if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
+        raise ShapeError(
+            f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
+            f"{list(read.shape)}; return one row for each picture and text"
+        )
+    both = torch.stack([seen.double().cpu(), read.double().cpu()])
+    if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
+        raise NumericsError(
+            "embeddings: expected finite vectors other than 0, received one that is not; "
+            "look at what the callable returns"
+        )
+    return 100 * cosine_similarity(both[0], both[1]).clamp(min=0)

@@ -1,0 +1,201 @@
+"""Features of images: which extractor, and running it over a folder.
+
+`scenes` is the small network that ships (images of 64x64 captioned scenes alone). `inception` is
+the network of FID as torch-fidelity carries it, for which a file with its weights is given.
+`module:function` is the user's own.
+
+The features of `inception` are those of the original (pool3, 2048 wide), the original's way of
+resizing to 299x299 included, so that distances are comparable with torch-fidelity's and
+pytorch-fid's. torchmetrics resizes with antialiasing by default and gives other numbers.
+
+Departures: the network's module is imported without the rest of torch-fidelity, which wants a
+torchvision that the network has no use for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from pickle import UnpicklingError
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmaccel.catalog import load
+from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+from mmaccel.evaluation.quality.frechet import Array, check_features
+
+_PACKAGE, _MODULE = "torch_fidelity", "torch_fidelity.feature_extractor_inceptionv3"
+Extract = Callable[[Tensor], Tensor]
+"""Images `[B, 3, H, W]` uint8 to features `[B, D]`."""
+
+
+def open_extractor(name: str, weights: Path | None = None) -> Extract:
+    """An extractor by name.
+
+    Args:
+        name: "scenes", "inception" or "module:function".
+        weights: a file; for inception alone.
+
+    Raises:
+        OptionError: another name, or weights too many or too few.
+        MissingBackendError: inception without torch-fidelity.
+    """
+    if (weights is not None) != (name == "inception"):
+        wanted = "a file for inception" if weights is None else f"none for {name}"
+        raise OptionError(
+            f"weights: expected {wanted}, received {None if weights is None else str(weights)!r}; "
+            "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
+        )
+    if name == "scenes":
+        extract: Extract = load("mmaccel.demo.scenes.features:extract_features")
+        return extract
+    if name == "inception":
+        assert weights is not None
+        return open_inception(weights)
+    return load_callable(name, "features", "scenes, inception or module:function")
+
+
+def load_callable(name: str, option: str, wanted: str = "module:function") -> Callable[..., Any]:
+    """Import a callable of the user's; the folder in which the program runs counts as installed.
+
+    Raises:
+        OptionError: no such module or name, or no callable.
+    """
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        is_name = module and attribute and not module.startswith(".")
+        found = getattr(import_module(module), attribute) if is_name else None
+    except (ImportError, AttributeError, SyntaxError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise OptionError(
+            f"{option}: expected {wanted}, received {name!r} ({reason}); check the spelling"
+        ) from error
+    finally:
+        if here in sys.path:  # the module may have changed it
+            sys.path.remove(here)
+    if not callable(found):
+        raise OptionError(f"{option}: expected {wanted}, received {name!r}; name a callable")
+    called: Callable[..., Any] = found
+    return called
+
+
+def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
+    """Features `[N, D]` float64 of all images.
+
+    Args:
+        batches: images `[B, 3, H, W]` uint8.
+        extract: see `Extract`.
+
+    Raises:
+        ShapeError: what the extractor returns is not `[B, D]`, or D changes.
+        NumericsError: features that are not finite.
+    """
+    parts = []
+    for batch in batches:
+        with torch.no_grad():
+            found = _to_array(extract(batch))
+        if found.ndim != 2 or len(found) != len(batch):
+            raise ShapeError(
+                f"features: expected [{len(batch)}, D] for a batch of {len(batch)}, received "
+                f"{list(found.shape)}; return one row for each picture"
+            )
+        parts.append(check_features(found, least=1))
+        if parts[-1].shape[1] != parts[0].shape[1]:
+            raise ShapeError(
+                f"features: expected a width of {parts[0].shape[1]} for every batch, received "
+                f"{parts[-1].shape[1]}; pool over what depends on the size of a picture"
+            )
+    return np.concatenate(parts)
+
+
+def _to_array(made: Any) -> Array:
+    """What an extractor returned as float64 on the CPU.
+
+    Raises:
+        ShapeError: no tensor, and nothing of which one can be made.
+    """
+    try:
+        given = torch.as_tensor(made).detach().cpu()
+        found: Array = np.asarray(given if given.is_complex() else given.double())  # told later
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "
+            "for each picture"
+        ) from error
+    return found
+
+
+def open_inception(weights: Path) -> Callable[[Tensor], Tensor]:
+    """Images `[B, 3, H, W]` uint8 to features `[B, 2048]` float32.
+
+    Args:
+        weights: a file of torch-fidelity's, a plain state dict.
+
+    Raises:
+        OptionError: no such file, or other tensors in it.
+        MissingBackendError: torch-fidelity is not installed, or cannot be imported.
+    """
+    if not weights.is_file():
+        raise OptionError(f"weights: expected a file, received {str(weights)!r}; check the path")
+    network_class = load_network()
+    try:
+        torch.load(weights, map_location="cpu", weights_only=True)  # runs no code of the file
+        network: Any = network_class("inception-v3-compat", ["2048"], str(weights)).eval()
+    except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise OptionError(
+            f"weights: expected the state dict of torch-fidelity's Inception, received "
+            f"{str(weights)!r} ({type(error).__name__}: {reason}); take "
+            "weights-inception-2015-12-05-6726825d.pth of its releases"
+        ) from error
+
+    def extract(pixels: Tensor) -> Tensor:
+        features: Tensor = network(pixels)[0]
+        return features
+
+    return extract
+
+
+def load_network() -> Any:
+    """The class of the network.
+
+    Raises:
+        MissingBackendError: torch-fidelity is not installed, or its module cannot be imported.
+    """
+    found = find_spec(_PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise MissingBackendError(
+            "inception: expected torch-fidelity, which is not installed; pip install --no-deps "
+            "torch-fidelity, or give --features module:function"
+        )
+    package = ModuleType(_PACKAGE)  # an empty one, which finds its modules and imports none
+    package.__path__ = list(found.submodule_search_locations)
+    before = {name: module for name, module in sys.modules.items() if _is_its(name)}
+    for name in before:
+        del sys.modules[name]
+    sys.modules[_PACKAGE] = package
+    try:
+        return import_module(_MODULE).FeatureExtractorInceptionV3
+    except (ImportError, AttributeError) as error:
+        raise MissingBackendError(
+            f"inception: expected {_MODULE}, received {type(error).__name__} "
+            f"({' '.join(str(error).split())[:120]}); install another version of torch-fidelity"
+        ) from error
+    finally:
+        for name in [name for name in sys.modules if _is_its(name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _is_its(name: str) -> bool:
+    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")

@@ -1,0 +1,207 @@
+"""Folders of images: which files count, what they were made from, and their pixels.
+
+An image of `mmaccel generate` carries its prompt and seed (text chunk `mmaccel`, JSON). Where any
+file of a folder does, only those count: the others are sheets. A file without one may be named in
+`prompts.jsonl` next to it, a line each: `{"file": "a.png", "prompt": "…", "seed": 0}`. The seed may
+be left out, and more may be added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError, ShapeError
+
+LIST = "prompts.jsonl"
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CLIPS = (".mp4", ".gif", ".webm", ".mov")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file that counts.
+
+    Attributes:
+        file: where it is.
+        prompt: its prompt, or None where nothing says it.
+        seed: what it was made with, or None.
+        facts: all that it carries.
+    """
+
+    file: Path
+    prompt: str | None = None
+    seed: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
+    """The files of a folder that count, by name.
+
+    Args:
+        folder: looked into itself, not into folders within.
+        kinds: suffixes in lower case.
+
+    Raises:
+        OptionError: no such folder, none of these files in it, a file that is no image, or a
+            `prompts.jsonl` that cannot be read or names a file that is not there.
+    """
+    if not folder.is_dir():
+        raise OptionError(f"folder: expected a folder, received {str(folder)!r}; check the path")
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in kinds and f.is_file())
+    if not files:
+        raise OptionError(
+            f"folder: expected files ending in {', '.join(kinds)}, received none in "
+            f"{str(folder)!r}; make some with mmaccel generate --out"
+        )
+    told = read_list(folder / LIST)
+    items = []
+    for file in files:
+        facts = told.get(file.name) or (read_facts(file) if file.suffix.lower() == ".png" else {})
+        prompt, seed = facts.get("prompt"), facts.get("seed")
+        is_number = isinstance(seed, int) and not isinstance(seed, bool)
+        known = (prompt if isinstance(prompt, str) else None, seed if is_number else None)
+        items.append(Item(file, *known, facts))
+    named = [item for item in items if item.prompt is not None]
+    return named or items
+
+
+def read_facts(file: Path) -> dict[str, Any]:
+    """What a PNG carries of `mmaccel generate`; empty where it carries nothing.
+
+    Raises:
+        OptionError: no image.
+    """
+    with open_image(file) as picture:
+        text = getattr(picture, "text", {}).get("mmaccel")
+    try:
+        facts = json.loads(text) if text else {}
+    except ValueError:
+        facts = {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def open_image(file: Path) -> Any:
+    """A PIL image, decoded.
+
+    Raises:
+        OptionError: it cannot be; with the file's name.
+    """
+    from PIL import Image
+
+    # what Pillow raises for broken files, and for those too large to be meant well
+    broken = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+    try:
+        picture = Image.open(file)
+        picture.load()
+    except broken as error:
+        reason = " ".join(str(error).split())[:80]
+        raise OptionError(
+            f"picture: expected a whole picture, received {str(file)!r} ({reason}); make it again "
+            "or take it out of the folder"
+        ) from error
+    return picture
+
+
+def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]:
+    """Pixels of images in order, `[B, 3, H, W]` uint8, B at most `batch_size`.
+
+    Raises:
+        OptionError: a file that is no image, or one of more than 8 bits a channel.
+        ShapeError: images of unlike sizes; with two of them.
+    """
+    first: tuple[Path, tuple[int, int]] | None = None
+    for k in range(0, len(items), batch_size):
+        rows = []
+        for item in items[k : k + batch_size]:
+            with open_image(item.file) as picture:
+                _check_depth(picture, item.file)
+                size, pixels = picture.size, np.asarray(picture.convert("RGB"))
+            first = first or (item.file, size)
+            if size != first[1]:
+                raise ShapeError(
+                    f"pictures: expected one size, received {first[1][0]}x{first[1][1]} "
+                    f"({first[0].name}) and {size[0]}x{size[1]} ({item.file.name}); "
+                    "put each size into a folder of its own"
+                )
+            rows.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+        yield torch.stack(rows)
+
+
+def _check_depth(picture: Any, file: Path) -> None:
+    """Refuse what Pillow would cut at 255 and not scale."""
+    if picture.mode.startswith(("I", "F")):
+        raise OptionError(
+            f"picture: expected 8 bits a channel, received mode {picture.mode} in {str(file)!r}; "
+            "convert it first, to the range you mean"
+        )
+
+
+def read_list(file: Path) -> dict[str, dict[str, Any]]:
+    """`prompts.jsonl` by file name; empty where there is none.
+
+    Raises:
+        OptionError: a line that is no object with `file` and `prompt`, a file named twice, or one
+            that is not there; with the line's number.
+    """
+    told: dict[str, dict[str, Any]] = {}
+    if not file.is_file():
+        return told
+    for number, line in enumerate(read_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            facts = json.loads(line)
+        except ValueError:
+            facts = None
+        _check_line(file, number, line, facts)
+        if facts["file"] in told:
+            raise OptionError(
+                f"{file.name}: expected each file once, received {facts['file']!r} again on line "
+                f"{number}; take one of the lines out"
+            )
+        told[facts["file"]] = facts
+    return told
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a text in UTF-8. Only line feeds end one: within JSON and prompts, what Unicode
+    takes for the end of a line may stand.
+
+    Raises:
+        OptionError: no text.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8"
+        raise OptionError(
+            f"text: expected a file in UTF-8, received {str(file)!r} ({reason}); check the path"
+        ) from error
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _check_line(file: Path, number: int, line: str, facts: Any) -> None:
+    """Refuse a line that is no object with texts `file`, of a file next to it, and `prompt`."""
+    is_told = isinstance(facts, dict) and all(
+        isinstance(facts.get(name), str) for name in ("file", "prompt")
+    )
+    seed = facts.get("seed") if is_told else None
+    if not is_told or not (seed is None or type(seed) is int):
+        raise OptionError(
+            f'{file.name}: expected {{"file": "…", "prompt": "…", "seed": 0}} on each line, '
+            f"received {line[:60]!r} on line {number}; correct it (seed may be left out)"
+        )
+    name = facts["file"]
+    if Path(name).name != name or not (file.parent / name).is_file():
+        raise OptionError(
+            f"{file.name}: expected the name of a file beside it, received {name[:60]!r} on line "
+            f"{number}; correct it, or take the line out"
+        )

@@ -1,0 +1,237 @@
+"""Baselines: the same images by transformers' own `generate`, as a library would decode them.
+
+`transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` lets it
+compile the pass of one token as well (`torch.compile`), which is what its authors recommend for
+speed. Nothing of ours decodes, keeps a cache or runs the model; the draw alone is ours: the logits
+of every pass go through the sampling parameters and the frozen noise of the plain loop, in a logits
+processor that leaves one token, so that all sides make the same tokens and none is faster by
+drawing less.
+
+Guidance runs as rows of the same pass, which is faster than the second call that transformers' own
+guidance makes. Prompts are padded to the longest of the report, so that shapes never change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.one_run import alone
+from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.word_pictures import WordPictures
+from mmaccel.results import Stats
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+_TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
+BASELINES = ("transformers", "static", "compiled")
+BACKEND = "inductor"  # of torch.compile
+
+
+class BaselineDecoding:
+    """`stream` as `TextToImage` has it, by transformers' `generate`.
+
+    Args:
+        pipe: a `TextToImage` that `find_obstacle` has nothing against.
+        name: one of `BASELINES`.
+        captions: all that will be asked for.
+    """
+
+    def __init__(self, pipe: Any, name: str, captions: Sequence[str]) -> None:
+        self.pipe, self.name, self.model = pipe, name, pipe.model
+        self._longest = max(len(pipe.pictures.encode(caption)) for caption in captions)
+        self._before = set(vars(self.model.model))
+        self._size = 0
+
+    def stream(
+        self,
+        captions: Sequence[str],
+        filters: Filters,
+        *,
+        policy: None = None,
+        seed: Sequence[int],
+        batch_size: int,
+    ) -> list[Pictures]:
+        """One batch.
+
+        Args:
+            captions: B of them.
+            filters: without a processor.
+            policy: none; `generate` is the policy.
+            seed: one for each.
+            batch_size: B.
+        """
+        assert len(captions) == batch_size
+        tokens, stats = self.decode(captions, filters, seed, self.pipe.length)
+        began = time.perf_counter()
+        images = self.pipe.pictures.render(tokens, captions, list(seed))
+        stats.pixel_seconds = time.perf_counter() - began
+        passes = torch.full((len(captions),), stats.passes)
+        return [Pictures(images, tokens.cpu(), passes, stats, list(captions))]
+
+    @torch.no_grad()
+    def decode(
+        self, captions: Sequence[str], filters: Filters, seeds: Sequence[int], length: int
+    ) -> tuple[Tensor, Stats]:
+        """Tokens `[B, length]` int64, and what they cost.
+
+        Raises:
+            UnsupportedModelError: transformers did not compile what it was asked to.
+        """
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        if self.name == "compiled" and self._size != len(captions):
+            self.close()  # every size has graphs of its own, as if it were the only one
+            self._size = len(captions)
+        pictures, before, began = self.pipe.pictures, _count_graphs(), time.perf_counter()
+        ids = [pictures.encode(caption) for caption in captions]
+        prompt = pictures.prompt(ids, filters.guidance_scale != 1)
+        rows, mask = self._align(prompt)
+        noise = Noise.from_seed(seeds, len(captions), self.model.device)
+        draw = _Draw(prompt, filters, noise, self.model.vocab_size)
+        config = GenerationConfig(
+            max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
+        )
+        with alone(self.model):
+            found: Any = self.model.model.generate(
+                rows,
+                attention_mask=mask,
+                logits_processor=LogitsProcessorList([draw]),
+                generation_config=config,
+            )
+        if self.name == "compiled" and "_compiled_call" not in vars(self.model.model):
+            raise UnsupportedModelError(
+                "compiled: expected transformers to compile its pass of one token, which it did "
+                "not; its version may not do so on this device"
+            )
+        tokens = found[: len(captions), rows.shape[1] :]
+        seconds, made = time.perf_counter() - began, tokens.numel()
+        return tokens, Stats(
+            policy=self.name, tokens=made, passes=draw.calls, row_passes=draw.calls * len(captions),
+            accepted=[draw.calls * len(captions)], seconds=seconds, branches=prompt.branches,
+            forward_seconds=seconds - draw.seconds, captures=_count_graphs() - before,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Forget what was compiled, and leave nothing on the model."""
+        model = self.model.model
+        for name in set(vars(model)) - self._before:
+            delattr(model, name)
+        if self.name == "compiled":
+            torch._dynamo.reset()
+
+    def _how(self) -> dict[str, Any]:
+        if self.name == "transformers":
+            return {"disable_compile": True}
+        if self.name == "static":
+            return {"cache_implementation": "static", "disable_compile": True}
+        from transformers.generation import CompileConfig
+
+        is_cpu = self.model.device.type == "cpu"
+        how = CompileConfig(
+            backend=BACKEND, dynamic=False, mode="default" if is_cpu else "reduce-overhead"
+        )
+        how._compile_all_devices = True  # type: ignore[assignment]  # a processor too
+        return {"cache_implementation": "static", "compile_config": how}
+
+    def _align(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Prompts `[R, T]` int64 padded on the left, as `generate` wants them, and their mask."""
+        longest = int(prompt.lengths.max())
+        longest = longest if self.name == "transformers" else max(longest, self._longest)
+        places = torch.arange(longest, device=prompt.tokens.device) - longest
+        places = places + prompt.lengths[:, None]  # [R, T], in the row; below 0 is padding
+        rows = prompt.tokens.gather(1, places.clamp(0, prompt.tokens.shape[1] - 1))
+        return rows, (places >= 0).long()
+
+
+class _Draw:
+    """A logits processor that draws as the plain loop does, and leaves that token alone."""
+
+    def __init__(self, prompt: Prompt, filters: Filters, noise: Noise, vocab_size: int) -> None:
+        self.prompt, self.filters, self.noise, self.vocab_size = prompt, filters, noise, vocab_size
+        self.calls, self.seconds = 0, 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        began, branches = time.perf_counter(), self.prompt.branches
+        slots = input_ids.new_full((len(scores) // branches, 1), self.calls)
+        law = self.filters.apply(
+            scores[:, None, : self.vocab_size], branches, slots[:, :0], slots, slots,
+            self.prompt.layout,
+        )  # fmt: skip
+        noise = self.noise.frozen(slots, self.vocab_size, self.filters.temperature)
+        tokens = (law + noise)[:, 0].argmax(-1).repeat(branches)  # [R]
+        alone_in_row = torch.full_like(scores, float("-inf")).scatter_(1, tokens[:, None], 0.0)
+        self.calls, self.seconds = self.calls + 1, self.seconds + time.perf_counter() - began
+        return alone_in_row
+
+
+def _count_graphs() -> int:
+    """Graphs that torch has compiled so far, in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def check_names(names: list[str]) -> None:
+    """Refuse a name that is no baseline, or stands twice.
+
+    Raises:
+        OptionError: with those there are.
+    """
+    for k, name in enumerate(names):
+        if name not in BASELINES or name in names[:k]:
+            raise OptionError(
+                f"--baseline: expected some of {', '.join(BASELINES)}, each once, received "
+                f"{name!r}; leave it out, or correct it"
+            )
+
+
+def find_obstacle(pipe: Any, name: str, caption: str, filters: Filters) -> str:
+    """Why a baseline cannot run; empty where it can. A few tokens are made to find out.
+
+    Args:
+        pipe: a `TextToImage`.
+        name: one of `BASELINES`.
+        caption: to try it with.
+        filters: of the runs.
+
+    Cost: three passes, and for `compiled` a graph of one addition.
+    """
+    if not isinstance(pipe.pictures, WordPictures) or type(pipe.model) is not CausalLMWindow:
+        return (
+            f"transformers' generate makes no pictures of {type(pipe.pictures).__name__} with "
+            f"{type(pipe.model).__name__} by itself; models of plain text and picture ids only"
+        )
+    if filters.processor is not None:
+        return "the model's filters have a processor, which generate would not be given"
+    if name == "compiled":
+        reason = _try(lambda: _compile(pipe.model.device))
+        if reason:
+            return f"torch.compile does not work here ({reason}); on a processor it needs g++"
+    decoding = BaselineDecoding(pipe, "static" if name == "compiled" else name, [caption])
+    try:
+        reason = _try(lambda: decoding.decode([caption], filters, [0], _TRIED))
+    finally:
+        decoding.close()
+    return reason and f"transformers' generate does not run so ({reason})"
+
+
+def _compile(device: torch.device) -> None:
+    program = torch.compile(lambda x: x * 2 + 1, backend=BACKEND, dynamic=False)
+    program(torch.ones(5, device=device))
+
+
+def _try(call: Any) -> str:
+    """What a call failed with, in a line; empty where it did not."""
+    try:
+        call()
+    except Exception as error:  # compilers raise what they like
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return ""

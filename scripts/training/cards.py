@@ -1,0 +1,343 @@
+"""The cards of the embedded models, each written from the figures of its `card.json` alone.
+
+A card is Markdown, the `README.md` next to the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mmaccel.demo.grammar.tasks import CANVAS, TASKS
+
+_VERDICTS = ("background", "colours", "shapes", "sizes", "relations", "whole")
+_VERDICT_HEADS = ("ground", "colours", "shapes", "sizes", "relations", "whole caption")
+
+_SCENES = """# scenes
+
+A small text-to-image model made by this repository on images it draws itself: captioned
+scenes of 64x64 pixels. It exists so that decoding policies can be tried, compared and proved on
+a real model without a download. It knows nothing of the world beyond seven colours, five shapes
+and five grounds.
+
+* **Image tokenizer**: convolutional autoencoder with finite scalar quantization
+  (arXiv 2309.15505), 4x4 pixels to one of {vocab} codes, 256 tokens an image,
+  {tokenizer_parameters} parameters.
+* **Generator**: `LlamaForCausalLM`, {parameters} parameters, float16 on disk. Ids 0..{last_code}
+  are image tokens, then bos, boi, pad and the words (`words.json`). A prompt is
+  `[bos, words..., boi]`; the unconditional prompt is `[bos, boi]`.
+* **Captions**: `a small red circle above a large blue square on grass`. The first object may
+  stand in relation to two others (`... and left of a white star`). Sizes, articles and the
+  ground may be left out. Colours do not repeat within a caption.
+
+## Figures
+
+"""
+
+
+def write_scenes_card(card: dict[str, Any]) -> str:
+    """The card of `scenes`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    tokenizer, generator, cost = card["tokenizer"], card["generator"], card["training"]
+    text = _SCENES.format(
+        vocab=tokenizer["vocab_size"],
+        last_code=tokenizer["vocab_size"] - 1,
+        parameters=_millions(card["parameters"]),
+        tokenizer_parameters=_millions(card["tokenizer_parameters"]),
+    )
+    psnr = f"tokenizer PSNR, {tokenizer['psnr_pictures']} unseen images"
+    text += _table(
+        ("what", "value"),
+        [
+            (psnr, f"{tokenizer['psnr_db']} dB"),
+            ("codes in use", f"{tokenizer['codes_used']} of {tokenizer['vocab_size']}"),
+            ("validation loss", _loss(generator)),
+            (
+                "tokenizer training",
+                f"{cost['tokenizer_steps']} steps, {cost['tokenizer_minutes']} min",
+            ),
+            ("generator training", _cost(cost)),
+            ("device", _device(card)),
+        ],
+    )
+    text += "\n## The checker's verdicts\n\nShares of captions, %. "
+    text += "The checker is measured on real images too: it errs as well.\n\n"
+    count = str(tokenizer["checker_pictures"])
+    real = [f"{100 * tokenizer['checker_on_pictures'][k]:.1f}" for k in _VERDICTS]
+    again = [f"{100 * tokenizer['checker_on_reconstructions'][k]:.1f}" for k in _VERDICTS]
+    drawn = [
+        (
+            f"`{sample['policy']}`, guidance {sample['guidance_scale']:g}",
+            str(sample["captions"]),
+            *_verdicts(sample),
+        )
+        for sample in card["samples"]
+    ]
+    text += _table(
+        ("images", "captions", *_VERDICT_HEADS),
+        [
+            ("drawn by the data maker", count, *real),
+            ("the same through the tokenizer", count, *again),
+            *drawn,
+        ],
+    )
+    text += "\nGenerated at temperature 1; ± is half of the 95 % interval.\n"
+    text += _unseen(card["samples"][1])
+    text += "\n## Validation loss while training\n\n" + _by_step(cost, "nats per token")
+    text += "\n## Acceptance against training step\n\nTokens a pass, 16 fresh captions.\n\n"
+    text += _table(card["acceptance"][0], [map(str, row.values()) for row in card["acceptance"]])
+    return text + _made_by(card)
+
+
+def _unseen(sample: dict[str, Any]) -> str:
+    """How the captions that training never had, as text, come out."""
+    new = sample.get("unseen", {"captions": 0})
+    if not new["captions"]:
+        return ""
+    return (
+        f"\nShort captions repeat: {sample['captions'] - new['captions']} of the "
+        f"{sample['captions']} occur, word by word, among the training captions too (with "
+        f"other images). Of the {new['captions']} that do not, colours are right in "
+        f"{100 * new['colours']:.1f} % and whole captions in {100 * new['whole']:.1f} % "
+        f"(`{sample['policy']}`, guidance {sample['guidance_scale']:g}).\n"
+    )
+
+
+_SCENES_MASKED = """# scenes-masked
+
+A small masked text-to-image model, made by this repository: the images, captions, image
+tokens, words and checker of [`scenes`](../scenes/README.md), filled in any order instead of one
+after the other. It exists so that window and canvas decoding can be compared on equal ground.
+
+* **Generator**: `LlamaForCausalLM`, {parameters} parameters, float16 on disk, run with an
+  explicit attention mask of four dimensions that hides nothing but padding. Ids are those of
+  `scenes` and one more, {mask}, the mask (`mask_token_id`).
+* **Logits** of the token at position i stand at position i - {shift} (`logit_shift`).
+* **Trained** from the weights of `scenes`: a number of slots, uniform on 1..256 and spread evenly
+  over the batch, is hidden in each image, and the loss is the cross-entropy there. {weighting}
+* **Image tokenizer**: that of `scenes`; it is not copied here.
+
+The conditional distributions for different sets of hidden slots come from one network and need not
+agree with one joint distribution. The distribution of this model is that of a decoder that it is
+used with.
+
+## Figures
+
+"""
+_WEIGHTINGS = {
+    1.0: "Images weigh the same whatever the number, so its expectation bounds the negative "
+    "log-likelihood per token.",
+    0.0: "Hidden tokens weigh the same, so images with many weigh more.",
+}
+
+
+def write_masked_card(card: dict[str, Any]) -> str:
+    """The card of `scenes-masked`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    loss, cost = card["generator"], card["training"]
+    text = _SCENES_MASKED.format(
+        parameters=_millions(card["parameters"]),
+        mask=card["mask_token_id"],
+        shift=card["logit_shift"],
+        weighting=_WEIGHTINGS.get(card["power"], ""),
+    )
+    bound = f"bound on the validation loss, {loss['validation_pictures']} images"
+    text += _table(
+        ("what", "value"),
+        [(bound, _loss(loss)), ("training", _cost(cost)), ("device", _device(card))],
+    )
+    text += "\n## Loss by share of hidden slots\n\n"
+    shares = loss["bits_per_hidden_token"].items()
+    text += _table(
+        ("hidden", "bits per hidden token"), [(f"{float(k):.0%}", str(v)) for k, v in shares]
+    )
+    text += "\n## The checker's verdicts\n\n"
+    text += "Shares of captions, %, with ± half of the 95 % interval. "
+    text += "Decoder: the slots of a pass are chosen first, then drawn.\n\n"
+    rows = [
+        (
+            s["order"],
+            str(s["passes"]),
+            f"{s['guidance_scale']:g}",
+            str(s["captions"]),
+            *_verdicts(s),
+        )
+        for s in card["samples"]
+    ]
+    text += _table(("order", "passes", "guidance", "captions", *_VERDICT_HEADS), rows)
+    text += "\n## Validation bound while training\n\n" + _by_step(cost, "nats per token")
+    return text + _made_by(card)
+
+
+_GRAMMAR_MASKED = """# grammar-masked
+
+A tiny masked text model, made by this repository on prompts it writes itself. It exists because
+confidence rules for unmasking several positions at once break on tasks whose positions depend on
+each other, and because here the true distribution is known.
+
+* **Model**: `LlamaForCausalLM`, {parameters} parameters, float16 on disk, run with an
+  explicit attention mask of four dimensions that hides nothing but padding. Logits stand at the
+  position of their token.
+* **Input**: `[bos, task, words..., ask]`, then a canvas of {canvas} slots: the answer, and `end` in
+  every slot after it. Words and ids are in `words.json`.
+
+| task | prompt | answers | right ones |
+| --- | --- | --- | --- |
+| copy | `copy d a d b` | `d a d b` | one |
+| reverse | `reverse d a d b` | `b d a d` | one |
+| sort | `sort d a d b` | `a b d d` | one |
+| replace | `replace d a d b` | `d z d b`, ... | one for each letter |
+| shuffle | `shuffle d a b` | `b d a`, ... | every order |
+| add | `add 0 7 + 9 5` | `1 0 2` | one |
+| tell | `tell ann cat` | `the red cat likes ann .`, ... | three stories, four colours |
+
+Where several answers are right, the data's distribution is uniform over them.
+
+## Figures
+
+"""
+
+
+def write_grammar_card(card: dict[str, Any]) -> str:
+    """The card of `grammar-masked`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    loss, cost = card["generator"], card["training"]
+    text = _GRAMMAR_MASKED.format(parameters=_millions(card["parameters"]), canvas=CANVAS)
+    bound = f"bound on the validation loss, {loss['validation_examples']} examples"
+    training = f"{cost['generator_steps']} steps, {cost['generator_pictures']} examples, "
+    text += _table(
+        ("what", "value"),
+        [
+            (bound, f"{loss['validation_nats_per_slot']} nats per slot"),
+            (
+                "entropy of the true distribution",
+                f"{loss['entropy_nats_per_slot']} nats per slot",
+            ),
+            ("training", f"{training}{cost['generator_minutes']} min"),
+            ("device", _device(card)),
+        ],
+    )
+    text += "\n## Right answers\n\nShares, %, of "
+    text += f"{card['prompts_per_task']} fresh prompts a task, temperature 1. Decoder: the slots "
+    text += "of a pass are chosen first, then drawn.\n\n"
+    text += _table(
+        ("order", "slots a pass", *TASKS),
+        [
+            (row["order"], str(row["per_step"]), *(f"{100 * row[task]:.1f}" for task in TASKS))
+            for row in card["answers"]
+        ],
+    )
+    text += "\n## Distance from the true distribution\n\nMean total variation, one slot a pass, "
+    text += "exact by enumeration of the right answers, "
+    text += f"{card['laws_prompts']} fresh prompts a task.\n\n"
+    text += _table(card["laws"][0], [map(str, row.values()) for row in card["laws"]])
+    text += "\n## Validation bound while training\n\n" + _by_step(cost, "nats per slot")
+    return text + _made_by(card)
+
+
+_SCENES_FEATURES = """# scenes-features
+
+Features of 64x64 images of captioned scenes, for Fréchet and kernel distances without a
+download. A network of {parameters} parameters (float16 on disk) was trained by this repository, on
+images it draws itself, to name what is in them; what its heads read are 64 numbers an image. It
+knows scenes and nothing else, and its distances compare with none over other features, such as FID.
+
+## What it reads right
+
+Of {count} unseen images, %.
+
+"""
+_READ = {
+    "ground": "ground, of images",
+    "colours": "which colours are there, all of an image",
+    "shapes": "shape, of objects",
+    "sizes": "size, of objects",
+    "directions": "which of two objects is above, below, left or right, of pairs",
+}
+
+
+def write_features_card(card: dict[str, Any]) -> str:
+    """The card of `scenes-features`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    count, cost = card["pictures"], card["training"]
+    parameters = f"{card['parameters']:,}".replace(",", " ")
+    text = _SCENES_FEATURES.format(parameters=parameters, count=count)
+    right = card["right"].items()
+    text += _table(("what", "right"), [(_READ[k], f"{100 * v:.1f}") for k, v in right])
+    text += f"\n## What it sees\n\nDistances of {count} images, damaged, from {count} others.\n\n"
+    distances = card["distances"].items()
+    text += _table(
+        ("damage", "Fréchet distance", "KID"),
+        [(name, f"{row['frechet']:.3f}", f"{row['kid']:.5f}") for name, row in distances],
+    )
+    text += (
+        "\nNoise: standard deviation in 0..1 of full range; blur: side of the square in pixels.\n"
+        f"\nTrained on {cost['pictures']} images, {cost['epochs']} epochs, "
+        f"{cost['minutes']} min; {_device(card)}.\n"
+    )
+    return text + _made_by(card)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = tuple(heads)
+    lines = (heads, ("---",) * len(heads), *rows)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _verdicts(sample: dict[str, Any]) -> list[str]:
+    scores, halves = sample["scores"], sample["half_widths"]
+    return [f"{100 * scores[k]:.1f} ± {100 * halves[k]:.1f}" for k in _VERDICTS]
+
+
+def _by_step(cost: dict[str, Any], unit: str) -> str:
+    steps = cost["validation_nats_by_step"].items()
+    return _table(("step", unit), [(step, str(nats)) for step, nats in steps])
+
+
+def _loss(loss: dict[str, Any]) -> str:
+    nats, bits = loss["validation_nats_per_token"], loss["validation_bits_per_token"]
+    return f"{nats} nats, {bits} bits per token"
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    return (
+        f"{cost['generator_steps']} steps, {cost['generator_pictures']} images "
+        f"({cost['distinct_pictures']} distinct), {cost['generator_minutes']} min"
+    )
+
+
+def _device(card: dict[str, Any]) -> str:
+    machine = card["measured_with"]
+    return f"{machine['device']}, {machine['cores']} cores, torch {machine['torch']}"
+
+
+def _made_by(card: dict[str, Any]) -> str:
+    return f"\n## Made by\n\n```\n{card['command']}\n```\n"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f} M"

@@ -1,0 +1,42 @@
+"""Captured passes make the tokens of passes run one by one, on a GPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from benchmarks.gpu.bitwise import (
+    POLICIES,
+    SCALES,
+    Bed,
+    compare,
+    compare_attached,
+    make_beds,
+    tiny_llama,
+)
+from mmaccel.contracts import Policy
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no GPU; scripts/gpu_check.py says more"
+)
+
+
+@cache
+def beds() -> dict[str, Bed]:
+    return {bed.name: bed for bed in make_beds(torch.device("cuda"))}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("name", ["scenes", "tiny llama"])
+def test_the_same_tokens_captured(name: str, policy: Policy, scale: float) -> None:
+    runs = dict(compare(beds()[name], policies=[policy], scales=[scale]))
+    assert len(runs) == 4 and {run: wrong for run, wrong in runs.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_the_same_tokens_attached(policy: Policy) -> None:
+    runs = dict(compare_attached(tiny_llama(torch.device("cuda")), [policy]))
+    assert len(runs) == 4 and {run: wrong for run, wrong in runs.items() if wrong} == {}
