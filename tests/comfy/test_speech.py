@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from mmaccel.cli import main
-from mmaccel.comfy.coded_model import coded_state
+from mmaccel.comfy.media import files_state as coded_state
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.open_speaker import OpenSpeaker
+from mmaccel.comfy.media import OpenMedia as OpenSpeaker
 from mmaccel.comfy.speech import pad_sounds
 from mmaccel.comfy.v1 import v1_class
 from mmaccel.comfy.v3 import v3_class
@@ -100,14 +100,14 @@ def test_no_pass_is_begun_once_the_interrupt_was_seen(speaker: OpenSpeaker) -> N
 
 def test_progress_ends_full(speaker: OpenSpeaker, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
-    monkeypatch.setattr("mmaccel.comfy.speech._REPORT", -1)
+    monkeypatch.setattr("mmaccel.comfy.media._REPORT", -1)
     say(speaker, host, policy=policy("Autoregressive"))
     done = [report[0] for report in host.reports]
     total = 3 * 41
     assert done == sorted(done) and done[0] == 1 and done[-1] == total
     assert {report[1] for report in host.reports} == {total}
     quiet = Host()
-    monkeypatch.setattr("mmaccel.comfy.speech._REPORT", 1e9)
+    monkeypatch.setattr("mmaccel.comfy.media._REPORT", 1e9)
     say(speaker, quiet)
     assert len(quiet.reports) == 3  # one an utterance
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.open_animator import OpenAnimator
+from mmaccel.comfy.media import OpenMedia as OpenAnimator
 from mmaccel.comfy.v1 import v1_class
 from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal
@@ -106,7 +106,7 @@ def test_progress_ends_full(
 ) -> None:
     for seconds, least in ((-1.0, 12), (1e9, 1)):
         host = Host()
-        monkeypatch.setattr("mmaccel.comfy.video._REPORT", seconds)
+        monkeypatch.setattr("mmaccel.comfy.media._REPORT", seconds)
         make(animator, host, start=start, policy=policy("Autoregressive"))
         done = [report[:2] for report in host.reports]
         assert done == [(k, 12) for k in range(13 - least, 13)]

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmaccel import ImageToVideo
 from mmaccel.cli import main
-from mmaccel.commands import video_job
+from mmaccel.commands import media_job
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.outputs.video_files import pick_format, read_frames, write_video
 from mmaccel.pipelines.cosmos_video import CosmosVideo
@@ -248,7 +248,7 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
     def load(*args: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(video_job, "open_animator", load)
+    monkeypatch.setattr(media_job, "open_pipe", load)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("no picture", encoding="utf-8")
     (tmp_path / "cut.png").write_bytes(start.read_bytes()[:200])
@@ -296,6 +296,6 @@ def test_a_full_disk_is_said(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(video_job, "write_video", full)
+    monkeypatch.setattr(media_job, "write_video", full)
     assert run(folders, start, "--out", tmp_path / "out") == 1
     assert "received No space left on device; kept 0 of 1 clips" in capsys.readouterr().err

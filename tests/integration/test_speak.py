@@ -14,7 +14,7 @@ import torch
 
 from mmaccel import Autoregressive, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.commands import speech_job
+from mmaccel.commands import media_job
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.model_folder import content_hash
 from tests.speech_beds import TEXTS, build_speech
@@ -126,7 +126,7 @@ def test_a_missing_model_or_codec_is_named(parts: tuple[Path, Path], capsys: Any
 def test_what_is_said_before_ctrl_c_is_kept(
     parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    write = speech_job.write_sound
+    write = media_job.write_sound
     calls: list[Path] = []
 
     def once(file: Path, *rest: Any) -> None:
@@ -135,7 +135,7 @@ def test_what_is_said_before_ctrl_c_is_kept(
             raise KeyboardInterrupt
         write(file, *rest)
 
-    monkeypatch.setattr(speech_job, "write_sound", once)
+    monkeypatch.setattr(media_job, "write_sound", once)
     assert speak(parts, tmp_path, *TEXTS) == 130
     assert "kept 1 of 3 utterances" in capsys.readouterr().err
     assert [file.suffix for file in sorted(tmp_path.iterdir())] == [".json", ".wav"]
@@ -221,10 +221,10 @@ def test_half_a_character_and_wrong_values_are_one_line(
 def test_what_no_model_takes_is_refused_before_one_is_loaded(
     arguments: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def load(*_: Any) -> None:
+    def load(*_: Any, **__: Any) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(speech_job, "open_speaker", load)
+    monkeypatch.setattr(media_job, "open_pipe", load)
     assert main([str(a) for a in ("speak", *arguments, "--model", "x", "--out", tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "expected" in said and "received" in said
@@ -247,7 +247,7 @@ def test_where_the_sound_cannot_be_written_its_facts_are(
 def test_a_full_disk_is_said_with_what_was_kept(
     parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    write, calls = speech_job.write_sound, []
+    write, calls = media_job.write_sound, []
 
     def once(file: Path, *rest: Any) -> None:
         calls.append(file)
@@ -255,7 +255,7 @@ def test_a_full_disk_is_said_with_what_was_kept(
             raise OSError(28, "No space left on device")
         write(file, *rest)
 
-    monkeypatch.setattr(speech_job, "write_sound", once)
+    monkeypatch.setattr(media_job, "write_sound", once)
     assert speak(parts, tmp_path, *TEXTS) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith(f"mmaccel: --out: expected room for {calls[1].name} in ")

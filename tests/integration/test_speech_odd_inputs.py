@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel import TextToSpeech
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import check_caption
-from mmaccel.pipelines.speech_length import count_slots
+from mmaccel.pipelines.speech_plan import count_slots
 from tests.speech_beds import FAMILIES, FIRST, LLASA_CODES, SECONDS
 
 _LLAMA = (  # what Llama's template does about the day, with words of the bed's for dates

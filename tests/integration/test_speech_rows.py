@@ -11,9 +11,8 @@ import torch
 
 from mmaccel import TextToSpeech
 from mmaccel.pipelines import speech_models, speech_parts
-from mmaccel.pipelines.speech import Utterance
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
-from mmaccel.pipelines.speech_rows import RowSpeaker
+from mmaccel.pipelines.text_to_speech import finish_utterance
 from mmaccel.places import EndedRow
 from mmaccel.tokenizers_vq.frames import Frames
 from tests.speech_beds import FAMILIES, SECONDS, TEXTS
@@ -45,11 +44,8 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
     layout = Frames(((5, 6), (6, 7)), 10, (9,))
     speech: Any = SimpleNamespace(layout=layout, render=render, sample_rate=8)
     plan: Any = SimpleNamespace(texts=["a", "b"], voice="leo", seeds=[3, 7], length=5)
-    delivered: list[Utterance] = []
-    speaker = RowSpeaker(speech, plan, delivered.append)
-    speaker.take(EndedRow(1, torch.tensor(tokens), 4, [], 0.25))
-    (made,) = delivered
-    assert speaker.made == {1: made} and made.tokens.tolist() == codes
+    made = finish_utterance(speech, plan, EndedRow(1, torch.tensor(tokens), 4, [], 0.25))
+    assert made.tokens.tolist() == codes
     assert rendered == ([(codes, 7)] if codes else [])
     assert made.waveform.tolist() == pytest.approx([code / 10 for code in codes])
     assert made.is_finished is is_finished and made.seconds == len(codes) / 8
@@ -91,7 +87,7 @@ def test_no_more_rows_are_in_the_making_than_asked_for(
             on_step=lambda progress, rows=rows: rows.append(len(progress.rows)),
         )  # fmt: skip
         assert max(rows) == most
-    assert make_plan(pipe.speech, TEXTS, 0, max_seconds=SECONDS[family]).places == 3
+    assert make_plan(pipe.speech, TEXTS, 0, max_seconds=SECONDS[family]).max_num_seqs == 3
 
 
 def test_the_codec_keeps_its_precision_and_its_bounds(
