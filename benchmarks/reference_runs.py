@@ -390,7 +390,7 @@ def scenes_masked() -> Runs:
 
 @cache
 def _grammar() -> Any:
-    from mmaccel.demo.grammar_text import GrammarText
+    from mmaccel.demo.grammar.evaluate import GrammarText
 
     return GrammarText(Path(mmaccel.__file__).parent / "demo/weights/grammar-masked")
 
@@ -401,7 +401,7 @@ def grammar_masked() -> Runs:
     def make(policy: Any, batch: int, options: dict[str, Any]) -> Row:
         from dataclasses import replace
 
-        from mmaccel.demo.grammar_data import make_examples
+        from mmaccel.demo.grammar.tasks import make_examples
 
         text = _grammar()
         guided = options["guidance_scale"] != 1.0

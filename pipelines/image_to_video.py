@@ -7,21 +7,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.media import (
+    RowPlan,
+    check_deliver,
+    decode_rows,
+    keep_payloads,
+    pick_max_num_seqs,
+)
 from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import check_filters, choose_filters, pick_policy
+<<<<<<< HEAD
 from mmaccel.pipelines.picture_request import check_at_least_one
 from mmaccel.pipelines.video import Clip, Clips
 from mmaccel.pipelines.video_model import VideoModel
 from mmaccel.pipelines.video_rows import RowRenderer
+=======
+from mmaccel.pipelines.video import Clip, Clips, VideoModel
+>>>>>>> stage1-media
 from mmaccel.pipelines.video_start import read_start
-from mmaccel.places import Places
+from mmaccel.places import EndedRow
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise, check_seed
@@ -35,9 +47,9 @@ class ImageToVideo:
 
     Args:
         video: the model.
-        source: where it lies, if that is known.
+        source: folder it was loaded from, if known.
         engine: how passes are carried out; None is `Engine()`.
-        codec: where its codec lies, if that is known.
+        codec: folder its codec was loaded from, if known.
     """
 
     def __init__(
@@ -65,14 +77,15 @@ class ImageToVideo:
         Args:
             name: a folder, or an id of the hub (downloaded to its cache): Cosmos-Predict1-4B or
                 12B.
-            codec: the same of what turns tokens into frames; None takes the authors', from the hub.
+            codec: the same of the codec, which turns tokens into frames; None takes the one that
+                the authors published, from the hub.
             device: where to run.
             dtype: of model and codec. "bitwise" is promised in float32 and float64.
             engine: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
             OptionError: no such model, codec, device, dtype or engine.
-            UnsupportedModelError: nothing we know, or tensors that are missing or too many.
+            UnsupportedModelError: files of another model, or missing or surplus tensors.
         """
         from mmaccel.pipelines.cosmos_video import load_cosmos
 
@@ -95,6 +108,7 @@ class ImageToVideo:
         top_p: float | None = None,
         min_p: float | None = None,
         batch_size: int | None = None,
+        deliver: Callable[[Clip], None] | None = None,
         on_step: OnStep | None = None,
     ) -> Clips:
         """Continue frames.
@@ -102,21 +116,23 @@ class ImageToVideo:
         Args:
             start: a PIL picture, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
                 float in 0..1. Of more frames than the model takes, the last ones count.
-            policy: how to decode; `Jacobi()` where none is given.
+            policy: how to decode; None is `Jacobi()`.
             seed: one, or several for as many clips with the same start. A clip depends on its own
                 seed and start alone.
-            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
-                authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
-            batch_size: clips in the making at most; None makes all together. The place of a
-                finished one is taken by the next.
-            on_step: called after every pass with the state of the running places.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. None takes the value that the
+                model's authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
+            batch_size: clips that are decoded at a time at most; None decodes all together. The
+                next clip starts when one has finished.
+            deliver: called with every clip as soon as it is finished, in the order they end. An
+                exception from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running rows.
 
         Returns:
             Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change
-            what they cost, not how they look.
+            the cost, not the frames.
 
         Raises:
-            OptionError: an argument outside its domain, before anything is made.
+            OptionError: an argument outside its domain, before any pass.
             UnsupportedModelError: a codec that does not belong to the model.
             NumericsError: the model or its codec returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
@@ -125,13 +141,9 @@ class ImageToVideo:
             self.video.filters, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
         )
         made: dict[int, Clip] = {}
-
-        def keep(clip: Clip) -> None:
-            made[clip.index] = clip
-
         stats = self.serve(
-            start, filters, policy=policy, seed=seed, batch_size=batch_size, deliver=keep,
-            on_step=on_step,
+            start, filters, policy=policy, seed=seed, batch_size=batch_size,
+            deliver=keep_payloads(made, deliver), on_step=on_step,
         )  # fmt: skip
         return Clips([made[k] for k in sorted(made)], stats)
 
@@ -146,17 +158,15 @@ class ImageToVideo:
         deliver: Callable[[Clip], None],
         on_step: OnStep | None = None,
     ) -> Stats:
-        """Continue frames, hand each clip out as soon as it is finished, and keep none.
+        """Continue frames and pass each clip to `deliver` as soon as it is finished; keep none.
 
         Args:
             filters: temperature and truncation, without guidance; `video.filters` is what the
                 model's authors recommend.
-            deliver: called with every clip, in the order they end; an exception from it ends the
-                run and reaches the caller.
-            start, policy, seed, batch_size, on_step: see `__call__`.
+            start, policy, seed, batch_size, deliver, on_step: see `__call__`.
 
         Returns:
-            What all of it cost; `seconds` are without those of frames and `deliver`.
+            Stats; `seconds` excludes the time spent in the codec and in `deliver`.
 
         Raises:
             OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
@@ -170,29 +180,49 @@ class ImageToVideo:
             )
         checked = check_seed(seed)
         seeds = [checked] if isinstance(checked, int) else list(checked)
-        if not seeds:
-            raise OptionError("seed: expected an integer or a list of them, received []; give one")
-        places = len(seeds) if batch_size is None else batch_size
-        check_at_least_one("batch_size", places)
+        max_num_seqs = pick_max_num_seqs(batch_size, len(seeds))
         noise = Noise.from_seed(seeds, len(seeds), model.device)
-        run = pick_policy(policy, model)
+        chosen = pick_policy(policy, model)
         frames = read_start(start, video.size, video.starts)
-        renderer = RowRenderer(video, seeds, len(frames), deliver)
+        check_deliver(deliver)
+
+        def finish(row: EndedRow) -> Clip:
+            return finish_clip(video, given, len(frames), seeds[row.row], row)
+
         with alone(model), torch.no_grad():
-            renderer.given = given = video.encode(frames)  # [f, h, w]
+            given = video.encode(frames)  # [f, h, w]
             rows = given.flatten().expand(len(seeds), -1).to(model.device)
             lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
-            seats = Places(places, renderer.take)
-            prompt = Prompt(rows, lengths, 1, layout=video.layout, places=seats)
-            length = (video.n_frames - len(given)) * video.layout.frame
-            self.engine.prepare(model, prompt, run, filters)
-            options: dict[str, Any] = dict(filters=filters, noise=noise, on_step=on_step)
-            stats = run.sample(model, prompt, length, **options).stats
-        stats.pixel_seconds = renderer.pixel_seconds
-        stats.seconds -= renderer.seconds
-        return stats
+            plan = RowPlan(
+                prompt=Prompt(rows, lengths, 1, layout=video.layout),
+                length=(video.n_frames - len(given)) * video.layout.frame,
+                max_num_seqs=max_num_seqs,
+                filters=filters,
+                noise=noise,
+            )
+            return decode_rows(
+                model, self.engine, chosen, plan, finish=finish, deliver=deliver, on_step=on_step
+            )
 
     @property
     def model(self) -> TokenModel:
-        """What predicts tokens."""
+        """What predicts the tokens."""
         return self.video.window
+
+
+def finish_clip(video: VideoModel, given: Tensor, n_given: int, seed: int, row: EndedRow) -> Clip:
+    """Decode one row to frames, by itself, so that no other row affects it.
+
+    Args:
+        video: the model.
+        given: `[f, rows, columns]` int64, the tokens that the clip begins with.
+        n_given: pixel frames they were encoded from.
+        seed: of the row.
+        row: the tokens of the other frames.
+    """
+    new = row.tokens.to(given.device).view(-1, *given[0].shape)
+    whole = torch.cat((given, new))
+    return Clip(
+        row.row, seed, video.render(whole), n_given, len(given), video.fps, whole.cpu(),
+        row.passes, row.total_variation,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Models that speak, by name: which family a checkpoint belongs to, and its codec."""
+"""Registry of speech models: the family of a checkpoint, its loader and its codec."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import Place, load_processor
 from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
-from mmaccel.pipelines.speech_model import SpeechModel
+from mmaccel.pipelines.speech import SpeechModel
 
 SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, place)
     "llasa": "mmaccel.pipelines.llasa_speech:load_llasa",
     "orpheus": "mmaccel.pipelines.orpheus_speech:load_orpheus",
 }
 CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
-_MARKS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # a token that tells a family
+_MARKS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # a token that only this family has
 
 
 def open_speech(
     name: str | Path, codec: str | Path | None, place: Place, family: str | None = None
 ) -> tuple[SpeechModel, Path, Path]:
-    """Load a model that speaks; also where it lies, and where its codec.
+    """Load a speech model.
 
     Args:
         name: a path, or an id of the hub.
         codec: the same of its codec; None is the one of `CODECS`.
-        place: where it goes.
-        family: one of `SPEECH`; None finds it out.
+        place: device and dtype.
+        family: one of `SPEECH`; None detects it.
+
+    Returns:
+        The model, the path of its checkpoint, and the path of its codec.
 
     Raises:
-        OptionError: there is no such model, codec, device, dtype or family.
-        UnsupportedModelError: nothing we know; with what was looked for.
+        OptionError: no such model, codec, device, dtype or family.
+        UnsupportedModelError: an unknown family, with the tokens that were looked for.
         MissingBackendError: a package that the codec needs is not installed.
     """
     from transformers import AutoTokenizer

@@ -1,95 +1,90 @@
-"""A call of `TextToSpeech`, checked: what is to be said, how long it may be, under which law."""
+"""Checks a call of `TextToSpeech` and plans it: prompts, maximum length, filters, seeds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import check_caption
+from mmaccel.pipelines.media import RowPlan, pick_max_num_seqs
 from mmaccel.pipelines.picture_model import choose_filters, stack_rows
+<<<<<<< HEAD
 from mmaccel.pipelines.picture_request import check_at_least_one
+=======
+>>>>>>> stage1-media
 from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
-from mmaccel.pipelines.speech_length import check_seconds, count_slots
-from mmaccel.pipelines.speech_model import SpeechModel
+from mmaccel.pipelines.speech import SpeechModel
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise, check_seed
 
 _WHOLE_PREFIX = 2**31 - 1  # tokens that the repetition penalty looks back at
+_DEFAULT_SECONDS = 30.0
+_MAX_SECONDS = 3600.0
+_ROUNDING = 1e-6  # frames: 0.28 s at 50 a second are 14, though floats make them a little more
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a call will do.
+@dataclass(frozen=True, kw_only=True)
+class SpeechPlan(RowPlan):
+    """A checked call; the last slot of a row is for an end token alone.
 
     Attributes:
-        texts: B of them.
+        texts: B texts.
         voice: who says them.
-        filters: temperature, truncation and penalty.
-        prompt: B rows.
-        length: slots of a row, the last of which is for an end alone.
-        places: rows in the making at most.
-        noise: of B rows.
     """
 
     texts: list[str]
     voice: str | None
-    filters: Filters
-    prompt: Prompt
-    length: int
-    places: int
-    noise: Noise
-
-    @property
-    def seeds(self) -> list[int]:
-        """Of each text, in 0..2**64-1."""
-        pairs = zip(self.noise.seeds.tolist(), self.noise.items.tolist())
-        return [int(seed + item) % 2**64 for seed, item in pairs]
 
 
 def make_plan(
     speech: SpeechModel, texts: Sequence[str], seed: int | Sequence[int], *,
     voice: str | None = None, max_seconds: float | None = None, batch_size: int | None = None,
     **filters: Any,
-) -> Plan:  # fmt: skip
-    """What a call with these arguments will do; everything is checked, nothing is made.
+) -> SpeechPlan:  # fmt: skip
+    """Check the arguments of a call and plan it. Nothing is decoded.
 
     Args:
         speech: the model.
-        texts: B of them; for the others see `TextToSpeech.__call__`.
+        texts: B texts; for the other arguments see `TextToSpeech.__call__`.
 
     Raises:
-        OptionError, UnsupportedModelError: as there.
+        OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
     """
     chosen, layout, device = pick_filters(speech, **filters), speech.layout, speech.window.device
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise OptionError(f"text: expected a text or a list of them, received {texts!r}; write one")
     rows = [speech.encode(each, voice) for each in texts]
-    _check_ids(rows, speech.window.vocab_size)
-    length = count_slots(speech, max(map(len, rows)), max_seconds)
-    places = len(rows) if batch_size is None else batch_size
-    check_at_least_one("batch_size", places)
-    noise = Noise.from_seed(seed, len(rows), device)
+    largest, size = max(map(max, rows)), speech.window.vocab_size
+    if largest >= size:
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer of the model's {size} ids, received a text with id "
+            f"{largest}; give a checkpoint and a tokenizer that belong together"
+        )
     prompt = stack_rows(rows, 1, layout, device)
-    prompt = replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device))
-    return Plan(list(texts), voice, chosen, prompt, length, places, noise)
+    return SpeechPlan(
+        length=count_slots(speech, max(map(len, rows)), max_seconds),
+        max_num_seqs=pick_max_num_seqs(batch_size, len(rows)),
+        noise=Noise.from_seed(seed, len(rows), device),
+        prompt=replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device)),
+        filters=chosen,
+        texts=list(texts),
+        voice=voice,
+    )
 
 
 def check_call(
     texts: Sequence[str], seed: int | Sequence[int], *, max_seconds: float | None = None,
     repetition_penalty: float | None = None, **filters: Any,
 ) -> None:  # fmt: skip
-    """Refuse what no model takes, before one is loaded.
-
-    Args:
-        texts: as in `make_plan`, like all others.
+    """Refuse what no model takes, before one is loaded. Arguments as in `make_plan`.
 
     Raises:
-        OptionError: with what is wrong.
+        OptionError: an argument outside its domain.
     """
     for text in texts:
         check_caption(text, None, "text to say")
@@ -99,15 +94,6 @@ def check_call(
     choose_filters(Filters(), **filters)
     if repetition_penalty is not None:
         WindowedRepetitionPenalty(repetition_penalty, _WHOLE_PREFIX)
-
-
-def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:
-    largest = max(map(max, rows))
-    if largest >= size:
-        raise UnsupportedModelError(
-            f"model: expected a tokenizer of the model's {size} ids, received a text with id "
-            f"{largest}; give a checkpoint and a tokenizer that belong together"
-        )
 
 
 def pick_filters(
@@ -122,3 +108,47 @@ def pick_filters(
     penalty = speech.repetition_penalty if penalty is None else penalty
     rule = WindowedRepetitionPenalty(penalty, _WHOLE_PREFIX)
     return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)
+
+
+def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> int:
+    """Tokens of an utterance at most, the end token included.
+
+    Args:
+        speech: the model.
+        prompt: tokens of the longest prompt.
+        max_seconds: of sound; None is 30, or what the model has positions for.
+
+    Raises:
+        OptionError: no duration, or one the model has no positions for.
+    """
+    columns, limit = speech.layout.columns, getattr(speech.window, "max_positions", None)
+    # The last token is never processed, so that it needs no position.
+    room = math.inf if limit is None else (limit - prompt) // columns
+    per_second = speech.sample_rate / speech.frame_samples
+    asked = _DEFAULT_SECONDS if max_seconds is None else check_seconds(max_seconds)
+    frames = max(1, math.ceil(asked * per_second - _ROUNDING))
+    if max_seconds is None:
+        frames = max(1, int(min(frames, room)))
+    if frames > room:
+        most = math.floor(1000 * room / per_second) / 1000
+        remedy = f", or set max_seconds to at most {most:g}" if most > 0 else ""
+        raise OptionError(
+            f"positions: expected at most {limit} (the model's), received {prompt} of the prompt "
+            f"and {frames * columns} of {asked:g} s; shorten the text{remedy}"
+        )
+    return frames * columns + 1
+
+
+def check_seconds(asked: Any) -> float:
+    """Check `max_seconds`.
+
+    Raises:
+        OptionError: no number above 0 and up to 3600.
+    """
+    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    if not is_number or not 0 < asked <= _MAX_SECONDS:
+        raise OptionError(
+            f"max_seconds: expected a number in 0..{_MAX_SECONDS:g}, 0 excluded, received "
+            f"{asked!r}; {_DEFAULT_SECONDS:g} suits most texts"
+        )
+    return float(asked)

@@ -1,29 +1,27 @@
-"""Text to speech: texts to a codec's codes under a decoding policy, then codes to sound.
+"""Text to speech: texts to a codec's tokens under a decoding policy, then tokens to sound.
 
-Utterances end when the model ends them, so that rows of a batch are of all lengths: the place of a
-finished one is taken by the next text (see `mmaccel.places`).
+Utterances end where the model ends them, so the rows of a batch have different lengths. Rows are
+decoded with continuous batching: the next text starts when one has finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mmaccel.contracts import Policy, TokenModel
+from mmaccel.errors import NumericsError
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.media import decode_rows, keep_payloads
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import pick_policy
-from mmaccel.pipelines.speech import Speech, Utterance
-from mmaccel.pipelines.speech_model import SpeechModel
+from mmaccel.pipelines.speech import Speech, SpeechModel, Utterance
 from mmaccel.pipelines.speech_models import open_speech
-from mmaccel.pipelines.speech_plan import make_plan
-from mmaccel.pipelines.speech_rows import RowSpeaker
-from mmaccel.places import Places
+from mmaccel.pipelines.speech_plan import SpeechPlan, make_plan
+from mmaccel.places import EndedRow
 from mmaccel.results import OnStep
 
 
@@ -32,9 +30,9 @@ class TextToSpeech:
 
     Args:
         speech: the model.
-        source: where it lies, if that is known.
+        source: folder it was loaded from, if known.
         engine: how passes are carried out; None is `Engine()`.
-        codec: where its codec lies, if that is known.
+        codec: folder its codec was loaded from, if known.
     """
 
     def __init__(
@@ -62,17 +60,17 @@ class TextToSpeech:
 
         Args:
             name: a folder, or an id of the hub (downloaded to its cache).
-            codec: the same of what turns codes into sound; None takes the one the family's authors
-                published, from the hub.
+            codec: the same of the codec, which turns tokens into sound; None takes the one that
+                the family's authors published, from the hub.
             device: where to run.
             dtype: of the language model; the codec runs in float32. "bitwise" is promised in
                 float32 and float64.
-            family: how the checkpoint is to be read; None finds out. See docs/speech.md.
+            family: how the checkpoint is read; None detects it. See docs/speech.md.
             engine: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
             OptionError: no such model, codec, device, dtype, family or engine.
-            UnsupportedModelError: nothing we know, or tensors that are missing or too many.
+            UnsupportedModelError: an unknown family, or missing or surplus tensors.
             MissingBackendError: a package that the family's codec needs is not installed.
         """
         how = Engine(engine)
@@ -101,30 +99,30 @@ class TextToSpeech:
 
         Args:
             text: one or several.
-            policy: how to decode; `Jacobi()` where none is given.
-            voice: who says them, for models that know several; None is the usual one.
+            policy: how to decode; None is `Jacobi()`.
+            voice: who says them, for models with several voices; None is the model's default.
             seed: one for all (text b is item b of it), or one per text. With one per text an
                 utterance depends on its own seed and text alone, and on `max_seconds`.
-            max_seconds: after which an utterance is cut; None is 30, or less where the model has no
-                room for so many behind the longest text.
-            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
-                authors recommend (`speech.filters`); top_k 0 and top_p 1 keep all tokens.
-            repetition_penalty: over prompt and utterance, as transformers counts it; 1 is none,
-                None as the authors recommend.
-            batch_size: utterances in the making at most; None makes all together. The place of a
-                finished one is taken by the next.
-            deliver: called with every utterance as soon as it is finished, in the order they end;
-                an exception from it ends the run and reaches the caller.
-            on_step: called after every pass with the state of the running places.
+            max_seconds: after which an utterance is cut. None is 30, or less where the model has
+                no positions for 30 s after the longest text.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. None takes the value that the
+                model's authors recommend (`speech.filters`); top_k 0 and top_p 1 keep all tokens.
+            repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
+                None takes the value that the authors recommend.
+            batch_size: utterances that are decoded at a time at most; None decodes all together.
+                The next text starts when one has finished.
+            deliver: called with every utterance as soon as it is finished, in the order they end.
+                An exception from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running rows.
 
         Returns:
             Utterances in the order of the texts, and stats. A bitwise `policy` and `batch_size`
-            change what they cost, not how they sound.
+            change the cost, not the sound.
 
         Raises:
-            OptionError: a text or an argument outside its domain, before anything is made.
-            UnsupportedModelError: a text of which the tokenizer makes ids the model does not have;
-                before anything is made, too.
+            OptionError: a text or an argument outside its domain, before any pass.
+            UnsupportedModelError: a text of which the tokenizer makes ids the model does not have,
+                before any pass.
             NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
@@ -134,18 +132,44 @@ class TextToSpeech:
             repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
             top_p=top_p, min_p=min_p,
         )  # fmt: skip
-        run, model = pick_policy(policy, self.speech.window), self.speech.window
-        speaker = RowSpeaker(self.speech, plan, deliver)
-        prompt = replace(plan.prompt, places=Places(plan.places, speaker.take))
-        with alone(model), torch.no_grad():
-            self.engine.prepare(model, prompt, run, plan.filters)
-            options: dict[str, Any] = dict(filters=plan.filters, noise=plan.noise, on_step=on_step)
-            stats = run.sample(model, prompt, plan.length, **options).stats
-        stats.pixel_seconds = speaker.sound_seconds
-        stats.seconds -= speaker.seconds
-        return Speech([speaker.made[k] for k in range(len(plan.texts))], stats)
+        model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
+        made: dict[int, Utterance] = {}
+        keep = keep_payloads(made, deliver)
+
+        def finish(row: EndedRow) -> Utterance:
+            return finish_utterance(self.speech, plan, row)
+
+        with alone(model):
+            stats = decode_rows(
+                model, self.engine, chosen, plan, finish=finish, deliver=keep, on_step=on_step
+            )
+        return Speech([made[k] for k in range(len(plan.texts))], stats)
 
     @property
     def model(self) -> TokenModel:
-        """What predicts codes."""
+        """What predicts the tokens."""
         return self.speech.window
+
+
+def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: EndedRow) -> Utterance:
+    """Decode one row to sound, by itself, so that no other row affects it.
+
+    Raises:
+        NumericsError: the codec returned NaN.
+    """
+    tokens, seed = row.tokens, plan.seeds[row.row]
+    is_finished = bool(len(tokens)) and int(tokens[-1]) in speech.layout.ends
+    columns = speech.layout.columns
+    whole = min(len(tokens) - is_finished, plan.length - 1) // columns * columns
+    tokens = tokens[:whole]
+    sound = speech.render(tokens, seed) if whole else torch.zeros(0)
+    if bool(sound.isnan().any()):
+        raise NumericsError(
+            "waveform: expected samples in -1..1, received NaN from the codec; "
+            "copy its weights again",
+            (row.row,),
+        )
+    return Utterance(
+        row.row, plan.texts[row.row], plan.voice, seed, sound, speech.sample_rate, tokens.cpu(),
+        row.passes, is_finished, row.total_variation,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.parts import CheckError
 from mmaccel.canvas_contracts import CanvasPolicy
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.samplers.entropy_bounded import EntropyBounded
 from mmaccel.samplers.lossless_unmask import LosslessUnmask

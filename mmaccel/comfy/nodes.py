@@ -5,14 +5,12 @@ from __future__ import annotations
 from mmaccel.catalog import POLICIES
 from mmaccel.comfy.compare import COMPARE
 from mmaccel.comfy.generate import GENERATE
-from mmaccel.comfy.open_animator import LOAD_ANIMATOR
 from mmaccel.comfy.open_model import LOAD
-from mmaccel.comfy.open_speaker import LOAD_SPEAKER
 from mmaccel.comfy.policies import policy_node
 from mmaccel.comfy.record import SHOW
-from mmaccel.comfy.speech import SPEAK
+from mmaccel.comfy.speech import LOAD_SPEAKER, SPEAK
 from mmaccel.comfy.table import NodeSpec
-from mmaccel.comfy.video import ANIMATE
+from mmaccel.comfy.video import ANIMATE, LOAD_ANIMATOR
 
 NODES: dict[str, NodeSpec] = {
     spec.id: spec

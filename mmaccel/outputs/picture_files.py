@@ -43,6 +43,19 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     _sync(file.parent)
 
 
+def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path], object]) -> None:
+    """Write `facts` as JSON under the name of `file` with the suffix `.json`, then `file` itself.
+
+    Args:
+        file: the final name. If writing it fails, the JSON file stays.
+        facts: ready for JSON.
+        write: writes the path it is given; see `write_whole`.
+    """
+    text = json.dumps(dict(facts), indent=1) + "\n"
+    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
+    write_whole(file, write)
+
+
 def _sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk, where the system can say so."""
     try:

@@ -1,8 +1,7 @@
-"""Sound on disk: WAV files, and beside each a JSON file with what it was made from."""
+"""Sound on disk: WAV files, and next to each a JSON file with what it was made from."""
 
 from __future__ import annotations
 
-import json
 import wave
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.outputs.picture_files import write_whole
+from mmaccel.outputs.picture_files import write_with_facts
 
 _FULL = 2**15 - 1  # of 16 bits
 
@@ -19,13 +18,11 @@ def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[s
     """Write a mono WAV of 16 bits, and `facts` under the same name with `.json`.
 
     Args:
-        file: the final name; either both files are there in the end, or the JSON alone.
-        waveform: `[samples]` float in -1..1; what lies outside is cut.
+        file: the final name; see `write_with_facts`.
+        waveform: `[samples]` float in -1..1; samples outside are clipped.
         sample_rate: in Hz.
         facts: ready for JSON.
     """
-    text = json.dumps(dict(facts), indent=1) + "\n"
-    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
     samples = waveform.mul(_FULL).round().clamp(-_FULL, _FULL).short().numpy()
 
     def write(path: Path) -> None:
@@ -35,4 +32,4 @@ def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[s
             sound.setframerate(sample_rate)
             sound.writeframes(samples.astype("<i2").tobytes())
 
-    write_whole(file, write)
+    write_with_facts(file, facts, write)

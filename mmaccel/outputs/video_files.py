@@ -1,8 +1,7 @@
-"""Clips on disk: MP4 (H.264, through PyAV) or lossless WebP, and beside each a JSON file."""
+"""Clips on disk: MP4 (H.264, by PyAV) or lossless WebP, and next to each a JSON file."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from zlib import error as zlib_error
 from torch import Tensor
 
 from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
-from mmaccel.outputs.picture_files import write_whole
+from mmaccel.outputs.picture_files import write_with_facts
 from mmaccel.pipelines.checkpoint import unreadable
 from mmaccel.pipelines.video_start import upright_rgb
 
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("mp4", "webp")
-_MOVING = ("GIF", "PNG", "WEBP", "AVIF", "FLI")  # whose pages are moments
+_MOVING = ("GIF", "PNG", "WEBP", "AVIF", "FLI")  # formats whose pages are frames in time
 _ENCODER, _QUALITY = "libx264", "18"  # H.264's constant rate factor; people see no loss
 
 
 def pick_format(wanted: str | None) -> str:
-    """The format that is wanted; where none is, mp4 if PyAV can write it, else webp.
+    """The format that is asked for; by default mp4 if PyAV can write it, else webp.
 
     Raises:
         OptionError: none of `FORMATS`.
@@ -61,19 +60,16 @@ def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]
     """Write a clip, and `facts` under the same name with `.json`.
 
     Args:
-        file: the final name, with a suffix of `FORMATS`; either both files are there in the end,
-            or the JSON alone.
+        file: the final name, with a suffix of `FORMATS`; see `write_with_facts`.
         frames: `[F, height, width, 3]` uint8; for mp4 the sides are even.
         fps: frames a second.
         facts: ready for JSON.
 
     Raises:
-        OSError: no room, or what else the encoder says.
+        OSError: no space left, or another error of the encoder.
     """
-    text = json.dumps(dict(facts), indent=1) + "\n"
-    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
     write = _write_mp4 if file.suffix == ".mp4" else _write_webp
-    write_whole(file, lambda path: write(path, frames, fps))
+    write_with_facts(file, facts, lambda path: write(path, frames, fps))
 
 
 def _write_mp4(path: Path, frames: Tensor, fps: float) -> None:
@@ -100,7 +96,7 @@ def _encode(path: Path, frames: Tensor, fps: float) -> None:
 
 
 def _plain_file(path: Path) -> str:
-    """Its name for FFmpeg, which takes what stands before a colon for a protocol."""
+    """Its name for FFmpeg, which reads the part before a colon as a protocol."""
     return f"file:{path}"
 
 
@@ -115,15 +111,15 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
 
 
 def read_frames(file: Path, most: int) -> list[Image]:
-    """The last frames of a picture, an animated picture or a video, the side up that it notes.
+    """The last frames of a picture, an animated picture or a video, turned as its file says.
 
     Args:
-        file: what Pillow reads, or PyAV. Of pages that are no moments (a camera's preview behind
-            its photograph, layers, scans) the first counts.
-        most: of them.
+        file: a file that Pillow or PyAV reads. Of pages that are not frames in time (a camera's
+            preview after its photograph, layers, scans) the first is read.
+        most: frames that are read at most.
 
     Raises:
-        OptionError: no such file, or nothing that either reads.
+        OptionError: no such file, or one that neither reads.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -173,7 +169,7 @@ def _video_frames(file: Path, most: int) -> list[Image]:
 
 
 def _turn(frame: Any) -> Image:
-    """A frame of PyAV as a picture, turned as its file says: telephones film lying on the side."""
+    """A frame of PyAV as a picture, turned as its file says: telephones film sideways."""
     picture: Image = frame.to_image()
-    degrees = getattr(frame, "rotation", 0)  # against the clock; older PyAV does not tell
+    degrees = getattr(frame, "rotation", 0)  # counter-clockwise; older PyAV does not have it
     return picture.rotate(degrees, expand=True) if degrees else picture

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.checker import score_pictures
 from mmaccel.demo.scenes.data import EVALUATION_SEED, CaptionWords, make_captions, make_scenes
-from mmaccel.pipelines.pictures import join
+from mmaccel.pipelines.picture_request import join
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.word_pictures import WordPictures

@@ -1,29 +1,28 @@
-"""Text to speech: transformers' own tokens, the codec's own sound, every bad input."""
+"""Text to speech: transformers' own tokens, lengths, ends, seeds, and texts that are refused."""
 
 from __future__ import annotations
 
-import sys
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import mmaccel
-from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToSpeech
-from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.speech import Utterance
+from mmaccel import Autoregressive, Jacobi, TextToSpeech
+from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.checkpoint import check_caption
+from mmaccel.pipelines.speech_plan import count_slots, pick_filters
+from mmaccel.pipelines.text_to_speech import finish_utterance
+from mmaccel.places import EndedRow
+from mmaccel.tokenizers_vq.frames import Frames
 from tests.speech_beds import END, FAMILIES, FIRST, LLASA_CODES, SECONDS, SNAC_CODES, TEXTS
 
 SEEDS = [3, 4, 5]
 CODES = {"llasa": 40, "orpheus": 42}
-PROMPTS = {
-    # start, two words it does not know, which stand for the role; "Convert the text to speech:"
-    "llasa": [4, 2, 2, 44, 2, 2, 2, 2, 5, 40, 41, 42, 6, 3, 4, 2, 7],
-    "orpheus": [17, 2, 2, 52, 53, 54, 3, 18, 19, 15],
-}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -34,6 +33,13 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def pipe(family: str, speech_folders: dict[str, tuple[Path, Path]]) -> TextToSpeech:
+    model, codec = speech_folders[family]
+    return TextToSpeech.from_pretrained(model, codec=codec)
+
+
+@pytest.fixture
+def own_pipe(family: str, speech_folders: dict[str, tuple[Path, Path]]) -> TextToSpeech:
+    """One that a test may change."""
     model, codec = speech_folders[family]
     return TextToSpeech.from_pretrained(model, codec=codec)
 
@@ -61,12 +67,6 @@ def generated(pipe: TextToSpeech, family: str, text: str, penalty: float) -> lis
         prefix_allowed_tokens_fn=allowed(family, ids.shape[1]),
     )[0, ids.shape[1] :].tolist()  # fmt: skip
     return made[:-1] if made[-1] == END[family] else made
-
-
-def test_prompts_are_the_authors(pipe: TextToSpeech, family: str) -> None:
-    assert pipe.speech.encode(" a red fox ", None) == PROMPTS[family]
-    if family == "orpheus":
-        assert pipe.speech.encode("a red fox", "snow") == [17, 57, *PROMPTS[family][2:]]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
@@ -103,28 +103,6 @@ def test_what_the_authors_recommend(pipe: TextToSpeech, family: str) -> None:
     ]
 
 
-def test_policy_and_batch_change_what_it_costs_alone(pipe: TextToSpeech, family: str) -> None:
-    options: dict[str, Any] = dict(seed=SEEDS, max_seconds=SECONDS[family])
-    plain = pipe(TEXTS, policy=Autoregressive(), **options)
-    assert len({len(made.tokens) for made in plain.utterances}) > 1  # ragged
-    for policy, rows in ((Jacobi(window=8), 1), (Jacobi(window=8), 2), (None, None)):
-        delivered: list[Utterance] = []
-        fast = pipe(TEXTS, policy=policy, batch_size=rows, deliver=delivered.append, **options)
-        for k, (a, b) in enumerate(zip(plain.utterances, fast.utterances, strict=True)):
-            assert torch.equal(a.tokens, b.tokens) and torch.equal(a.waveform, b.waveform)
-            assert (b.index, b.text, b.seed) == (k, TEXTS[k], SEEDS[k])
-            assert a.is_finished == b.is_finished
-        assert sum(made.passes for made in fast.utterances) < plain.stats.row_passes
-        assert sorted(made.index for made in delivered) == [0, 1, 2]
-        assert fast.stats.exactness == "bitwise"
-    alone = pipe(TEXTS[1], seed=[4], max_seconds=SECONDS[family])
-    assert torch.equal(alone[0].tokens, plain[1].tokens)
-    one_seed = pipe([TEXTS[1]] * 2, seed=4, max_seconds=SECONDS[family])
-    assert [made.seed for made in one_seed.utterances] == [4, 5]
-    other = pipe(TEXTS, policy=SpeculativeJacobi(window=8), **options)
-    assert other.stats.exactness == "distribution"
-
-
 def test_codes_stay_in_their_ranges_and_an_end_is_no_code(pipe: TextToSpeech, family: str) -> None:
     speech = pipe(TEXTS * 4, seed=list(range(12)), temperature=1.2, max_seconds=SECONDS[family])
     ends = [made.is_finished for made in speech.utterances]
@@ -143,48 +121,6 @@ def test_codes_stay_in_their_ranges_and_an_end_is_no_code(pipe: TextToSpeech, fa
         assert made.waveform.dtype == torch.float32 and bool((made.waveform.abs() <= 1).all())
 
 
-def test_llasas_sound_is_the_codecs(speech_folders: dict[str, tuple[Path, Path]]) -> None:
-    from transformers import Xcodec2Model
-
-    model, codec = speech_folders["llasa"]
-    whole = Xcodec2Model.from_pretrained(codec).eval()
-    (made,) = TextToSpeech.from_pretrained(model, codec=codec)(
-        TEXTS[0], seed=3, max_seconds=SECONDS["llasa"]
-    ).utterances
-    codes = made.tokens - FIRST
-    with torch.no_grad():
-        sound = whole.decode(codes[None, None]).audio_values[0, 0]
-    assert torch.equal(made.waveform, sound.clamp(-1, 1)) and made.sample_rate == 16000
-    assert len(sound) == 20 * len(codes)
-
-
-def test_orpheus_sound_is_the_codecs_and_its_noise_is_the_seeds(
-    speech_folders: dict[str, tuple[Path, Path]],
-) -> None:
-    from snac import SNAC
-
-    model, codec = speech_folders["orpheus"]
-    pipe = TextToSpeech.from_pretrained(model, codec=codec)
-    before = torch.get_rng_state()
-    made = pipe(TEXTS, seed=SEEDS, max_seconds=SECONDS["orpheus"])
-    assert torch.equal(torch.get_rng_state(), before)
-    whole, utterance = SNAC.from_pretrained(str(codec)), made[2]
-    coarse, middle, fine = [], [], []
-    ids = utterance.tokens.tolist()
-    for k in range(0, len(ids), 7):
-        own = [ids[k + s] - FIRST - s * SNAC_CODES for s in range(7)]
-        coarse.append(own[0])
-        middle += [own[1], own[4]]
-        fine += [own[2], own[3], own[5], own[6]]
-    torch.manual_seed(SEEDS[2])
-    with torch.no_grad():
-        sound = whole.decode([torch.tensor([codes]) for codes in (coarse, middle, fine)])
-    assert torch.equal(utterance.waveform, sound.flatten().clamp(-1, 1))
-    assert utterance.sample_rate == 24000 and len(sound.flatten()) == 32 * len(coarse)
-    other = pipe.speech.render(utterance.tokens, 9)
-    assert not torch.equal(other, utterance.waveform)
-
-
 def test_an_utterance_may_have_no_words(pipe: TextToSpeech, family: str) -> None:
     """The first token is the end: silence of no length, not an error."""
     window: Any = pipe.speech.window
@@ -198,6 +134,54 @@ def test_an_utterance_may_have_no_words(pipe: TextToSpeech, family: str) -> None
     finally:
         hook.remove()
     assert made.is_finished and made.seconds == 0 and made.tokens.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "codes", "is_finished"),
+    [
+        ([5, 6, 5, 6, 9], [5, 6, 5, 6], True),  # the end at the very last slot
+        ([5, 6, 5, 6, 5], [5, 6, 5, 6], False),  # a code there: cut
+        ([5, 6, 9], [5, 6], True),
+        ([9], [], True),
+    ],
+)
+def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finished: bool) -> None:
+    """Two frames of two codes and a slot for the end, which is 9."""
+    rendered: list[tuple[list[int], int]] = []
+
+    def render(given: torch.Tensor, seed: int) -> torch.Tensor:
+        rendered.append((given.tolist(), seed))
+        return given / 10
+
+    layout = Frames(((5, 6), (6, 7)), 10, (9,))
+    speech: Any = SimpleNamespace(layout=layout, render=render, sample_rate=8)
+    plan: Any = SimpleNamespace(texts=["a", "b"], voice="leo", seeds=[3, 7], length=5)
+    made = finish_utterance(speech, plan, EndedRow(1, torch.tensor(tokens), 4, [], 0.25))
+    assert made.tokens.tolist() == codes
+    assert rendered == ([(codes, 7)] if codes else [])
+    assert made.waveform.tolist() == pytest.approx([code / 10 for code in codes])
+    assert made.is_finished is is_finished and made.seconds == len(codes) / 8
+    assert (made.index, made.text, made.voice, made.seed) == (1, "b", "leo", 7)
+    assert (made.passes, made.total_variation, made.sample_rate) == (4, 0.25, 8)
+
+
+def test_the_penalty_counts_the_whole_prefix(pipe: TextToSpeech, family: str) -> None:
+    speech = pipe.speech
+    processor = pick_filters(speech, repetition_penalty=2.0).processor
+    assert processor is not None
+    line = torch.full((1, 5000), 31)
+    line[0, 0] = 30
+    scores = torch.ones(1, 1, speech.window.vocab_size)
+    punished = processor(scores, line, torch.tensor([[5000]]))[0, 0]
+    assert punished[29:33].tolist() == [1, 0.5, 0.5, 1]
+    assert pick_filters(speech, repetition_penalty=1).processor is None
+    usual = pick_filters(speech).processor
+    if family == "llasa":
+        assert usual is None
+    else:
+        assert usual is not None
+        punished = usual(scores, line, torch.tensor([[5000]]))[0, 0]
+        assert punished[29:33].tolist() == pytest.approx([1, 1 / 1.3, 1 / 1.3, 1])
 
 
 def test_length_is_what_was_asked_for_or_what_there_is_room_for(
@@ -218,6 +202,48 @@ def test_length_is_what_was_asked_for_or_what_there_is_room_for(
     assert window.max_positions == 160
 
 
+def _model(limit: int | None, columns: int, rate: int, frame: int) -> Any:
+    return SimpleNamespace(
+        layout=SimpleNamespace(columns=columns), window=SimpleNamespace(max_positions=limit),
+        sample_rate=rate, frame_samples=frame,
+    )  # fmt: skip
+
+
+def test_lengths_by_hand() -> None:
+    """50 codes a second; 24000 / 2048 frames of 7 codes; and one slot for the end."""
+    llasa, orpheus = _model(None, 1, 16000, 320), _model(None, 7, 24000, 2048)
+    for seconds, codes in ((0.28, 14), (0.29, 15), (0.02, 1), (1e-9, 1), (3600, 180000)):
+        assert count_slots(llasa, 20, seconds) == codes + 1
+    assert count_slots(llasa, 20, None) == 1501
+    for seconds, frames in ((1, 12), (2048 / 24000, 1), (0.1, 2), (30, 352)):
+        assert count_slots(orpheus, 20, seconds) == 7 * frames + 1
+    assert count_slots(orpheus, 20, None) == 7 * 352 + 1
+
+
+def test_the_length_that_is_proposed_is_taken() -> None:
+    cases = [(_model(300, 1, 16000, 320), 102, "3.96"), (_model(160, 1, 16000, 20), 15, "0.181")]
+    cases.append((_model(100, 7, 24000, 2048), 30, "0.853"))
+    for model, prompt, seconds in cases:
+        with pytest.raises(OptionError, match=f"or set max_seconds to at most {seconds}$"):
+            count_slots(model, prompt, 20)
+        room = (model.window.max_positions - prompt) // model.layout.columns
+        assert count_slots(model, prompt, float(seconds)) <= room * model.layout.columns + 1
+        assert count_slots(model, prompt, None) == room * model.layout.columns + 1
+    for prompt, limit in ((100, 100), (200, 100), (94, 100)):
+        for asked in (None, 1.0):
+            with pytest.raises(OptionError, match="; shorten the text$"):
+                count_slots(_model(limit, 7, 24000, 2048), prompt, asked)
+
+
+def test_seeds_are_told_without_a_sign(pipe: TextToSpeech, family: str) -> None:
+    options: dict[str, Any] = dict(max_seconds=SECONDS[family], temperature=9.0)
+    for seed in (-1, 2**64 - 1):
+        made = pipe(["fox", "fox"], seed=seed, **options)
+        assert [each.seed for each in made.utterances] == [2**64 - 1, 0]
+        alone = pipe("fox", seed=[made[0].seed], **options)
+        assert torch.equal(alone[0].waveform, made[0].waveform) and len(alone[0].waveform)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(text=[]), "text: expected a text or a list of them, received"),
     (dict(text="  "), "prompt: expected text to say, received '  '"),
@@ -226,11 +252,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (dict(max_seconds=0), "max_seconds: expected a number in 0..3600, 0 excluded, received 0"),
     (dict(max_seconds=float("nan")), "max_seconds: expected a number"),
     (dict(max_seconds="9"), "max_seconds: expected a number"),
-    (dict(batch_size=0), "batch_size: expected an integer of at least 1"),
     (dict(repetition_penalty=0.0), "penalty: expected a finite number > 0"),
-    (dict(temperature=-1.0), "temperature: expected a number >= 0"),
     (dict(seed=[1, 2]), "seed"),
-    (dict(policy=mmaccel.LosslessUnmask()), "policy: expected a policy such as mmaccel.Jacobi"),
 ]  # fmt: skip
 
 
@@ -249,108 +272,82 @@ def test_bad_input_is_refused_before_any_pass(
     assert said in str(error.value) and passes == []
 
 
-def test_voices(pipe: TextToSpeech, family: str) -> None:
-    with pytest.raises(OptionError, match="voice: expected"):
-        pipe("a red fox", voice="tara: or <|eot_id|>", max_seconds=SECONDS[family])
-    if family == "llasa":
-        with pytest.raises(OptionError, match="voice: expected none for Llasa"):
-            pipe("a red fox", voice="tara")
-        assert pipe.speech.voices == ()
-    else:
-        assert pipe.speech.voices[0] == "tara"
-        options: dict[str, Any] = dict(seed=[3], max_seconds=SECONDS[family])
-        usual, named = pipe("a red fox", **options), pipe("a red fox", voice="snow", **options)
-        assert usual[0].voice is None and named[0].voice == "snow"
-        assert usual[0].tokens.tolist() != named[0].tokens.tolist()
+@pytest.mark.parametrize("text", ["a \ud800 fox", "fox \udcff"])
+def test_half_a_character_is_refused_with_its_place(pipe: TextToSpeech, text: str) -> None:
+    with pytest.raises(OptionError, match=r"received '\\ud[8c][0f][0f]' at place [24]; write it"):
+        pipe(["a fox", text])
 
 
-def test_a_checkpoint_of_another_family_is_refused(
-    tiny_folder: Path, speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
+def test_control_tokens_are_looked_for_only_where_there_may_be_one() -> None:
+    class Counted:
+        asked = 0
+
+        def get_added_vocab(self) -> dict[str, int]:
+            self.asked += 1
+            return {"<|end|>": 1}
+
+    tokenizer = Counted()
+    for text in ("a fox", "a > b", "a < b"):
+        assert check_caption(text, tokenizer) == text
+    assert tokenizer.asked == 0  # tens of thousands of codes are slow to go through
+    assert check_caption("<b>a</b>", tokenizer) == "<b>a</b>"
+    with pytest.raises(OptionError, match=r"received <\|end\|>"):
+        check_caption("a <|end|> b", tokenizer)
+
+
+def test_ids_that_the_model_does_not_have_are_refused_before_any_pass(
+    speech_folders: dict[str, tuple[Path, Path]], family: str, tmp_path: Path
 ) -> None:
-    llasa, orpheus = speech_folders["llasa"], speech_folders["orpheus"]
-    with pytest.raises(OptionError, match="family: expected one of llasa, orpheus"):
-        TextToSpeech.from_pretrained(llasa[0], codec=llasa[1], family="bark")
-    with pytest.raises(UnsupportedModelError, match="expected a tokenizer that knows <custom_tok"):
-        TextToSpeech.from_pretrained(llasa[0], codec=orpheus[1], family="orpheus")
-    with pytest.raises(UnsupportedModelError, match="expected the tensors of Xcodec2Model in"):
-        TextToSpeech.from_pretrained(llasa[0], codec=orpheus[1])
-    with pytest.raises(UnsupportedModelError, match="codec: expected config.json and pytorch_mod"):
-        TextToSpeech.from_pretrained(orpheus[0], codec=tmp_path)
-    with pytest.raises(OptionError, match="codec: expected a folder, a file, an id of the Hugg"):
-        TextToSpeech.from_pretrained(orpheus[0], codec=tmp_path / "none")
-    with pytest.raises(OptionError, match="model: expected a folder"):
-        TextToSpeech.from_pretrained(tmp_path / "none")
+    """Codes are within the embeddings, words are not."""
+    from transformers import AutoModelForCausalLM
+
+    source, codec = speech_folders[family]
+    size = {"llasa": FIRST + LLASA_CODES + 5, "orpheus": FIRST + 28}[family]  # Llasa: its request
+    folder = shutil.copytree(source, tmp_path / "small")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    model.resize_token_embeddings(size)
+    model.save_pretrained(folder)
+    small = TextToSpeech.from_pretrained(folder, codec=codec)
+    passes: list[object] = []
+    window: Any = small.speech.window
+    window.model.register_forward_pre_hook(lambda *_: passes.append(_))
+    speech: Any = small.speech
+    word = speech.tokenizer.convert_ids_to_tokens(size)  # the first that is missing
+    with pytest.raises(UnsupportedModelError, match=f"{size} ids, received a text with id {size};"):
+        small(word, max_seconds=SECONDS[family])
+    assert passes == []
 
 
-def test_a_tokenizer_without_a_familys_codes_names_what_was_looked_for(
-    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
-) -> None:
-    from tests.checkpoints import make_tokenizer
+def test_sound_that_is_no_number_names_its_text(own_pipe: TextToSpeech, family: str) -> None:
+    speech: Any = own_pipe.speech
+    codec = speech.codec
+    plain, kept = codec.decode, []
 
-    make_tokenizer({"<pad>": 0, "<unk>": 1}, 2, 30).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"with <\|s_0\|> or <custom_token_10>"):
-        TextToSpeech.from_pretrained(tmp_path, codec=speech_folders["llasa"][1])
+    def decode(codes: Any) -> Any:
+        made = plain(codes)
+        kept.append(made)
+        if len(kept) == 2:
+            (made if family == "orpheus" else made.audio_values)[..., -1] = float("nan")
+        return made
 
-
-def test_a_codec_of_other_codes_is_refused(
-    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
-) -> None:
-    """Fewer tokens than the codec has codes, and strides of four levels."""
-    import json
-    import shutil
-
-    from transformers import Xcodec2Config, Xcodec2Model
-
-    config = Xcodec2Config.from_pretrained(speech_folders["llasa"][1])
-    config.quantization_levels = [2, 2, 2, 4]
-    Xcodec2Model(config).save_pretrained(tmp_path / "wide")
-    with pytest.raises(UnsupportedModelError, match=r"a tokenizer that knows <\|s_16\|>"):
-        TextToSpeech.from_pretrained(speech_folders["llasa"][0], codec=tmp_path / "wide")
-    from snac import SNAC
-
-    shutil.copytree(speech_folders["orpheus"][1], tmp_path / "snac")
-    file = tmp_path / "snac" / "config.json"
-    shape = json.loads(file.read_text(encoding="utf-8")) | {"vq_strides": [8, 4, 2, 1]}
-    file.write_text(json.dumps(shape), encoding="utf-8")
-    torch.save(SNAC(**shape).state_dict(), tmp_path / "snac" / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModelError, match=r"three levels, strides \[4, 2, 1\]"):
-        TextToSpeech.from_pretrained(speech_folders["orpheus"][0], codec=tmp_path / "snac")
+    codec.decode = decode
+    delivered: list[int] = []
+    with pytest.raises(NumericsError, match="waveform: expected samples in -1..1") as error:
+        own_pipe(
+            ["fox"] * 3, seed=[3, 4, 5], max_seconds=SECONDS[family], batch_size=1,
+            deliver=lambda made: delivered.append(made.index), temperature=9.0,
+        )  # fmt: skip
+    assert error.value.rows == (1,) and delivered == [0]
 
 
-def test_without_the_codecs_package_it_says_what_to_install(
-    speech_folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "snac", None)
-    model, codec = speech_folders["orpheus"]
-    with pytest.raises(MissingBackendError, match="pip install snac"):
-        TextToSpeech.from_pretrained(model, codec=codec)
-    assert TextToSpeech.from_pretrained(
-        speech_folders["llasa"][0], codec=speech_folders["llasa"][1]
-    )
-
-
-def test_the_codecs_encoders_are_let_go(speech_folders: dict[str, tuple[Path, Path]]) -> None:
-    model, codec = speech_folders["llasa"]
-    speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
-    names = {name.split(".")[0] for name, _ in speech.codec.named_parameters()}
-    assert names == {"acoustic_decoder", "quantizer"} or names == {"acoustic_decoder"}
-
-
-def test_one_run_at_a_time(pipe: TextToSpeech, family: str) -> None:
-    def again(_: Any) -> None:
-        pipe("blue cat", max_seconds=SECONDS[family])
-
-    with pytest.raises(mmaccel.BusyError):
-        pipe("blue cat", max_seconds=SECONDS[family], on_step=again)
-    assert pipe("blue cat", max_seconds=SECONDS[family])
-
-
-def test_what_deliver_raises_ends_the_run(pipe: TextToSpeech, family: str) -> None:
-    def stop(made: Utterance) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pipe(TEXTS, max_seconds=SECONDS[family], batch_size=1, deliver=stop)
-    unfit: Any = 3
-    with pytest.raises(OptionError, match="deliver: expected a function, received 3"):
-        pipe(TEXTS, max_seconds=SECONDS[family], deliver=unfit)
+def test_nan_of_the_model_names_its_text(own_pipe: TextToSpeech, family: str) -> None:
+    speech: Any = own_pipe.speech
+    window = speech.window
+    words = window.model.get_input_embeddings()
+    odd = speech.tokenizer("cat")["input_ids"][-1]
+    with torch.no_grad():
+        words.weight[odd] = float("nan")
+    for rows, named in ((1, (1,)), (2, (1,)), (None, (1, 3))):
+        with pytest.raises(NumericsError) as error:
+            own_pipe(["fox", "cat", "fox", "cat"], max_seconds=SECONDS[family], batch_size=rows)
+        assert error.value.rows == named

@@ -14,7 +14,7 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
-from mmaccel.pipelines.pictures import add_stats
+from mmaccel.pipelines.picture_request import add_stats
 from mmaccel.results import Generation
 from mmaccel.samplers.cache_plan import CachePlan
 from mmaccel.samplers.filters import Filters

@@ -10,7 +10,7 @@ import torch
 
 from mmaccel.evaluation.exactness import identity
 from mmaccel.evaluation.exactness.identity import Divergence
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
 

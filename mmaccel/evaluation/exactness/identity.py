@@ -20,7 +20,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise

@@ -20,7 +20,7 @@ from mmaccel.evaluation.exactness.distribution_checks import check_distribution,
 from mmaccel.evaluation.exactness.g_test import import_stats
 from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
 from mmaccel.evaluation.quality.features import Extract, extract_all
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.filters import Filters
 
@@ -76,7 +76,7 @@ class Plan:
 
     def run(self, policy: Any, filters: Filters, batch_size: int, shift: int = 0) -> Pictures:
         """All prompts under a policy."""
-        from mmaccel.pipelines.pictures import join
+        from mmaccel.pipelines.picture_request import join
 
         seeds = [(seed + shift) % 2**64 for seed in self.seeds]
         made = self.pipe.stream(

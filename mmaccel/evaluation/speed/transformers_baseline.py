@@ -23,7 +23,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.pictures import Pictures
+from mmaccel.pipelines.picture_request import Pictures
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.pipelines.word_pictures import WordPictures
 from mmaccel.results import Stats

@@ -1,0 +1,184 @@
+"""What text to speech and image to video share: rows of tokens, each decoded to one payload.
+
+A call is checked and becomes a `RowPlan`. `decode_rows` runs a policy over its rows with continuous
+batching. Each finished row is decoded to its payload (an utterance, a clip) by itself, and the
+payload is handed out while other rows still run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.pictures import check_at_least_one
+from mmaccel.places import EndedRow, Places
+from mmaccel.results import OnStep, Stats
+from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.noise import Noise
+
+Payload = TypeVar("Payload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan:
+    """A checked call.
+
+    Attributes:
+        prompt: B rows.
+        length: tokens that a row may have at most.
+        max_num_seqs: rows that are decoded at a time at most.
+        filters: temperature, truncation and logits processor.
+        noise: of B rows.
+    """
+
+    prompt: Prompt
+    length: int
+    max_num_seqs: int
+    filters: Filters
+    noise: Noise
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seed of each row, in 0..2**64-1."""
+        pairs = zip(self.noise.seeds.tolist(), self.noise.items.tolist())
+        return [int(seed + item) % 2**64 for seed, item in pairs]
+
+
+def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
+    """How many of `rows` rows are decoded at a time; a `batch_size` of None decodes all together.
+
+    Raises:
+        OptionError: a `batch_size` below 1.
+    """
+    if batch_size is None:
+        return rows
+    check_at_least_one("batch_size", batch_size)
+    return batch_size
+
+
+def check_deliver(deliver: Any) -> None:
+    """Check that `deliver` can be called.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    if not callable(deliver):
+        raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
+
+
+def keep_payloads(
+    kept: dict[int, Any], deliver: Callable[[Any], None] | None
+) -> Callable[[Any], None]:
+    """A `deliver` that stores each payload in `kept` under its index, then calls `deliver`.
+
+    Raises:
+        OptionError: `deliver` is neither None nor a function.
+    """
+    if deliver is not None:
+        check_deliver(deliver)
+
+    def keep(payload: Any) -> None:
+        kept[payload.index] = payload
+        if deliver is not None:
+            deliver(payload)
+
+    return keep
+
+
+def decode_rows(
+    model: TokenModel,
+    engine: Engine,
+    policy: Any,
+    plan: RowPlan,
+    *,
+    finish: Callable[[EndedRow], Payload],
+    deliver: Callable[[Payload], None],
+    on_step: OnStep | None,
+) -> Stats:
+    """Decode all rows of a plan. The caller holds the model by `one_run.alone`.
+
+    Args:
+        model: predicts the tokens.
+        engine: how passes are carried out.
+        policy: a window policy.
+        plan: the rows.
+        finish: makes the payload of one finished row.
+        deliver: called with every payload as soon as its row has finished. An exception from it
+            ends the run and reaches the caller.
+        on_step: called after every pass.
+
+    Returns:
+        Stats of the run. `pixel_seconds` is the time spent in `finish`; `seconds` excludes the time
+        spent in `finish` and `deliver`.
+    """
+    finishing = delivering = 0.0
+
+    def take(row: EndedRow) -> None:
+        nonlocal finishing, delivering
+        began = time.perf_counter()
+        payload = finish(row)
+        finished = time.perf_counter()
+        finishing += finished - began
+        deliver(payload)
+        delivering += time.perf_counter() - finished
+
+    prompt = replace(plan.prompt, places=Places(plan.max_num_seqs, take))
+    with torch.no_grad():
+        engine.prepare(model, prompt, policy, plan.filters)
+        options: dict[str, Any] = dict(filters=plan.filters, noise=plan.noise, on_step=on_step)
+        stats: Stats = policy.sample(model, prompt, plan.length, **options).stats
+    stats.pixel_seconds = finishing
+    stats.seconds -= finishing + delivering
+    return stats
+
+
+@dataclass
+class RunProgress:
+    """How far a run is, for progress bars: its reports after each pass and its payloads.
+
+    Args:
+        rows: rows of the run.
+
+    Attributes:
+        length: tokens that a row may have at most; 0 before the first pass.
+    """
+
+    rows: int
+    length: int = 0
+    _finished: set[int] = field(default_factory=set)
+    _running: dict[int, int] = field(default_factory=dict)  # row -> tokens decoded so far
+
+    def update(self, progress: Any) -> None:
+        """Read the state after a pass; see `mmaccel.results.Progress`."""
+        self.length = progress.tokens.shape[1]
+        running = zip(progress.rows, progress.lengths.tolist())
+        self._running = {row: n for row, n in running if row not in self._finished}
+
+    def finish(self, index: int) -> None:
+        """Count a row in full: its payload is finished, however short it is."""
+        self._finished.add(index)
+        self._running.pop(index, None)
+
+    @property
+    def payloads(self) -> float:
+        """Payloads that are finished, and the fractions of the others."""
+        running = sum(self._running.values()) / self.length if self.length else 0.0
+        return len(self._finished) + running
+
+    @property
+    def tokens(self) -> int:
+        """Tokens decoded so far; a finished row counts as `length` tokens."""
+        return len(self._finished) * self.length + sum(self._running.values())
+
+    @property
+    def total(self) -> int:
+        """`tokens` at the end of the run."""
+        return self.rows * self.length
