@@ -24,14 +24,7 @@ from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import check_filters, choose_filters, pick_policy
-<<<<<<< HEAD
-from mmaccel.pipelines.picture_request import check_at_least_one
-from mmaccel.pipelines.video import Clip, Clips
-from mmaccel.pipelines.video_model import VideoModel
-from mmaccel.pipelines.video_rows import RowRenderer
-=======
 from mmaccel.pipelines.video import Clip, Clips, VideoModel
->>>>>>> stage1-media
 from mmaccel.pipelines.video_start import read_start
 from mmaccel.places import EndedRow
 from mmaccel.results import OnStep, Stats

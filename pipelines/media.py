@@ -18,7 +18,7 @@ import torch
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.engine import Engine
-from mmaccel.pipelines.pictures import check_at_least_one
+from mmaccel.pipelines.picture_request import check_at_least_one
 from mmaccel.places import EndedRow, Places
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.filters import Filters

@@ -13,10 +13,6 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.checkpoint import check_caption
 from mmaccel.pipelines.media import RowPlan, pick_max_num_seqs
 from mmaccel.pipelines.picture_model import choose_filters, stack_rows
-<<<<<<< HEAD
-from mmaccel.pipelines.picture_request import check_at_least_one
-=======
->>>>>>> stage1-media
 from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
 from mmaccel.pipelines.speech import SpeechModel
 from mmaccel.samplers.filters import Filters

@@ -26,7 +26,7 @@ from mmaccel.outputs.video_files import write_video
 from mmaccel.pipelines.media import RunProgress
 from mmaccel.pipelines.model_folder import content_hash
 from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.pictures import add_stats
+from mmaccel.pipelines.picture_request import add_stats
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.results import EXACT_DTYPE, Stats, promise_in
 

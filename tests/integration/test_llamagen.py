@@ -16,8 +16,7 @@ import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
-from mmaccel.pipelines.llamagen import LlamaGenTransformer, make_turns
-from mmaccel.pipelines.llamagen import LlamaGenConfig, turn
+from mmaccel.pipelines.llamagen import LlamaGenConfig, LlamaGenTransformer, make_turns, turn
 from mmaccel.pipelines.llamagen_pictures import load_transformer
 from mmaccel.pipelines.llamagen_window import LlamaGenWindow
 from mmaccel.pipelines.weights_file import read_weights

@@ -211,7 +211,7 @@ def test_a_model_is_tried_before_it_is_handed_out(
 ) -> None:
     model, codec = speech_folders[family]
     tried: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(speech_parts, "check_by_trial", lambda *both: tried.append(both))
+    monkeypatch.setattr(speech_parts, "check_windows", lambda *both: tried.append(both))
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
     assert tried == [(speech.window.model, speech.window)]
 
