@@ -47,19 +47,6 @@ def split_words(caption: str) -> list[str]:
     return re.sub(r"[\s,.;:!\-]+", " ", caption.lower()).split()
 
 
-def check_captions(captions: Any) -> list[str]:
-    """Captions as a list of their own; `CaptionWords.encode` checks each.
-
-    Raises:
-        OptionError: no list, or an empty one.
-    """
-    if isinstance(captions, str) or not isinstance(captions, Sequence) or not captions:
-        raise OptionError(
-            f"prompt: expected a caption or a list of them, received {captions!r}; write one"
-        )
-    return list(captions)
-
-
 @dataclass(frozen=True)
 class CaptionWords:
     """Turns captions into prompt ids.

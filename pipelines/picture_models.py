@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # both need torch, which a listing of families does not
     from mmaccel.pipelines.checkpoint import Place
     from mmaccel.pipelines.picture_model import ImageModel
 
-PICTURES = {  # family -> "module:function" of (path, place) to a `ImageModel`
+PICTURES = {  # family -> "module:function" of (path, place) to an `ImageModel`
     "words": "mmaccel.pipelines.word_pictures:load_words",
     "masked-words": "mmaccel.pipelines.word_pictures:load_masked_words",
     "janus": "mmaccel.pipelines.janus:load_janus",
@@ -110,7 +110,7 @@ def find_picture_family(source: Path, name: str | Path) -> str:
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
         f"GlmImagePipeline, or a file of LlamaGen's, received {found} in {source}; name --family "
-        "if it is one of these, or write a ImageModel (docs/models.md)"
+        "if it is one of these, or write an ImageModel (docs/models.md)"
     )
 
 

@@ -137,6 +137,19 @@ def check_at_least_one(name: str, value: int) -> None:
         )
 
 
+def check_captions(captions: Any) -> list[str]:
+    """Prompts as a list of their own; `ImageModel.encode` checks each.
+
+    Raises:
+        OptionError: no list, or an empty one.
+    """
+    if isinstance(captions, str) or not isinstance(captions, Sequence) or not captions:
+        raise OptionError(
+            f"prompt: expected a caption or a list of them, received {captions!r}; write one"
+        )
+    return list(captions)
+
+
 def check_requests(requests: Any) -> list[Request]:
     """Requests as a list of their own.
 

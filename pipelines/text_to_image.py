@@ -18,7 +18,6 @@ import torch
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
 from mmaccel.contracts import Policy, TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.one_run import alone
@@ -37,6 +36,7 @@ from mmaccel.pipelines.picture_request import (
     Request,
     RequestOutput,
     check_at_least_one,
+    check_captions,
     check_requests,
     join,
 )
