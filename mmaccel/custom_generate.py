@@ -11,7 +11,7 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.layout_mask import check_vocabulary
@@ -80,7 +80,7 @@ def decoder(
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
-    engine: str = "auto",
+    cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
 ) -> Decoder:
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
@@ -91,7 +91,7 @@ def decoder(
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.
-        seed, strict, layout, engine, sync_every: as in `mmaccel.attach`.
+        seed, strict, layout, cuda_graphs, sync_every: as in `mmaccel.attach`.
 
     Returns:
         The loop; it keeps `stats` and `history`, and may be used again.
@@ -102,5 +102,5 @@ def decoder(
     """
     own_seed = None if seed is None else check_seed(seed)
     check_strict(strict)
-    how = Engine(engine, sync_every)
+    how = Engine(cuda_graphs, sync_every)
     return Decoder(choose_policy(policy, layout), own_seed, strict, [], layout, how)

@@ -11,7 +11,7 @@ import torch
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.model_folder import check_place
 from mmaccel.pipelines.model_source import find_model
 from mmaccel.pipelines.one_run import alone
@@ -58,7 +58,7 @@ class ImageToVideo:
         codec: str | Path | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        engine: str = "auto",
+        cuda_graphs: UseGraphs = "auto",
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -68,15 +68,15 @@ class ImageToVideo:
             codec: the same of what turns tokens into frames; None takes the authors', from the hub.
             device: where to run.
             dtype: of model and codec. "bitwise" is promised in float32 and float64.
-            engine: see `mmaccel.pipelines.engine.Engine`.
+            cuda_graphs: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, codec, device, dtype or engine.
+            OptionError: no such model, codec, device, dtype or value of `cuda_graphs`.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
         from mmaccel.pipelines.cosmos_video import load_cosmos
 
-        how = Engine(engine)
+        how = Engine(cuda_graphs)
         how.check(device)
         check_place(device, dtype)
         source = find_model(name, {})

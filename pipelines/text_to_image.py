@@ -13,7 +13,7 @@ from mmaccel.contracts import Policy
 from mmaccel.pipelines.caption_words import check_captions
 from mmaccel.pipelines.checkpoint import Place
 from mmaccel.pipelines.encoded_captions import encode_captions, spread_negatives
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import (
     check_filters,
@@ -49,7 +49,7 @@ class TextToImage(RequestService):
         size: tuple[int, int] | None = None,
         decoder: str | Path | None = None,
         family: str | None = None,
-        engine: str = "auto",
+        cuda_graphs: UseGraphs = "auto",
         sync_every: int = 1,
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
@@ -61,13 +61,13 @@ class TextToImage(RequestService):
             size: width and height in pixels, for models that draw several.
             decoder: a file with the picture decoder, for checkpoints that have none.
             family: how the checkpoint is to be read; None finds out. See docs/models.md.
-            engine, sync_every: see `mmaccel.pipelines.engine.Engine`.
+            cuda_graphs, sync_every: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, device, dtype, size, family or engine; a file is missing.
+            OptionError: no such model, device, dtype, size, family or value of `cuda_graphs`; a file is missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        how, file = Engine(engine, sync_every), decoder
+        how, file = Engine(cuda_graphs, sync_every), decoder
         file = Path(file) if isinstance(file, str) else file
         how.check(device)
         return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)

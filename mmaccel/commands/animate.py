@@ -37,7 +37,9 @@ def animate(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
+    cuda_graphs: Annotated[
+        str, typer.Option(help="auto, on or off: capture passes in CUDA graphs")
+    ] = "auto",
 ) -> None:
     """Continue pictures or videos, each clip in a file with a JSON file beside it.
 
@@ -72,7 +74,7 @@ def animate(
     suffix = pick_format(file_format)
     check_folder(out)
     frames = {start: read_frames(start, _MOST) for start in starts}  # before what may take minutes
-    pipe = open_animator(model, codec, device, kind, engine)
+    pipe = open_animator(model, codec, device, kind, cuda_graphs)
     open_folder(out)
     job = VideoJob(
         pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen, options=law,

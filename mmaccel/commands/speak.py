@@ -40,7 +40,9 @@ def speak(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
+    cuda_graphs: Annotated[
+        str, typer.Option(help="auto, on or off: capture passes in CUDA graphs")
+    ] = "auto",
 ) -> None:
     """Say texts, each into a WAV file with a JSON file beside it: text, seed, policy, stats.
 
@@ -72,7 +74,7 @@ def speak(
     )  # fmt: skip
     check_call(texts, [seed + k for k in range(len(texts))], **law)  # loading may take minutes
     check_folder(out)
-    pipe = open_speaker(model, codec, device, kind, family, engine)
+    pipe = open_speaker(model, codec, device, kind, family, cuda_graphs)
     own = law | given(voice=voice)
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen, options=own,

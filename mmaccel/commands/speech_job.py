@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_speaker(
-    model: str, codec: str | None, device: str, dtype: Any, family: str | None, engine: str
+    model: str, codec: str | None, device: str, dtype: Any, family: str | None, cuda_graphs: str
 ) -> TextToSpeech:
     """Load a model that speaks; the arguments are those of the command line.
 
@@ -33,7 +33,8 @@ def open_speaker(
 
     logging.disable_progress_bar()
     pipe = TextToSpeech.from_pretrained(
-        model, codec=codec, device=device, dtype=dtype, family=family, engine=engine
+        model, codec=codec, device=device, dtype=dtype, family=family,
+        cuda_graphs=parse_cuda_graphs(cuda_graphs),
     )
     wake_collector()
     return pipe

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def open_animator(
-    model: str, codec: str | None, device: str, dtype: Any, engine: str
+    model: str, codec: str | None, device: str, dtype: Any, cuda_graphs: str
 ) -> ImageToVideo:
     """Load a model that continues clips; the arguments are those of the command line.
 
@@ -34,7 +34,8 @@ def open_animator(
         OptionError, UnsupportedModelError: see `ImageToVideo.from_pretrained`.
     """
     pipe = ImageToVideo.from_pretrained(
-        model, codec=codec, device=device, dtype=dtype, engine=engine
+        model, codec=codec, device=device, dtype=dtype,
+        cuda_graphs=parse_cuda_graphs(cuda_graphs),
     )
     wake_collector()
     return pipe

@@ -24,9 +24,9 @@ from mmaccel.samplers.autoregressive import Autoregressive
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.steps import Steps
+from mmaccel.samplers.step_runner import StepRunner
 
-MakeSteps = Callable[[CausalLMWindow, Prompt, Policy, Filters], Steps]
+MakeRunner = Callable[[CausalLMWindow, Prompt, Policy, Filters], StepRunner]
 WINDOWS = (32, 64)
 CONTEXTS = (1024, 4096)
 _N_PASSES, _FEWEST = 16, 4
@@ -35,9 +35,11 @@ _SYNC_EVERY = 4
 _FILTERS = Filters(guidance_scale=5.0)
 
 
-def engine_steps(window: CausalLMWindow, prompt: Prompt, policy: Policy, filters: Filters) -> Steps:
-    """Captured steps; raises where they cannot be had."""
-    return Engine("graph", _SYNC_EVERY).steps(window, prompt, policy, filters)
+def engine_runner(
+    window: CausalLMWindow, prompt: Prompt, policy: Policy, filters: Filters
+) -> StepRunner:
+    """A runner that captures passes; raises where that cannot be."""
+    return Engine(True, _SYNC_EVERY).runner(window, prompt, policy, filters)
 
 
 def time_step(
@@ -46,7 +48,7 @@ def time_step(
     width: int,
     context: int,
     clock: Clock,
-    make_steps: MakeSteps = engine_steps,
+    make_runner: MakeRunner = engine_runner,
     n_passes: int = _N_PASSES,
 ) -> float:
     """Milliseconds of a captured pass of one picture with guidance, two rows.
@@ -56,7 +58,7 @@ def time_step(
         policy: whose passes are timed.
         width: tokens a pass keeps at most.
         context: positions of the cache, prompt and tokens together; half of it at most is tokens.
-        clock, make_steps, n_passes: what times, how passes are carried out, and how many.
+        clock, make_runner, n_passes: what times, how passes are carried out, and how many.
 
     Raises:
         CheckError: the run ended before four passes were timed.
@@ -70,13 +72,13 @@ def time_step(
     if isinstance(window, ImageTokenWindow):
         window.begin(prompt)
     noise = Noise.from_seed(0, 1, window.device)
-    watch = Stopwatch(make_steps(window, prompt, policy, _FILTERS), n_passes, clock)
-    window.steps = watch
+    watch = Stopwatch(make_runner(window, prompt, policy, _FILTERS), n_passes, clock)
+    window.runner = watch
     with suppress(Enough):
         policy.sample(window, prompt, length, filters=_FILTERS, noise=noise)
     watch.stop()
-    window.steps = None
-    watch.steps.begin()  # graphs and their memory go
+    window.runner = None
+    watch.finish()  # graphs and their memory go
     if watch.timed < _FEWEST:
         raise CheckError(
             f"{policy!r} at {context} positions: expected {_FEWEST} passes to time or more, "
@@ -112,7 +114,7 @@ def measure_steps(
     *,
     contexts: tuple[int, ...] = CONTEXTS,
     windows: tuple[int, ...] = WINDOWS,
-    make_steps: MakeSteps = engine_steps,
+    make_runner: MakeRunner = engine_runner,
     n_passes: int = _N_PASSES,
 ) -> dict[str, Any]:
     """Steps of a model as a part of the report keeps them; figures are its worst.
@@ -122,12 +124,12 @@ def measure_steps(
         model, window: the same, as transformers and as samplers see it.
         gb_per_s: measured bandwidth of a copy, which the floor is made of.
         clock: see `device_clock`.
-        contexts, windows, make_steps, n_passes: see `time_step`.
+        contexts, windows, make_runner, n_passes: see `time_step`.
     """
     rows: list[dict[str, Any]] = []
     for context in contexts:
         n_bytes = weight_bytes(model, window.vocab_size) + key_bytes(model, 2, context)
-        args = (context, clock, make_steps, n_passes)
+        args = (context, clock, make_runner, n_passes)
         one = time_step(window, Autoregressive(), 1, *args)
         wide = {str(w): time_step(window, Jacobi(w), w, *args) for w in windows}
         floor = n_bytes / gb_per_s / 1e6

@@ -1,4 +1,4 @@
-"""Taking the time of passes from between a run and its `Steps`.
+"""Taking the time of passes, between a run and its step runner.
 
 The watch starts when every record is made and a first replay is over, so that what it reads is the
 time of passes as they go on for the rest of a run, the host's looks included.
@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Hashable
 
 import torch
+from torch import Tensor
 
-from mmaccel.samplers.kept_runs import Shelf
-from mmaccel.samplers.steps import Steps
+from mmaccel.contracts import TokenModel
+from mmaccel.samplers.step_runner import GraphKey, StaticBuffers, StepRunner
 
 Clock = Callable[[], float]
 
@@ -22,10 +23,10 @@ class Enough(Exception):
 
 
 class Stopwatch:
-    """`Steps` that takes the time of the passes that are replayed.
+    """A `StepRunner` that takes the time of the passes that are replayed.
 
     Args:
-        steps: carries out the passes.
+        runner: carries out the passes.
         n_passes: how many to time at most; the pass behind them raises `Enough`.
         clock: seconds, of a device that has finished its work.
 
@@ -35,36 +36,47 @@ class Stopwatch:
     """
 
     captures = 0
-    mark: object = None
-    shelf: Shelf | None = None  # what is timed is not kept
+    has_cache = False  # what is timed serves no later run
 
-    def __init__(self, steps: Steps, n_passes: int, clock: Clock) -> None:
-        self.steps, self.n_passes, self.clock = steps, n_passes, clock
-        self.is_static, self.sync_every = steps.is_static, steps.sync_every
-        self.reason = steps.reason
+    def __init__(self, runner: StepRunner, n_passes: int, clock: Clock) -> None:
+        self.runner, self.n_passes, self.clock = runner, n_passes, clock
+        self.is_static, self.sync_every = runner.is_static, runner.sync_every
+        self.reason = runner.reason
         self.seconds, self.timed = 0.0, 0
         self._began: float | None = None
 
     @property
     def name(self) -> str:
-        """What statistics call the steps inside."""
-        return self.steps.name
+        """What statistics call the runner inside."""
+        return self.runner.name
 
-    def begin(self) -> None:
-        """A new run."""
-        self.steps.begin()
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
+        """See `StepRunner.load`."""
         self._began = None
+        return self.runner.load(key, inputs)
 
-    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """See `Steps.play`.
+    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
+        """See `StepRunner.reserve`."""
+        self.runner.reserve(model, rows, positions)
+
+    def finish(self) -> None:
+        """See `StepRunner.finish`."""
+        self.runner.finish()
+
+    def free_memory(self) -> bool:
+        """See `StepRunner.free_memory`."""
+        return self.runner.free_memory()
+
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `StepRunner.run_step`.
 
         Raises:
             Enough: as many passes as were wanted are timed.
         """
         if self.timed == self.n_passes:
             raise Enough
-        is_usual = self.steps.play(key, step)
-        self.reason = self.steps.reason
+        is_usual = self.runner.run_step(key, step)
+        self.reason = self.runner.reason
         if self._began is not None:
             self.timed += 1
         elif is_usual:  # the first of its kind is not timed

@@ -109,11 +109,11 @@ def test_recorded_passes_take_newcomers_of_families(
     pipe.pictures.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
     requests = requests_of(captions(family), 5)
     plain = serve(pipe, requests, policy=Jacobi(window=8))
-    monkeypatch.setattr(Engine, "steps", lambda self, *_: Replay(self.sync_every, self.shelf))
+    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
     for _ in range(2):  # the second takes what the first has left
         made = serve(pipe, requests, policy=Jacobi(window=8))
         assert all(made[tag].tokens.equal(served.tokens) for tag, served in plain.items())
-    assert len(pipe.engine.shelf) == 1
+    assert len(pipe.engine.cache) == 1
 
 
 def test_pictures_are_rendered_one_at_a_time(
