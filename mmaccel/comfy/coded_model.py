@@ -7,24 +7,25 @@ from typing import Any
 
 from mmaccel.comfy.kept_models import state_of
 from mmaccel.comfy.open_model import check_where
+from mmaccel.pipelines.engine import UseGraphs
 from mmaccel.pipelines.model_folder import content_files
 from mmaccel.pipelines.model_source import find_model, is_hub_id
 
 
 def check_coded(
-    *, model: str, codec: str, device: str, dtype: str, engine: str, **others: Any
+    *, model: str, codec: str, device: str, dtype: str, cuda_graphs: UseGraphs, **others: Any
 ) -> None:
     """Refuse what can be seen to be wrong before anything is loaded.
 
     Raises:
         OptionError: no such folder or device.
-        MissingBackendError: an engine that the device does not have.
+        MissingBackendError: CUDA graphs on another device.
     """
     if not is_hub_id(model):
         find_model(model, {})
     if codec and not is_hub_id(codec):
         find_model(codec, {}, "codec")
-    check_where(device, dtype, engine)
+    check_where(device, dtype, cuda_graphs)
 
 
 def coded_state(*, model: str, codec: str, **others: Any) -> str:

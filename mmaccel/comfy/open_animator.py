@@ -8,8 +8,9 @@ import torch
 
 from mmaccel.comfy.coded_model import check_coded, coded_files, coded_state
 from mmaccel.comfy.kept_models import KeptModels, state_of
-from mmaccel.comfy.open_model import AUTO, ENGINE, place_widgets
+from mmaccel.comfy.open_model import AUTO, CUDA_GRAPHS, place_widgets
 from mmaccel.comfy.table import ANIMATOR, PREFIX, Host, Made, NodeSpec, Output, Widget
+from mmaccel.pipelines.engine import UseGraphs
 from mmaccel.pipelines.image_to_video import CODEC, ImageToVideo
 
 
@@ -32,7 +33,7 @@ _kept: KeptModels[OpenAnimator] = KeptModels()
 
 
 def load_animator(
-    host: Host, *, model: str, codec: str, device: str, dtype: str, engine: str
+    host: Host, *, model: str, codec: str, device: str, dtype: str, cuda_graphs: UseGraphs
 ) -> Made:
     """Load a model that continues clips, or hand out the one that is loaded already.
 
@@ -42,11 +43,15 @@ def load_animator(
     """
     place = host.device() if device == AUTO else device
     files = coded_files(model, codec)
-    key = (model, codec, place, dtype, engine, state_of(files))
+    key = (model, codec, place, dtype, cuda_graphs, state_of(files))
 
     def load() -> OpenAnimator:
         pipe = ImageToVideo.from_pretrained(
-            model, codec=codec or None, device=place, dtype=getattr(torch, dtype), engine=engine
+            model,
+            codec=codec or None,
+            device=place,
+            dtype=getattr(torch, dtype),
+            cuda_graphs=cuda_graphs,
         )
         return OpenAnimator(model, dtype, pipe)
 
@@ -69,7 +74,7 @@ LOAD_ANIMATOR = NodeSpec(
             f"authors published ({CODEC}).",
         ),
         *place_widgets("model"),
-        ENGINE,
+        CUDA_GRAPHS,
     ),
     outputs=(Output("video_model", ANIMATOR, "The loaded model."),),
     run=load_animator,

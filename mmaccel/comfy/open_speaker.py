@@ -8,8 +8,9 @@ import torch
 
 from mmaccel.comfy.coded_model import check_coded, coded_files, coded_state
 from mmaccel.comfy.kept_models import KeptModels, state_of
-from mmaccel.comfy.open_model import AUTO, ENGINE, place_widgets
+from mmaccel.comfy.open_model import AUTO, CUDA_GRAPHS, place_widgets
 from mmaccel.comfy.table import PREFIX, SPEAKER, Host, Made, NodeSpec, Output, Widget
+from mmaccel.pipelines.engine import UseGraphs
 from mmaccel.pipelines.speech_models import CODECS, SPEECH
 from mmaccel.pipelines.text_to_speech import TextToSpeech
 
@@ -33,7 +34,14 @@ _kept: KeptModels[OpenSpeaker] = KeptModels()
 
 
 def load_speaker(
-    host: Host, *, model: str, codec: str, device: str, dtype: str, family: str | None, engine: str
+    host: Host,
+    *,
+    model: str,
+    codec: str,
+    device: str,
+    dtype: str,
+    family: str | None,
+    cuda_graphs: UseGraphs,
 ) -> Made:
     """Load a model that speaks, or hand out the one that is loaded already.
 
@@ -44,12 +52,12 @@ def load_speaker(
     """
     place = host.device() if device == AUTO else device
     files = coded_files(model, codec)
-    key = (model, codec, place, dtype, family, engine, state_of(files))
+    key = (model, codec, place, dtype, family, cuda_graphs, state_of(files))
 
     def load() -> OpenSpeaker:
         pipe = TextToSpeech.from_pretrained(
             model, codec=codec or None, device=place, dtype=getattr(torch, dtype), family=family,
-            engine=engine,
+            cuda_graphs=cuda_graphs,
         )  # fmt: skip
         return OpenSpeaker(model, dtype, pipe)
 
@@ -76,7 +84,7 @@ LOAD_SPEAKER = NodeSpec(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
             choices=(AUTO, *SPEECH), stands_for=((AUTO, None),),
         ),
-        ENGINE,
+        CUDA_GRAPHS,
     ),
     outputs=(Output("speech_model", SPEAKER, "The loaded model."),),
     run=load_speaker,

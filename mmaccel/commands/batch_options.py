@@ -57,9 +57,7 @@ def check_executor(executor: str, actors: int | None) -> None:
         return
     check_count("actors", actors)
     if executor != RAY:
-        raise OptionError(
-            f"--actors: expected --executor ray with it, received {executor}; add it"
-        )
+        raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")
 
 
 def check_together(prompts: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:

@@ -150,7 +150,12 @@ def generate(
         )
     check_folder(out)
     pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family,
+        model,
+        device,
+        dtype,
+        size=size,
+        decoder=decoder,
+        family=family,
         cuda_graphs=cuda_graphs,
     )
     wake_collector()

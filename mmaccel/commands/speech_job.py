@@ -13,6 +13,7 @@ from mmaccel.batch.recipe import FILTERS
 from mmaccel.commands.coded_job import CodedJob
 from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.terminal import progress_bar
+from mmaccel.opening import parse_cuda_graphs
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.speech_plan import make_plan, pick_filters
 from mmaccel.pipelines.text_to_speech import TextToSpeech
@@ -33,7 +34,11 @@ def open_speaker(
 
     logging.disable_progress_bar()
     pipe = TextToSpeech.from_pretrained(
-        model, codec=codec, device=device, dtype=dtype, family=family,
+        model,
+        codec=codec,
+        device=device,
+        dtype=dtype,
+        family=family,
         cuda_graphs=parse_cuda_graphs(cuda_graphs),
     )
     wake_collector()

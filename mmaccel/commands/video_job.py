@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.commands.coded_job import CodedJob
 from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.terminal import progress_bar
+from mmaccel.opening import parse_cuda_graphs
 from mmaccel.outputs.video_files import write_video
 from mmaccel.pipelines.image_to_video import ImageToVideo
 from mmaccel.pipelines.picture_model import choose_filters
@@ -34,7 +35,10 @@ def open_animator(
         OptionError, UnsupportedModelError: see `ImageToVideo.from_pretrained`.
     """
     pipe = ImageToVideo.from_pretrained(
-        model, codec=codec, device=device, dtype=dtype,
+        model,
+        codec=codec,
+        device=device,
+        dtype=dtype,
         cuda_graphs=parse_cuda_graphs(cuda_graphs),
     )
     wake_collector()

@@ -90,7 +90,12 @@ def make_beds(device: torch.device) -> list[Bed]:
 
 
 def engine_runner(
-    cuda_graphs: bool, sync_every: int, window: Any, prompt: Prompt, policy: Policy, filters: Filters
+    cuda_graphs: bool,
+    sync_every: int,
+    window: Any,
+    prompt: Prompt,
+    policy: Policy,
+    filters: Filters,
 ) -> StepRunner:
     """A runner as the engine gives it."""
     return Engine(cuda_graphs, sync_every).runner(window, prompt, policy, filters)

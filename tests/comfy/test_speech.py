@@ -143,7 +143,7 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_loaded(
     for values, said in (
         ({"model": "none"}, "model: expected a folder"),
         ({"model": model, "codec": "none"}, "codec: expected a folder"),
-        ({"model": model, "device": "cuda", "engine": "graph"}, "device: expected"),
+        ({"model": model, "device": "cuda", "cuda_graphs": "on"}, "device: expected"),
         ({"model": model, "family": "bark"}, "family: expected one of"),
     ):
         refused = refusal(spec, values)
@@ -215,12 +215,12 @@ def test_what_is_chosen_reaches_the_loader_and_nothing_keeps_the_model(
 
     monkeypatch.setattr(TextToSpeech, "from_pretrained", open_pipe)
     model, codec = map(str, parts)
-    chosen = dict(model=model, codec=codec, dtype="bfloat16", family="orpheus", engine="eager")
+    chosen = dict(model=model, codec=codec, dtype="bfloat16", family="orpheus", cuda_graphs="off")
     first = run("LoadSpeechModel", None, **chosen).values[0]
-    wanted = dict(device="cpu", dtype=torch.bfloat16, family="orpheus", engine="eager")
+    wanted = dict(device="cpu", dtype=torch.bfloat16, family="orpheus", cuda_graphs=False)
     assert asked == [(model, wanted | {"codec": codec})]
     assert run("LoadSpeechModel", None, **chosen).values[0] is first
-    others = [{"dtype": "float16"}, {"family": "llasa"}, {"engine": "auto"}]
+    others = [{"dtype": "float16"}, {"family": "llasa"}, {"cuda_graphs": "auto"}]
     kept = [run("LoadSpeechModel", None, **(chosen | other)).values[0] for other in others]
     assert len(asked) == 4 and first not in kept
     next(parts[1].glob("*.safetensors")).touch()  # its files were written again

@@ -121,7 +121,7 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_loaded(
     for values, said in (
         ({"model": "none"}, "model: expected a folder"),
         ({"model": model, "codec": "none"}, "codec: expected a folder"),
-        ({"model": model, "device": "cuda", "engine": "graph"}, "device: expected"),
+        ({"model": model, "device": "cuda", "cuda_graphs": "on"}, "device: expected"),
     ):
         refused = refusal(spec, values)
         assert refused is not None and said in refused
@@ -159,9 +159,9 @@ def test_a_model_is_loaded_once_and_again_when_its_files_change(
     monkeypatch.setattr(ImageToVideo, "from_pretrained", open_pipe)
     host = Host()
     model, codec = map(str, parts)
-    chosen = dict(model=model, codec=codec, dtype="bfloat16", engine="eager")
+    chosen = dict(model=model, codec=codec, dtype="bfloat16", cuda_graphs="off")
     first = run("LoadVideoModel", host, **chosen).values[0]
-    wanted = dict(codec=codec, device="cpu", dtype=torch.bfloat16, engine="eager")
+    wanted = dict(codec=codec, device="cpu", dtype=torch.bfloat16, cuda_graphs=False)
     assert asked == [(model, wanted)]
     assert run("LoadVideoModel", host, **chosen).values[0] is first
     ((size, device),) = host.room

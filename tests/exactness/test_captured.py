@@ -140,7 +140,12 @@ def test_the_adaptive_window_records_each_width_once() -> None:
     captured = decode(Jacobi(window="adaptive"), runner, **options)
     plain = decode(Jacobi(window=8), None, **options)
     assert captured.tokens.equal(plain.tokens)
-    assert len(set(runner.recorded)) == len(runner.recorded) and set(runner.recorded) <= {1, 8, 16, 32}
+    assert len(set(runner.recorded)) == len(runner.recorded) and set(runner.recorded) <= {
+        1,
+        8,
+        16,
+        32,
+    }
 
 
 def test_a_row_end_records_no_narrower_window() -> None:

@@ -14,8 +14,8 @@ import torch
 
 from mmaccel import CausalLMWindow, Filters, Jacobi, Noise, SpeculativeJacobi
 from mmaccel.contracts import Policy
-from mmaccel.results import Generation
 from mmaccel.pipelines.cuda_graphs import GraphCache
+from mmaccel.results import Generation
 from mmaccel.samplers.draft_window import measure
 from mmaccel.samplers.window import WindowRun
 from tests.exactness.test_graph_reuse import CALLS, GRID, Call, assert_like, decode
@@ -169,7 +169,12 @@ def _attend_otherwise(model: Any) -> None:
 @pytest.mark.parametrize("change", [_move, _attend_otherwise])
 def test_a_model_that_moved_is_captured_anew(change: Any) -> None:
     """Its graphs are dropped or have another key; another model's stay."""
-    cache, policy, model, other = GraphCache(), Jacobi(window=6), build_lm("llama"), build_lm("qwen3")
+    cache, policy, model, other = (
+        GraphCache(),
+        Jacobi(window=6),
+        build_lm("llama"),
+        build_lm("qwen3"),
+    )
     decode(policy, CALLS[0], cache, other)
     decode(policy, CALLS[0], cache, model)
     change(model)

@@ -20,8 +20,8 @@ from mmaccel import (
 )  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
-from mmaccel.results import Generation
 from mmaccel.pipelines.cuda_graphs import GraphCache
+from mmaccel.results import Generation
 from tests.exactness.test_captured import assert_like as assert_equal
 from tests.replay import Replay
 from tests.tiny_lms import VOCAB, build_lm
@@ -78,7 +78,7 @@ def decode(
 
 
 def assert_like(captured: Generation, plain: Generation) -> None:
-    """A run that is cached has more room than its prompt takes, so sums of scores round otherwise."""
+    """A cached run has more room than its prompt takes, so sums of scores round otherwise."""
     spent = captured.stats.total_variation
     assert spent == pytest.approx(plain.stats.total_variation, rel=1e-5)
     stats = replace(captured.stats, total_variation=plain.stats.total_variation)

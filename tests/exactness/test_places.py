@@ -29,9 +29,9 @@ from mmaccel import (
     SpeculativeJacobi,
 )  # fmt: skip
 from mmaccel.contracts import Policy
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.places import EndedRow
 from mmaccel.results import Generation, Progress
-from mmaccel.pipelines.cuda_graphs import GraphCache
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
 from tests.toy import ToyLanguage, make_prompt

@@ -86,8 +86,8 @@ def test_a_codec_computes_in_the_models_dtype(tmp_path: Path) -> None:
     assert frames.unique().tolist() == [256.0]  # which is what 257 is in bfloat16
 
 
-def test_place_and_engine_are_looked_at_first() -> None:
-    for options in ({"device": "nowhere"}, {"dtype": torch.int8}, {"engine": "steam"}):
+def test_place_and_cuda_graphs_are_looked_at_first() -> None:
+    for options in ({"device": "nowhere"}, {"dtype": torch.int8}, {"cuda_graphs": "steam"}):
         name = next(iter(options))
         with pytest.raises(OptionError, match=f"{name}: expected"):
             ImageToVideo.from_pretrained("none", **options)  # type: ignore[arg-type]

@@ -25,8 +25,8 @@ from mmaccel import (
 )  # fmt: skip
 from mmaccel.pipelines import engine as engines
 from mmaccel.pipelines import glm_image_pictures
-from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.cuda_graphs import CudaGraphRunner
+from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.text_to_image import TextToImage
 from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.replay import Replay
@@ -238,7 +238,10 @@ def test_a_plain_call_on_a_gpu_is_captured(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(engines, "_check_sync", lambda *_: None)
     for kind, falls_back in (("auto", True), (True, False)):
         runner = Engine(kind, 2).runner(window(), PROMPT, Jacobi(), Filters())
-        assert isinstance(runner, CudaGraphRunner) and (runner.sync_every, runner.falls_back) == (2, falls_back)
+        assert isinstance(runner, CudaGraphRunner) and (runner.sync_every, runner.falls_back) == (
+            2,
+            falls_back,
+        )
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "llamagen-c2i"])  # t2i is it too

@@ -126,7 +126,9 @@ def test_cached_graphs_are_dropped_before_a_capture_falls_back(replayed: None) -
         assert len(engine.cache) == 1
         runner.run_step(8, lambda: runs.append(1))
         assert len(engine.cache) == 0 and runner.log == log
-        assert (runner.name, runner.captures) == (("cuda graphs", 1) if failures == 1 else ("eager", 0))
+        assert (runner.name, runner.captures) == (
+            ("cuda graphs", 1) if failures == 1 else ("eager", 0)
+        )
     assert len(runs) == 4
 
 

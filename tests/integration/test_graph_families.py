@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mmaccel import Filters, Jacobi, Noise
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.text_to_image import TextToImage
-from mmaccel.pipelines.cuda_graphs import GraphCache
 from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.replay import Replay
 

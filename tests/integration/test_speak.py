@@ -97,7 +97,7 @@ BAD = [
     (["--batch-size", "0"], "--batch-size: expected at least 1"),
     (["--dtype", "int8"], "--dtype: expected one of float32"),
     (["--device", "cuda:9"], "device: expected"),
-    (["--engine", "graph"], "engine='graph': expected a model on a CUDA device"),
+    (["--cuda-graphs", "on"], "cuda_graphs=True: expected a model on a CUDA device"),
     (["--family", "bark"], "family: expected one of llasa, orpheus"),
     (["--set", "window"], "--set: expected name=value"),
 ]

@@ -25,9 +25,9 @@ from mmaccel.evaluation.gpu_scenes import measure_scenes
 from mmaccel.evaluation.gpu_steps import measure_steps, time_step
 from mmaccel.evaluation.gpu_stopwatch import Enough, Stopwatch
 from mmaccel.evaluation.routes import Piece, Routes, Way
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.pipelines.engine import Engine
 from mmaccel.results import Stats
-from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.samplers.step_runner import EagerRunner
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
