@@ -140,7 +140,8 @@ def attach(
 
     Raises:
         OptionError: no policy, or one this model cannot use; no seed; `strict` neither true nor
-            false; a layout of another vocabulary; no value of `cuda_graphs`, or one the policy cannot use.
+            false; a layout of another vocabulary; `cuda_graphs` that is none of its
+            values, or that the policy cannot use.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device.
         UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
             that only the original can serve.

@@ -30,17 +30,15 @@ Replay = Callable[[], None]
 
 
 @dataclass
-class GraphEntry:
-    """The graphs of one key, by width, with the buffers and the memory pool they work on.
+class GraphEntry(StaticBuffers):
+    """The static buffers of one key, and the graphs that read and write them, by width.
 
     Attributes:
-        buffers: see `StaticBuffers`.
         graphs: what replays a captured step.
         warm: keys of steps that ran once.
         pool, stream: memory of the graphs, and where they are captured; None before the first.
     """
 
-    buffers: StaticBuffers
     graphs: dict[Hashable, Replay] = field(default_factory=dict)
     warm: set[Hashable] = field(default_factory=set)
     pool: Any = None
@@ -134,27 +132,26 @@ class CudaGraphRunner:
         """ "cuda graphs", or "eager" once there was no memory for one."""
         return "eager" if self.reason else "cuda graphs"
 
-    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers:
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> GraphEntry:
         """See `StepRunner.load`."""
         found = None if key is None else self._cache.take(key)
         if found is None:
-            found = GraphEntry(StaticBuffers({n: value.clone() for n, value in inputs.items()}))
+            found = GraphEntry({name: value.clone() for name, value in inputs.items()})
         else:
             for name, value in inputs.items():
-                found.buffers.inputs[name].copy_(value)
+                found.inputs[name].copy_(value)
         self._key, self._entry, self._version = key, found, self._cache.version
-        return found.buffers
+        return found
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
         """See `StepRunner.reserve`."""
         own: Any = model  # a key was made for a `GraphModel` alone
-        buffers = self._entry.buffers
         if self._key is None:
             model.reserve(rows, positions)
-        elif buffers.model is None:
-            buffers.model = own.reserve_static(rows, positions)
+        elif self._entry.model is None:
+            self._entry.model = own.reserve_static(rows, positions)
         else:
-            own.load_static(buffers.model)
+            own.load_static(self._entry.model)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """See `StepRunner.run_step`.
@@ -210,7 +207,8 @@ class CudaGraphRunner:
 
     def _fall_back(self, step: Callable[[], None], complaint: str) -> bool:
         """Run a step, of which nothing had run, and all that follow eagerly; or raise."""
-        self._entry = GraphEntry(self._entry.buffers)
+        self._entry.graphs.clear()
+        self._entry.pool = None
         self._empty_allocator()
         if not self.falls_back:
             raise torch.OutOfMemoryError(f"no memory for a graph: {complaint}")

@@ -75,7 +75,7 @@ class GlmImageWindow(CausalLMWindow):
         self._table = table
 
     def make_static(self, value: Tensor) -> Tensor:
-        """As in `StaticBuffers`, with as many positions as there is room for."""
+        """As in `StaticModelBuffers`, with as many positions as there is room for."""
         return self.fit(value, value[..., :1].expand(-1, -1, self._positions)).clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class ImageToVideo:
             cuda_graphs: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, codec, device, dtype or value of `cuda_graphs`.
+            OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
         from mmaccel.pipelines.cosmos_video import load_cosmos

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.pipelines.static_buffers import StaticBuffers
+from mmaccel.pipelines.static_buffers import StaticModelBuffers
 from mmaccel.pipelines.window_cache import Placement
 
 
-class SeatedRows(StaticBuffers):
+class SeatedRows(StaticModelBuffers):
     """A window over a `Placement`, whose `row_inputs` have one entry for each row."""
 
     feed: Any

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmaccel.kernels import dispatch
 
 
-class StaticBuffers:
+class StaticModelBuffers:
     """A token model whose buffers outlive a run; see `mmaccel.samplers.step_runner.GraphModel`.
 
     A child names its attributes.

@@ -64,7 +64,8 @@ class TextToImage(RequestService):
             cuda_graphs, sync_every: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, device, dtype, size, family or value of `cuda_graphs`; a file is missing.
+            OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`; a file
+                is missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
         how, file = Engine(cuda_graphs, sync_every), decoder

@@ -71,7 +71,7 @@ class TextToSpeech:
             cuda_graphs: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, codec, device, dtype, family or value of `cuda_graphs`.
+            OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
             MissingBackendError: a package that the family's codec needs is not installed.
         """

@@ -37,9 +37,7 @@ def animate(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    cuda_graphs: Annotated[
-        str, typer.Option(help="auto, on or off: capture passes in CUDA graphs")
-    ] = "auto",
+    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
 ) -> None:
     """Continue pictures or videos, each clip in a file with a JSON file beside it.
 

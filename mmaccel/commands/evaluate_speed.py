@@ -34,9 +34,7 @@ def speed(
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    cuda_graphs: Annotated[
-        str, typer.Option(help="auto, on or off: capture passes in CUDA graphs")
-    ] = "auto",
+    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""

@@ -54,9 +54,7 @@ def generate(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    cuda_graphs: Annotated[
-        str, typer.Option(help="auto, on or off: capture passes in CUDA graphs")
-    ] = "auto",
+    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
     executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = "local",
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
     resume: Annotated[
@@ -150,13 +148,7 @@ def generate(
         )
     check_folder(out)
     pipe = open_pipeline(
-        model,
-        device,
-        dtype,
-        size=size,
-        decoder=decoder,
-        family=family,
-        cuda_graphs=cuda_graphs,
+        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
     )
     wake_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))

@@ -34,13 +34,9 @@ def open_speaker(
 
     logging.disable_progress_bar()
     pipe = TextToSpeech.from_pretrained(
-        model,
-        codec=codec,
-        device=device,
-        dtype=dtype,
-        family=family,
+        model, codec=codec, device=device, dtype=dtype, family=family,
         cuda_graphs=parse_cuda_graphs(cuda_graphs),
-    )
+    )  # fmt: skip
     wake_collector()
     return pipe
 

@@ -35,12 +35,9 @@ def open_animator(
         OptionError, UnsupportedModelError: see `ImageToVideo.from_pretrained`.
     """
     pipe = ImageToVideo.from_pretrained(
-        model,
-        codec=codec,
-        device=device,
-        dtype=dtype,
+        model, codec=codec, device=device, dtype=dtype,
         cuda_graphs=parse_cuda_graphs(cuda_graphs),
-    )
+    )  # fmt: skip
     wake_collector()
     return pipe
 

@@ -237,7 +237,7 @@ def test_dropped_graphs_are_freed(model: Any) -> None:
         cache = GraphCache()
         decode(Jacobi(window=6), CALLS[0], cache, model)
         (entry,) = cache._entries.values()
-        line = ref(entry.buffers.inputs["line"])
+        line = ref(entry.inputs["line"])
         drop(cache)
         del entry, cache
         assert line() is None
@@ -259,8 +259,8 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
     cache, policy = GraphCache(), Jacobi(window=6)
     decode(policy, CALLS[0], cache, model)
     (entry,) = cache._entries.values()
-    assert entry.buffers.model is not None
-    for layer in entry.buffers.model["_cache"].layers:
+    assert entry.model is not None
+    for layer in entry.model["_cache"].layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
     made = decode(policy, CALLS[1], cache, model)
