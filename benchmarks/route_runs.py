@@ -19,6 +19,7 @@ from torch import Tensor
 from mmaccel.contracts import Policy
 from mmaccel.handle import attach
 from mmaccel.pipelines.caption_words import CaptionWords
+from mmaccel.pipelines.engine import UseGraphs
 from mmaccel.pipelines.picture_models import find_source
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import Progress, Stats
@@ -54,7 +55,7 @@ class Routes:
         name: a demo model or a folder.
         length: tokens of a picture; None makes whole pictures.
         device: where to run.
-        engine: of the picture pipeline, see `mmaccel.pipelines.engine.Engine`.
+        cuda_graphs: of the picture pipeline, see `mmaccel.pipelines.engine.Engine`.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class Routes:
         name: str = "scenes",
         length: int | None = None,
         device: torch.device | str = "cpu",
-        engine: str = "auto",
+        cuda_graphs: UseGraphs = "auto",
     ) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.pipe = TextToImage.from_pretrained(name, device=device, engine=engine)
+        self.pipe = TextToImage.from_pretrained(name, device=device, cuda_graphs=cuda_graphs)
         folder = find_source(name)
         self.words = CaptionWords.load(folder, self.pipe.pictures.layout.vocab_size)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

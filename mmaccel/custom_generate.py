@@ -11,7 +11,7 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.layout_mask import check_vocabulary
@@ -81,7 +81,7 @@ def decoder(
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
-    engine: str = "auto",
+    cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
     assume_stateless: bool = False,
 ) -> Decoder:
@@ -93,7 +93,7 @@ def decoder(
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.
-        seed, strict, layout, engine, sync_every, assume_stateless: as in `mmaccel.attach`.
+        seed, strict, layout, cuda_graphs, sync_every, assume_stateless: as in `mmaccel.attach`.
 
     Returns:
         The loop; it keeps `stats` and `history`, and may be used again.
@@ -105,6 +105,6 @@ def decoder(
     own_seed = None if seed is None else check_seed(seed)
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    how = Engine(engine, sync_every)
+    how = Engine(cuda_graphs, sync_every)
     chosen = choose_policy(policy, layout)
     return Decoder(chosen, own_seed, strict, [], layout, how, assume_stateless)

@@ -11,7 +11,7 @@ from mmaccel.catalog import find_family, load, make_policy, policy_names
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import CausalLM
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.generate_service import GenerateService
 from mmaccel.pipelines.inject import Injection
 from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
@@ -60,14 +60,22 @@ class Handle:
         history: list[Stats] = self._service.history
         return history
 
+    def reset(self) -> None:
+        """Drop all CUDA graphs and their buffers; the next calls capture anew.
+
+        Needed after a change of the model that moves no parameter: an attribute, a hook, an adapter
+        that is switched on or off. A parameter that lives elsewhere is noticed without it.
+        """
+        if hasattr(self._service, "engine"):
+            self._service.engine.close()
+
     def detach(self) -> None:
-        """Give the model its own methods back, and let go of what was kept for calls to come.
+        """Give the model its own methods back, and drop all CUDA graphs.
 
         Raises:
             AttachError: somebody else changed the model's class meanwhile.
         """
-        if hasattr(self._service, "engine"):
-            self._service.engine.close()
+        self.reset()
         self._injection.remove()
 
     def __enter__(self) -> Handle:
@@ -99,7 +107,7 @@ def attach(
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
-    engine: str = "auto",
+    cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
     assume_stateless: bool = False,
 ) -> Handle:
@@ -124,7 +132,7 @@ def attach(
         layout: what is known about the tokens of every call, slot by slot from the first generated
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
             truncation, as by `prefix_allowed_tokens_fn`; fallen-back calls are masked or refused.
-        engine: "auto", "eager" or "graph", see `mmaccel.pipelines.engine.Engine`; with "auto" the
+        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.engine.Engine`; with "auto" the
             statistics say why passes are not captured.
         sync_every: captured passes between two looks of the host.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
@@ -136,15 +144,16 @@ def attach(
 
     Raises:
         OptionError: no policy, or one this model cannot use; no seed; a switch neither true nor
-            false; a layout of another vocabulary; no engine, or one the policy cannot use.
-        MissingBackendError: engine "graph", and the model is on no CUDA device.
+            false; a layout of another vocabulary; `cuda_graphs` that is none of its
+            values, or that the policy cannot use.
+        MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device.
         UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
             that only the original can serve.
         AttachError: the target has a policy already. With `strict`, raised by `generate`.
     """
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    how, own_seed = Engine(engine, sync_every), None if seed is None else check_seed(seed)
+    how, own_seed = Engine(cuda_graphs, sync_every), None if seed is None else check_seed(seed)
     if find_pipeline(target):
         given = (policy, own_seed, strict, layout, how, make_policy)
         return Handle(target, *serve_pipeline(target, *given))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmaccel.errors import OptionError
 from mmaccel.results import EXACT_DTYPE
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image import TextToImage
 
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
+CUDA_GRAPHS = ("auto", "on", "off")
 
 
 def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
@@ -62,6 +63,20 @@ def parse_dtype(name: str) -> Any:
     return getattr(torch, name)
 
 
+def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
+    """The value of `--cuda-graphs` as `mmaccel.attach` takes it.
+
+    Raises:
+        OptionError: none of `CUDA_GRAPHS`.
+    """
+    if text not in CUDA_GRAPHS:
+        raise OptionError(
+            f"--cuda-graphs: expected one of {', '.join(CUDA_GRAPHS)}, received {text!r}; auto "
+            "uses them where that works"
+        )
+    return "auto" if text == "auto" else text == "on"
+
+
 def open_pipeline(
     model: str,
     device: str,
@@ -70,7 +85,7 @@ def open_pipeline(
     size: str | None = None,
     decoder: Path | None = None,
     family: str | None = None,
-    engine: str = "auto",
+    cuda_graphs: str = "auto",
 ) -> TextToImage:
     """Load a text-to-image model on a device.
 
@@ -78,14 +93,14 @@ def open_pipeline(
         model: name, folder, file, or id of the hub.
         device: as torch names it.
         dtype: of the generator, one of `DTYPES`.
-        size, decoder, family, engine: as on the command line.
+        size, decoder, family, cuda_graphs: as on the command line.
 
     Raises:
-        OptionError: no such model, device, dtype, size, family or engine.
-        MissingBackendError: engine "graph" on another device than CUDA.
+        OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
+        MissingBackendError: `--cuda-graphs on` for another device than CUDA.
     """
     pixels = parse_size(size)
-    kind = parse_dtype(dtype)
+    kind, use_graphs = parse_dtype(dtype), parse_cuda_graphs(cuda_graphs)
     from transformers.utils import logging
 
     from mmaccel.pipelines.text_to_image import TextToImage
@@ -98,5 +113,5 @@ def open_pipeline(
         size=pixels,
         decoder=decoder,
         family=family,
-        engine=engine,
+        cuda_graphs=use_graphs,
     )

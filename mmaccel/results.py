@@ -54,10 +54,10 @@ class Stats:
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
         notes: what is worth knowing of a run that went as asked, as a budget that bought nothing.
-        engine: how passes were carried out: "eager" one by one, "graph" as a captured step.
-        engine_reason: why passes were not captured, where they were to be; or empty.
-        captures: passes captured in this run; 0 with engine "graph" where all that it launched were
-            kept from an earlier one.
+        runner: how passes were carried out: "eager" or "cuda graphs".
+        runner_reason: why passes were not captured, where they were to be; or empty.
+        captures: passes captured in this run; 0 with "cuda graphs" where all graphs that it
+            replayed were captured by earlier ones.
         attention: "window_attention" where the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
         reference: the decoder that `exactness` speaks of, where a pipeline leaves a choice.
@@ -81,8 +81,8 @@ class Stats:
     branches: int = 1
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    engine: str = "eager"
-    engine_reason: str = ""
+    runner: str = "eager"
+    runner_reason: str = ""
     captures: int = 0
     attention: str = ""
     reference: str = ""
@@ -130,11 +130,11 @@ class Stats:
         shown = ", ".join(f"{name} {value:.2f}" for name, value in parts if value)
         shown = f" ({shown})" if self.forward_seconds else ""  # not measured where we fell back
         lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f}{shown}"))
-        if self.engine != "eager" or self.engine_reason:
-            because = f": {self.engine_reason}" if self.engine_reason else ""
-            if self.engine == "graph":
+        if self.runner != "eager" or self.runner_reason:
+            because = f": {self.runner_reason}" if self.runner_reason else ""
+            if self.runner == "cuda graphs":
                 because = f": {self.captures} captured" if self.captures else ": captured before"
-            lines.append(("engine", f"{self.engine}{because}"))
+            lines.append(("runner", f"{self.runner}{because}"))
         lines += [("fell back", reason) for reason in self.fallbacks]
         lines += [("note", note) for note in self.notes]
         return "\n".join(f"{name:13}{value}" for name, value in lines)

@@ -83,7 +83,7 @@ class GlmImageWindow(CausalLMWindow):
         vocab_size: as in `CausalLMWindow`.
     """
 
-    given = ("_table",)
+    row_inputs = ("_table",)
 
     def __init__(
         self, model: Any, table: Tensor | None = None, vocab_size: int | None = None
@@ -101,17 +101,13 @@ class GlmImageWindow(CausalLMWindow):
         """The next run stands at these positions."""
         self._table = table
 
-    def own(self) -> None:
-        """As in `KeptBuffers`, with as many positions as there is room for."""
-        super().own()
-        if self._table is not None:
-            self._table = self.fit(
-                self._table, self._table[..., :1].expand(-1, -1, self._positions)
-            )
+    def make_static(self, value: Tensor) -> Tensor:
+        """As in `StaticModelBuffers`, with as many positions as there is room for."""
+        return self.fit(value, value[..., :1].expand(-1, -1, self._positions)).clone()
 
-    def fit(self, own: Tensor, place: Tensor) -> Tensor:
+    def fit(self, own: Tensor, static: Tensor) -> Tensor:
         """A table of as many positions as another's: cut, or with its last position repeated."""
-        room = place.shape[-1]
+        room = static.shape[-1]
         return own[..., :room] if own.shape[-1] >= room else _lengthen(own, room)
 
     def position_ids(self, positions: Tensor) -> Tensor:

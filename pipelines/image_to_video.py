@@ -12,7 +12,7 @@ from torch import Tensor
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
@@ -63,7 +63,7 @@ class ImageToVideo:
         codec: str | Path | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        engine: str = "auto",
+        cuda_graphs: UseGraphs = "auto",
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -74,15 +74,15 @@ class ImageToVideo:
                 the authors published, from the hub.
             device: where to run.
             dtype: of model and codec. "bitwise" is promised in float32 and float64.
-            engine: see `mmaccel.pipelines.engine.Engine`.
+            cuda_graphs: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, codec, device, dtype or engine.
+            OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
             UnsupportedModelError: files of another model, or missing or surplus tensors.
         """
         from mmaccel.pipelines.cosmos_video import load_cosmos
 
-        how = Engine(engine)
+        how = Engine(cuda_graphs)
         how.check(device)
         check_place(device, dtype)
         source = find_model(name, {})

@@ -32,7 +32,8 @@ class ImageTokenWindow(CausalLMWindow):
         ids: `[N + S]` int64, the model's id of every picture token.
     """
 
-    given, fixed = ("_lengths",), ("ids", "_weight", "_bias")
+    row_inputs, constants = ("_lengths",), ("ids", "_weight", "_bias")
+    options = (*CausalLMWindow.options, "_n_structural")
 
     def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
         super().__init__(model)

@@ -38,7 +38,7 @@ class ImageGPT(CausalLM):
 
 
 class _Tables(CausalLMWindow):
-    made = (*CausalLMWindow.made, "_table")
+    reserved = (*CausalLMWindow.reserved, "_table")
     _table: Tensor
 
     def reserve(self, rows: int, positions: int) -> None:

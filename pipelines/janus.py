@@ -119,7 +119,7 @@ class JanusCodes(CausalLMWindow):
         lengths: `[R]` int64, of the prompts of the next run; `begin` sets them too.
     """
 
-    given = ("_lengths",)
+    row_inputs = ("_lengths",)
 
     def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)

@@ -57,7 +57,7 @@ class LLaDA2Service:
     ) -> None:
         self.policy, self.seed, self.layout = policy, seed, layout
         self.history: list[Stats] = []
-        self.engine = Engine("eager")  # which a handle closes
+        self.engine = Engine(False)  # which a handle closes
         self._pipe, self._model = pipe, pipe.model
         self._call: BlockCall | None = None
         self._cached: CachedCalls | None = None

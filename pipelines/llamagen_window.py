@@ -17,7 +17,7 @@ from mmaccel.pipelines.window_cache import Placement, WindowLayer
 from mmaccel.pipelines.window_checks import check_attention
 from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.pipelines.window_trial import refuse_own_attention
-from mmaccel.samplers.steps import Steps
+from mmaccel.samplers.step_runner import StepRunner
 
 
 class LlamaGenWindow(SeatedRows):
@@ -34,7 +34,7 @@ class LlamaGenWindow(SeatedRows):
     Raises OptionError for another attention.
     """
 
-    given, fixed = ("_conditions", "_seen"), ("_turns",)
+    row_inputs, constants = ("_conditions", "_seen"), ("_turns",)
 
     def __init__(
         self, model: LlamaGenTransformer, attention: Literal["auto", "model", "twin"] = "auto"
@@ -45,7 +45,7 @@ class LlamaGenWindow(SeatedRows):
         self.vocab_size = model.config.vocab_size
         self.max_positions = model.config.cls_token_num + model.config.block_size
         self._turns = make_turns(model.config).to(self.device)
-        self.steps: Steps | None = None
+        self.runner: StepRunner | None = None
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
         self._placement: Placement | None = None

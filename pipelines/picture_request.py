@@ -94,8 +94,9 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     """
     total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
     total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
-    total["engine"] = "graph" if all(p.engine == "graph" for p in parts) else "eager"
-    total["engine_reason"] = "; ".join({p.engine_reason: None for p in parts if p.engine_reason})
+    runners = {p.runner for p in parts}
+    total["runner"] = runners.pop() if len(runners) == 1 else "eager"
+    total["runner_reason"] = "; ".join({p.runner_reason: None for p in parts if p.runner_reason})
     total["attention"], total["reference"] = parts[-1].attention, parts[-1].reference
     total["fallbacks"] = list(dict.fromkeys(text for p in parts for text in p.fallbacks))
     notes = Counter(text for p in parts for text in p.notes)

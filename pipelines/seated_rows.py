@@ -11,22 +11,22 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.pipelines.kept_buffers import KeptBuffers
+from mmaccel.pipelines.static_buffers import StaticModelBuffers
 from mmaccel.pipelines.window_cache import Placement
 
 
-class SeatedRows(KeptBuffers):
-    """A window over a `Placement`, whose attributes in `given` have one entry for each row."""
+class SeatedRows(StaticModelBuffers):
+    """A window over a `Placement`, whose `row_inputs` have one entry for each row."""
 
     feed: Any
     _placement: Placement | None
 
     def offered(self) -> dict[str, Tensor | None]:
-        """See `Reseatable.offered`: what stands in `given`."""
-        return {name: getattr(self, name) for name in self.given}
+        """See `Reseatable.offered`: what stands in `row_inputs`."""
+        return {name: getattr(self, name) for name in self.row_inputs}
 
     def seat(self, offered: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `Reseatable.seat`. A recorded pass finds its tensors where they were."""
+        """See `Reseatable.seat`. A captured pass finds its tensors where they were."""
         for name, value in offered.items():
             if value is None or rows is None:
                 setattr(self, name, value)

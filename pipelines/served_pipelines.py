@@ -74,14 +74,14 @@ def serve_pipeline(
         The service, with `policy` and `history`, and the way back.
 
     Raises:
-        OptionError: no policy or layout, or one the pipeline cannot use; or engine "graph".
+        OptionError: no policy or layout, or one the pipeline cannot use; or `cuda_graphs=True`.
         UnsupportedModelError: a model that no denoiser can be made of.
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
-    if engine.kind == "graph":
+    if engine.cuda_graphs is True:
         raise OptionError(
-            f"engine: expected auto or eager, received {engine.kind!r}; passes of a {name} are "
+            f"cuda_graphs: expected 'auto' or False, received True; passes of a {name} are "
             "not captured"
         )
     engine.check(target.device)

@@ -19,7 +19,7 @@ from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
 from mmaccel.contracts import Policy, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import (
     Encoded,
@@ -70,7 +70,7 @@ class TextToImage:
         size: tuple[int, int] | None = None,
         decoder: str | Path | None = None,
         family: str | None = None,
-        engine: str = "auto",
+        cuda_graphs: UseGraphs = "auto",
         sync_every: int = 1,
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
@@ -82,13 +82,14 @@ class TextToImage:
             size: width and height in pixels, for models that draw several.
             decoder: a file with the picture decoder, for checkpoints that have none.
             family: how the checkpoint is to be read; None finds out. See docs/models.md.
-            engine, sync_every: see `mmaccel.pipelines.engine.Engine`.
+            cuda_graphs, sync_every: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, device, dtype, size, family or engine; a file is missing.
+            OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`; a file
+                is missing.
             UnsupportedModelError: nothing we know, or tensors that are missing or too many.
         """
-        how, file = Engine(engine, sync_every), decoder
+        how, file = Engine(cuda_graphs, sync_every), decoder
         file = Path(file) if isinstance(file, str) else file
         how.check(device)
         return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)

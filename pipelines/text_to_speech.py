@@ -14,7 +14,7 @@ import torch
 from mmaccel.contracts import Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.media import decode_rows, keep_payloads
 from mmaccel.pipelines.one_run import alone
 from mmaccel.pipelines.picture_model import pick_policy
@@ -54,7 +54,7 @@ class TextToSpeech:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         family: str | None = None,
-        engine: str = "auto",
+        cuda_graphs: UseGraphs = "auto",
     ) -> TextToSpeech:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -66,14 +66,14 @@ class TextToSpeech:
             dtype: of the language model; the codec runs in float32. "bitwise" is promised in
                 float32 and float64.
             family: how the checkpoint is read; None detects it. See docs/speech.md.
-            engine: see `mmaccel.pipelines.engine.Engine`.
+            cuda_graphs: see `mmaccel.pipelines.engine.Engine`.
 
         Raises:
-            OptionError: no such model, codec, device, dtype, family or engine.
+            OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
             UnsupportedModelError: an unknown family, or missing or surplus tensors.
             MissingBackendError: a package that the family's codec needs is not installed.
         """
-        how = Engine(engine)
+        how = Engine(cuda_graphs)
         how.check(device)
         speech, source, codec_source = open_speech(name, codec, Place(device, dtype), family)
         return cls(speech, source, how, codec_source)

@@ -27,7 +27,7 @@ from mmaccel.pipelines.window_cache import Placement, make_cache
 from mmaccel.pipelines.window_checks import check_mode, check_options, check_room
 from mmaccel.pipelines.window_masks import make_masks
 from mmaccel.pipelines.window_trial import find_reason
-from mmaccel.samplers.steps import Steps
+from mmaccel.samplers.step_runner import StepRunner
 
 _CPU_STRIDE = 64
 
@@ -50,14 +50,15 @@ class CausalLMWindow(SeatedRows):
             not.
         windows: sliding window of every layer, in positions; None where it sees everything.
         choices: takes (layer, twin of the kernel) of every call, where somebody asks.
-        steps: what carries out passes of samplers over this model; None runs them as they are.
+        runner: carries out passes of samplers over this model; None runs them as they are.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    made = (*SeatedRows.made, "_configs", "_positions")
+    reserved = (*SeatedRows.reserved, "_configs", "_positions")
+    options = (*SeatedRows.options, "_stride")
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class CausalLMWindow(SeatedRows):
         self._narrow = self.vocab_size < full
         self._positions = 0
         self._placement: Placement | None = None
-        self.steps: Steps | None = None
+        self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
         self.choices: Choices | None = None
 
@@ -173,7 +174,7 @@ class CausalLMWindow(SeatedRows):
         """How many positions the model has to look at."""
         assert self._placement is not None
         stride = self._stride
-        if self.steps is not None and self.steps.is_static:
+        if self.runner is not None and self.runner.is_static:
             stride = None
         elif stride == "auto":
             stride = _CPU_STRIDE if start.device.type == "cpu" else None

@@ -5,13 +5,43 @@ No model and no counts here; `mmaccel.samplers.window` runs passes over it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.samplers.drafts import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.line import last_tokens, open_line
-from mmaccel.samplers.loan import Extent, measure
+
+_STEP = 64  # room for columns and slots is rounded up to it, so that prompts of many lengths share
+
+
+class Extent(NamedTuple):
+    """Room of a run: columns before slot 0, slots, and positions of the model's cache."""
+
+    origin: int
+    slots: int
+    positions: int
+
+
+def measure(
+    prompt: Prompt, length: int, *, rounded: bool = False, most: int | None = None
+) -> Extent:
+    """The room a run takes.
+
+    Args:
+        prompt: what stands before slot 0.
+        length: slots wanted.
+        rounded: leave some room for other prompts and lengths.
+        most: positions the model has, if that is known; nothing is rounded up beyond.
+    """
+    origin, needed = prompt.tokens.shape[1], prompt.tokens.shape[1] + length - 1
+    if not rounded:
+        return Extent(origin, length, needed)  # the last token is never processed
+    origin, slots = (-(-n // _STEP) * _STEP for n in (origin, length))
+    positions = origin + slots - 1
+    return Extent(origin, slots, positions if most is None else max(needed, min(positions, most)))
 
 
 class DraftWindow:
@@ -106,11 +136,6 @@ class DraftWindow:
     def held(self, name: str) -> Tensor | None:
         """What the last pass kept under a name; None before the first."""
         return self.places[name] if name in self._held else None
-
-    def take_places(self, places: dict[str, Tensor]) -> None:
-        """Keep what `hold` is given in another run's places; what stands there counts nothing."""
-        self.places = places
-        self._held.clear()
 
     def standing(self) -> Tensor:
         """`[B, W-1]` bool: draft slots of the window that the last pass predicted."""

@@ -122,8 +122,8 @@ class Noise:
         """Take another's seeds and items, in the same tensors."""
         self.seeds.copy_(other.seeds)
         self.items.copy_(other.items)
-        if "_schedule" in vars(self):  # made of the seeds at the first use
-            self._schedule.copy_(other._schedule)
+        if "schedule" in vars(self):  # made of the seeds at the first use
+            self.schedule.copy_(other.schedule)
 
     def frozen(self, slots: Tensor, vocab_size: int, temperature: float) -> Tensor:
         """Frozen Gumbel noise `[B, W, V]`; at temperature 0, where it could change nothing, zeros
@@ -168,7 +168,8 @@ class Noise:
         return Fresh(*to_uniform(words[..., 0]).unbind())
 
     @cached_property
-    def _schedule(self) -> Tensor:
+    def schedule(self) -> Tensor:
+        """The keys of all rounds, made of the seeds: `[ROUNDS, 2, B, 1, 1]` int64."""
         seed = self.seeds[:, None, None]
         return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
@@ -177,7 +178,7 @@ class Noise:
     ) -> tuple[Tensor, ...]:
         purpose = _purpose(stream, step, slots.device)
         counter = (blocks, slots[..., None], self.items[:, None, None], purpose)
-        return philox(counter, self._schedule)
+        return philox(counter, self.schedule)
 
 
 def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:

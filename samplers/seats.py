@@ -96,8 +96,8 @@ class Seats(SeatPlan):
                 run.stats.draft_passes += 1
 
     def _can_shrink(self, run: WindowPass) -> bool:
-        is_recorded = run.steps.is_static  # whose tensors have to stay where they are
-        return not is_recorded and all(isinstance(model, Reseatable) for model, _ in self._models)
+        is_captured = run.runner.is_static  # whose tensors have to stay where they are
+        return not is_captured and all(isinstance(model, Reseatable) for model, _ in self._models)
 
     def _shrink(self, run: WindowPass) -> None:
         kept = [place for place, is_open in enumerate(self.is_open) if is_open]

@@ -21,29 +21,26 @@ class Tally:
     Attributes:
         passes: `[B]` int64, passes counted since a row began.
         is_bad: `[B]` bool, rows of which a kept score was NaN or infinite.
+        gains: `[capacity, B]` int64, tokens gained in each pass.
+        spent: `[B]` float64, total variation.
     """
 
     def __init__(self, batch: int, capacity: int, device: torch.device) -> None:
         self.passes = torch.zeros(batch, dtype=torch.int64, device=device)
         self.is_bad = torch.zeros(batch, dtype=torch.bool, device=device)
-        self._gains = torch.zeros(capacity, batch, dtype=torch.int64, device=device)
-        self._spent = torch.zeros(batch, dtype=torch.float64, device=device)
-
-    def clear(self) -> None:
-        """Begin anew, in the same tensors."""
-        for counter in (self.passes, self.is_bad, self._gains, self._spent):
-            counter.zero_()
+        self.gains = torch.zeros(capacity, batch, dtype=torch.int64, device=device)
+        self.spent = torch.zeros(batch, dtype=torch.float64, device=device)
 
     def restart(self, rows: Tensor) -> None:
         """Begin anew with some rows, `[n]` int64."""
-        for counter in (self.passes, self.is_bad, self._spent):
+        for counter in (self.passes, self.is_bad, self.spent):
             counter[rows] = 0
-        self._gains[:, rows] = 0
+        self.gains[:, rows] = 0
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some rows alone, `[n]` int64."""
         self.passes, self.is_bad = self.passes[rows], self.is_bad[rows]
-        self._gains, self._spent = self._gains[:, rows], self._spent[rows]
+        self.gains, self.spent = self.gains[:, rows], self.spent[rows]
 
     def count(self, n_new: Tensor, variation: Tensor | None) -> None:
         """Count a pass.
@@ -53,27 +50,27 @@ class Tally:
             variation: `[B, W-1]`, total variation that judging each draft slot cost; slots whose
                 tokens were not kept are not charged. None spends nothing.
         """
-        at = self.passes.clamp(max=self._gains.shape[0] - 1)  # no row gains something so late
-        self._gains.scatter_(0, at[None], n_new[None])
+        at = self.passes.clamp(max=self.gains.shape[0] - 1)  # no row gains something so late
+        self.gains.scatter_(0, at[None], n_new[None])
         self.passes += 1
         if variation is not None:
             index = torch.arange(variation.shape[1], device=n_new.device)[None]
             charged = variation.masked_fill(index >= n_new[:, None], 0)
-            self._spent += charged.sum(1, dtype=torch.float64)
+            self.spent += charged.sum(1, dtype=torch.float64)
 
     def row(self, index: int) -> tuple[list[int], float]:
         """Of one row: tokens gained in each pass that gained some, and total variation spent."""
-        gained = self._gains[:, index]
-        return gained[gained > 0].tolist(), float(self._spent[index])
+        gained = self.gains[:, index]
+        return gained[gained > 0].tolist(), float(self.spent[index])
 
     def report(self, stats: Stats) -> Tensor:
         """Fill in statistics; returns `[B]` int64, passes in which every row gained something."""
-        gained = self._gains  # [passes, B]
+        gained = self.gains  # [passes, B]
         passes = (gained > 0).sum(0)
         stats.accepted = count_gains(gained[gained > 0].tolist())
         stats.row_passes = int(passes.sum())
         stats.tokens = int(gained.sum())
-        stats.total_variation = float(self._spent.sum())
+        stats.total_variation = float(self.spent.sum())
         return passes
 
 

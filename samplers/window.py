@@ -30,7 +30,7 @@ class WindowRun(WindowPass):
     """One decoding run of B rows; a sampler drives it while `width` is not 0.
 
     A sampler hands `turn` what a pass is, in which it calls, in this order: `propose`, `settle`,
-    `forward`, `advance`; at the end `generation`. One whose passes cannot be recorded calls these
+    `forward`, `advance`; at the end `generation`. One whose passes cannot be captured calls these
     itself, with `commit` in the place of `advance`.
 
     Attributes:
@@ -83,7 +83,7 @@ class WindowRun(WindowPass):
         self._began = time.perf_counter()
         self._n_open = prompt.batch  # rows that have not ended
         self._n_tokens = 0
-        self._n_captures = self.steps.captures
+        self._n_captures = self.runner.captures
         if not self._has_room(self.prefill):
             self.prefill()
         self._aim(length)
@@ -98,20 +98,19 @@ class WindowRun(WindowPass):
             NumericsError: if a kept token was drawn from scores that are no law.
         """
         has_begun = self.stats.passes > 0  # the first pass has no earlier one to draft from
-        n_passes = self.steps.sync_every if has_begun and self.on_step is None else 1
+        n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
 
         def step() -> None:
-            if self.steps.is_static or n_passes > 1:  # otherwise it is placed already
+            if self.runner.is_static or n_passes > 1:  # otherwise it is placed already
                 self.place(self.width)
             judge()
 
         is_usual = True
         try:
             for _ in range(n_passes):
-                is_usual &= self.steps.play(self.width if has_begun else None, step)
+                is_usual &= self.runner.run_step(self.width if has_begun else None, step)
         except torch.OutOfMemoryError:
-            if self._loan is not None:  # the next call shall find more room
-                self._loan.free()
+            self.runner.free_memory()  # the next call shall find more room
             raise
         self._look(n_passes, is_usual)
 
@@ -133,24 +132,23 @@ class WindowRun(WindowPass):
             made, passes = self.made.clone(), self.tally.report(self.stats)
         else:
             tokens, made, passes = self.seats.report(self.stats, self.length)
-        self.stats.captures = self.steps.captures - self._n_captures
-        self.stats.engine, self.stats.engine_reason = self.steps.name, self.steps.reason
+        self.stats.captures = self.runner.captures - self._n_captures
+        self.stats.runner, self.stats.runner_reason = self.runner.name, self.runner.reason
         reason = getattr(self.model, "attention_reason", None)
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         self.stats.seconds = time.perf_counter() - self._began
-        if self._loan is not None:
-            self._loan.give_back(self)
+        self.runner.finish()
         if self.seats is not None:
             self.seats.leave()
         return Generation(tokens, made, passes, self.stats)
 
     def _has_room(self, work: Callable[[], None]) -> bool:
-        """Do some work; False where there was no memory for it until kept runs were let go."""
+        """Do some work; False where there was no memory for it until graphs were dropped."""
         try:
             work()
         except torch.OutOfMemoryError:
-            if self._loan is None or not self._loan.free():
+            if not self.runner.free_memory():
                 raise
             return False
         return True
@@ -158,10 +156,10 @@ class WindowRun(WindowPass):
     def _aim(self, remaining: int) -> None:
         """Place the next window."""
         self._pass_began = time.perf_counter()
-        if remaining and self.steps.is_static:  # a record per width: none for a row's end alone
+        if remaining and self.runner.is_static:  # a graph per width: none for a row's end alone
             remaining = max(remaining, self.chooser.widest)
         self.width = self.chooser.choose(remaining) if remaining else 0
-        if not self.steps.is_static:
+        if not self.runner.is_static:
             self.place(self.width)
 
     def _look(self, n_passes: int, is_usual: bool) -> None:

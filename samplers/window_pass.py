@@ -1,12 +1,13 @@
 """What a pass does on the device: feed the window, filter, keep what a sampler keeps, count.
 
 Everything here works on tensors that stay in their places and reads nothing back, so that a pass
-may be recorded (see `mmaccel.samplers.steps`); the host's side is `mmaccel.samplers.window`.
+may be captured (see `mmaccel.samplers.step_runner`); the host's side is `mmaccel.samplers.window`.
 """
 
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -17,10 +18,15 @@ from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.draft_window import DraftWindow
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.line import cut_at_stop
-from mmaccel.samplers.loan import borrow
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.steps import steps_of
+from mmaccel.samplers.step_runner import StaticBuffers, make_graph_key, runner_of
 from mmaccel.samplers.tally import Tally, count_gains
+
+_STATIC = (  # tensors that outlive a pass, by attribute; what `hold` keeps is apart
+    "line", "made", "impossible", "_last_of_prompt", "_filled", "_lengths", "_stops", "_limit",
+    "_index", "_ended", "_n_new", "_facts", "noise.seeds", "noise.items", "noise.schedule",
+    "tally.passes", "tally.is_bad", "tally.gains", "tally.spent",
+)  # fmt: skip
 
 
 class WindowPass(DraftWindow):
@@ -32,6 +38,7 @@ class WindowPass(DraftWindow):
         drafts: a draft source.
 
     Attributes:
+        runner: what carries passes out.
         noise: what passes draw with: the numbers given for the rows, in the run's own tensors.
         stats: counted so far; `stats.passes` numbers the next pass.
         tally: counted so far on the device; `tally.passes` numbers the next pass.
@@ -50,11 +57,13 @@ class WindowPass(DraftWindow):
         widest: int,
         drafts: str,
     ) -> None:
-        self.steps = steps_of(model)
-        kind = (widest, drafts, on_step is None, self.is_refilled)
-        self._loan = borrow(self.steps, policy, model, prompt, length, filters, *kind)
-        extent = None if self._loan is None else self._loan.extent
-        is_static, size = self.steps.is_static, model.vocab_size
+        self.runner = runner_of(model)
+        key = make_graph_key(
+            self.runner, policy, model, prompt, length, filters, widest=widest, drafts=drafts,
+            has_callback=on_step is not None, is_refilled=self.is_refilled,
+        )  # fmt: skip
+        extent = None if key is None else key.room
+        is_static, size = self.runner.is_static, model.vocab_size
         super().__init__(prompt, size, length, widest, drafts, is_static, extent)
         self.model, self.filters, self.noise, self.on_step = model, filters, noise, on_step
         self.impossible = filters.impossible(model.vocab_size)
@@ -63,7 +72,7 @@ class WindowPass(DraftWindow):
             exactness=policy.exactness,
             branches=prompt.branches,
         )
-        capacity = self.extent.slots + self.steps.sync_every
+        capacity = self.extent.slots + self.runner.sync_every
         self.tally = Tally(prompt.batch, capacity, self.made.device)
         self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
         self._limit = self.made.new_full((), length)
@@ -71,10 +80,22 @@ class WindowPass(DraftWindow):
         self._ended = torch.zeros_like(self.made, dtype=torch.bool)
         self._n_new = torch.zeros_like(self.made)  # tokens of the last pass, for `on_step`
         self._facts = self.made.new_zeros(4)  # what the host looks at
-        if self._loan is None:
-            self.steps.begin()
-        else:
-            self._loan.settle(self)
+        buffers = self.runner.load(key, self.static_inputs() if is_static else {})
+        if buffers is not None:
+            self._use(buffers)
+
+    def static_inputs(self) -> dict[str, Tensor]:
+        """Tensors that outlive a pass, by name, with the numbers that the run begins with."""
+        found = {name: attrgetter(name)(self) for name in _STATIC}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _use(self, buffers: StaticBuffers) -> None:
+        """Go on with static buffers; what the last pass of another run left in them is ignored."""
+        self.noise = Noise(self.noise.seeds, self.noise.items)  # the caller's stays as it is
+        for name, value in buffers.inputs.items():
+            owner, _, attribute = name.rpartition(".")
+            vars(attrgetter(owner)(self) if owner else self)[attribute] = value
+        self.places = buffers.state
 
     def forward(self) -> Tensor:
         """One pass over the window.
@@ -143,10 +164,7 @@ class WindowPass(DraftWindow):
     def prefill(self) -> None:
         """One pass over the prompt without its last token."""
         tokens = self.prompt.tokens
-        if self._loan is None:
-            self.model.reserve(tokens.shape[0], self.extent.positions)
-        else:
-            self._loan.reserve(self.model, tokens.shape[0])
+        self.runner.reserve(self.model, tokens.shape[0], self.extent.positions)
         if tokens.shape[1] > 1:
             began = time.perf_counter()
             start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)

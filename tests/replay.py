@@ -1,4 +1,4 @@
-"""A captured step on the processor: what a CUDA graph does, so that capture can be tested anywhere.
+"""CUDA graphs played on the CPU, so that the runner can be tested anywhere.
 
 Recording notes every operation with the very tensors it read and wrote; replaying runs the same
 operations on the same tensors, and no line of Python in between. So whatever a pass takes from the
@@ -8,15 +8,15 @@ host (a pass number, a new tensor put in an attribute, a width) stands still, as
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from itertools import count
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmaccel.samplers.kept_runs import Shelf
+from mmaccel.pipelines.cuda_graphs import CudaGraphRunner, GraphCache
 
 _SYNCS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "is_nonzero")
 
@@ -50,59 +50,47 @@ def _replay(operations: list[Any]) -> None:
                 old.copy_(new)
 
 
-class Replay:
-    """`Steps` that runs a pass of a key once, records the second and replays from the third on.
+class Replay(CudaGraphRunner):
+    """A runner that plays graphs on the CPU.
 
     Args:
-        sync_every, shelf: as in `Steps`.
+        sync_every, cache: as in `CudaGraphRunner`.
 
     Attributes:
-        replayed: passes replayed.
+        replayed: steps replayed.
         recorded: keys recorded, in order.
     """
 
-    is_static = True
-    name = "graph"
-    reason = ""
-
-    def __init__(self, sync_every: int = 1, shelf: Shelf | None = None) -> None:
-        self.sync_every = sync_every
-        self._shelf = None if shelf is None else ref(shelf)  # which holds these steps
-        self.replayed = 0
+    def __init__(self, sync_every: int = 1, cache: GraphCache | None = None) -> None:
+        super().__init__(torch.device("cpu"), sync_every, cache=cache)
+        self._replays: list[None] = []  # a list: what replays must not keep the runner alive
         self.recorded: list[Hashable] = []
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the records."""
-        self.mark = object()
-        self._seen: set[Hashable] = set()
-        self._records: dict[Hashable, list[Any]] = {}
 
     @property
-    def shelf(self) -> Shelf | None:
-        """See `Steps.shelf`."""
-        return None if self._shelf is None else self._shelf()
+    def replayed(self) -> int:
+        return len(self._replays)
 
-    @property
-    def captures(self) -> int:
-        """Keys recorded so far, those forgotten too."""
-        return len(self.recorded)
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        before = self.captures
+        is_usual = super().run_step(key, step)
+        if self.captures > before:
+            self.recorded.append(key)
+        return is_usual
 
-    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """See `mmaccel.samplers.steps.Steps.play`."""
-        if key is None or key not in self._seen:
-            self._seen.add(key)
-            step()
-            return False
-        if key in self._records:
-            _replay(self._records[key])
-            self.replayed += 1
-            return True
+    def _warm_up(self, step: Callable[[], None]) -> None:
+        step()
+
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         with _Recorder() as recorder:
             step()
-        self._records[key] = recorder.operations
-        self.recorded.append(key)
-        return False
+        operations, calls, replays = recorder.operations, count(), self._replays
+
+        def replay() -> None:
+            if next(calls):  # recording has computed the first one
+                _replay(operations)
+                replays.append(None)
+
+        return replay
 
 
 def count_operations(step: Callable[[], None]) -> int:

@@ -26,9 +26,9 @@ from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
-from mmaccel.samplers.steps import Steps
+from mmaccel.samplers.step_runner import StepRunner
 
-MakeSteps = Callable[[str, int, Any, Prompt, Policy, Filters], Steps]
+MakeRunner = Callable[[bool, int, Any, Prompt, Policy, Filters], StepRunner]
 POLICIES: tuple[Policy, ...] = (
     Autoregressive(),
     Jacobi(16),
@@ -89,29 +89,34 @@ def make_beds(device: torch.device) -> list[Bed]:
     ]
 
 
-def engine_steps(
-    kind: str, sync_every: int, window: Any, prompt: Prompt, policy: Policy, filters: Filters
-) -> Steps:
-    """Steps as the engine gives them."""
-    return Engine(kind, sync_every).steps(window, prompt, policy, filters)
+def engine_runner(
+    cuda_graphs: bool,
+    sync_every: int,
+    window: Any,
+    prompt: Prompt,
+    policy: Policy,
+    filters: Filters,
+) -> StepRunner:
+    """A runner as the engine gives it."""
+    return Engine(cuda_graphs, sync_every).runner(window, prompt, policy, filters)
 
 
 def decode(
-    bed: Bed, policy: Policy, rows: int, scale: float, kind: str, sync_every: int,
-    make_steps: MakeSteps = engine_steps, length: int = LENGTH,
+    bed: Bed, policy: Policy, rows: int, scale: float, cuda_graphs: bool,
+    sync_every: int, make_runner: MakeRunner = engine_runner, length: int = LENGTH,
 ) -> Generation:  # fmt: skip
     """One run."""
     window, prompt, filters = bed.window, bed.prompt(rows, scale != 1), Filters(scale)
-    window.steps = make_steps(kind, sync_every, window, prompt, policy, filters)
+    window.runner = make_runner(cuda_graphs, sync_every, window, prompt, policy, filters)
     try:
         noise = Noise.from_seed(5, rows, window.device)
         return policy.sample(window, prompt, length, filters=filters, noise=noise)
     finally:
-        window.steps = None
+        window.runner = None
 
 
 def compare(
-    bed: Bed, make_steps: MakeSteps = engine_steps, policies: Sequence[Policy] = POLICIES,
+    bed: Bed, make_runner: MakeRunner = engine_runner, policies: Sequence[Policy] = POLICIES,
     batches: Sequence[tuple[int, int]] = BATCHES, scales: Sequence[float] = SCALES,
     length: int = LENGTH,
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
@@ -120,11 +125,11 @@ def compare(
         plain: dict[int, Tensor] = {}
         for rows, sync_every in batches:
             if rows not in plain:
-                made = decode(bed, policy, rows, scale, "eager", 1, make_steps, length)
+                made = decode(bed, policy, rows, scale, False, 1, make_runner, length)
                 plain[rows] = made.tokens
-            made = decode(bed, policy, rows, scale, "graph", sync_every, make_steps, length)
+            made = decode(bed, policy, rows, scale, True, sync_every, make_runner, length)
             name = f"{bed.name}, {policy!r}, guidance {scale:g}, batch {rows}, looks {sync_every}"
-            yield name, judge(plain[rows], made.tokens, made.stats.engine)
+            yield name, judge(plain[rows], made.tokens, made.stats.runner)
 
 
 def compare_attached(
@@ -138,9 +143,9 @@ def compare_attached(
     guided = {"guidance_scale": 2.0, "negative_prompt_ids": ids[:, -1:]}
     for policy, sync_every, extra in product(policies, (1, 4), ({}, guided)):
         made: list[Tensor] = []
-        for kind in ("eager", "graph"):
+        for kind in (False, True):
             with attach(
-                model, policy, seed=3, strict=True, engine=kind, sync_every=sync_every
+                model, policy, seed=3, strict=True, cuda_graphs=kind, sync_every=sync_every
             ) as run:
                 for rows, n_new in calls:
                     made.append(
@@ -154,17 +159,17 @@ def compare_attached(
                         )  # fmt: skip
                     )
         name = f"attached, {policy!r}, looks {sync_every}{', guided' if extra else ''}"
-        wrong = [judge(made[n], made[2 + n], run.history[n].engine) for n in (0, 1)]
+        wrong = [judge(made[n], made[2 + n], run.history[n].runner) for n in (0, 1)]
         again = run.history[1].captures
         if again and getattr(policy, "window", 1) != "adaptive" and not any(wrong):
-            wrong.append(f"expected the first call's records in the second, received {again} more")
+            wrong.append(f"expected the first call's graphs in the second, received {again} more")
         yield name, "; ".join(text for text in wrong if text)
 
 
-def judge(plain: Tensor, captured: Tensor, engine: str) -> str:
+def judge(plain: Tensor, captured: Tensor, runner: str) -> str:
     """What is wrong with a captured run."""
-    if engine != "graph":
-        return f"expected captured passes, received {engine}"
+    if runner != "cuda graphs":
+        return f"expected captured passes, received {runner}"
     if plain.shape != captured.shape:
         return f"expected tokens {list(plain.shape)}, received {list(captured.shape)}"
     differ = int((plain != captured).sum())
@@ -172,14 +177,14 @@ def judge(plain: Tensor, captured: Tensor, engine: str) -> str:
 
 
 def check_bitwise(
-    device: torch.device, make_steps: MakeSteps = engine_steps, **options: Any
+    device: torch.device, make_runner: MakeRunner = engine_runner, **options: Any
 ) -> dict[str, Any]:
     """All runs, as a part of the report keeps them.
 
     Raises:
         CheckError: some differ or ran without a graph; all of them are named.
     """
-    runs = [run for bed in make_beds(device) for run in compare(bed, make_steps, **options)]
+    runs = [run for bed in make_beds(device) for run in compare(bed, make_runner, **options)]
     kept = {key: options[key] for key in ("policies", "length") if key in options}
     runs += compare_attached(tiny_llama(device), **kept)
     failed = {name: wrong for name, wrong in runs if wrong}

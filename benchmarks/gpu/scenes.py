@@ -44,7 +44,7 @@ def measure_scenes(
     Raises:
         CheckError: something that was to be captured was not.
     """
-    routes = Routes("scenes", device=device, engine="graph") if routes is None else routes
+    routes = Routes("scenes", device=device, cuda_graphs=True) if routes is None else routes
     rows = []
     for scale in scales:
         for batch in batches:
@@ -52,7 +52,7 @@ def measure_scenes(
             plain = own[0]["seconds"]
             rows += [row | {"speed_up": plain / row["seconds"]} for row in own]
     jacobi = [row for row in rows if row["policy"] is not None]
-    eager = [row for row in jacobi if row["engine"] != "graph"]
+    eager = [row for row in jacobi if row["runner"] != "cuda graphs"]
     if eager:
         raise CheckError(f"{len(eager)} of {len(jacobi)} were not captured", {"scenes": rows})
     single = [
@@ -84,6 +84,6 @@ def _measure(
         "seconds": seconds, "images_per_s": 1 / seconds, "first_seconds": first.seconds / batch,
         "captures": [p.stats.captures for p in (first, *pieces) if p.stats is not None],
         "tokens_per_pass": tokens / passes if passes else 1.0,
-        "engine": stats[-1].engine if stats else "eager",
-        "reason": stats[-1].engine_reason if stats else "",
+        "runner": stats[-1].runner if stats else "eager",
+        "reason": stats[-1].runner_reason if stats else "",
     }  # fmt: skip

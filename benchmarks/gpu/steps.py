@@ -1,9 +1,9 @@
 """Times of decoding steps at a fixed context, and the memory traffic below which no step can go.
 
 A step is a pass of an ordinary run: forward, sampling parameters, noise, acceptance, pointers and
-stop test, and the host's reads of them. A `Stopwatch` stands between the run and its `Steps`. It
-starts when every graph is captured and a first replay is over, so that what it reads is the time of
-passes as they go on for the rest of a run. The context is the room of the cache, all of which a
+stop test, and the host's reads of them. A `Stopwatch` stands between the run and its step runner.
+It starts when every graph is captured and a first replay is over, so that what it reads is the time
+of passes as they go on for the rest of a run. The context is the room of the cache, all of which a
 captured pass reads.
 """
 
@@ -15,19 +15,19 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu.models import key_bytes, weight_bytes
 from benchmarks.gpu.parts import CheckError
-from mmaccel.contracts import Policy, Prompt
+from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.image_token_window import ImageTokenWindow
 from mmaccel.pipelines.window_model import CausalLMWindow
 from mmaccel.samplers.autoregressive import Autoregressive
 from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.jacobi import Jacobi
-from mmaccel.samplers.kept_runs import Shelf
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.steps import Steps
+from mmaccel.samplers.step_runner import GraphKey, StaticBuffers, StepRunner
 
 Clock = Callable[[], float]
 
@@ -37,10 +37,10 @@ class Enough(Exception):
 
 
 class Stopwatch:
-    """`Steps` that takes the time of the passes that are replayed.
+    """A `StepRunner` that takes the time of the passes that are replayed.
 
     Args:
-        steps: carries out the passes.
+        runner: carries out the passes.
         n_passes: how many to time at most; the pass behind them raises `Enough`.
         clock: seconds, of a device that has finished its work.
 
@@ -50,36 +50,47 @@ class Stopwatch:
     """
 
     captures = 0
-    mark: object = None
-    shelf: Shelf | None = None  # what is timed is not kept
+    has_cache = False  # what is timed serves no later run
 
-    def __init__(self, steps: Steps, n_passes: int, clock: Clock) -> None:
-        self.steps, self.n_passes, self.clock = steps, n_passes, clock
-        self.is_static, self.sync_every = steps.is_static, steps.sync_every
-        self.reason = steps.reason
+    def __init__(self, runner: StepRunner, n_passes: int, clock: Clock) -> None:
+        self.runner, self.n_passes, self.clock = runner, n_passes, clock
+        self.is_static, self.sync_every = runner.is_static, runner.sync_every
+        self.reason = runner.reason
         self.seconds, self.timed = 0.0, 0
         self._began: float | None = None
 
     @property
     def name(self) -> str:
-        """What statistics call the steps inside."""
-        return self.steps.name
+        """What statistics call the runner inside."""
+        return self.runner.name
 
-    def begin(self) -> None:
-        """A new run."""
-        self.steps.begin()
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
+        """See `StepRunner.load`."""
         self._began = None
+        return self.runner.load(key, inputs)
 
-    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """See `Steps.play`.
+    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
+        """See `StepRunner.reserve`."""
+        self.runner.reserve(model, rows, positions)
+
+    def finish(self) -> None:
+        """See `StepRunner.finish`."""
+        self.runner.finish()
+
+    def free_memory(self) -> bool:
+        """See `StepRunner.free_memory`."""
+        return self.runner.free_memory()
+
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `StepRunner.run_step`.
 
         Raises:
             Enough: as many passes as were wanted are timed.
         """
         if self.timed == self.n_passes:
             raise Enough
-        is_usual = self.steps.play(key, step)
-        self.reason = self.steps.reason
+        is_usual = self.runner.run_step(key, step)
+        self.reason = self.runner.reason
         if self._began is not None:
             self.timed += 1
         elif is_usual:  # the first of its kind is not timed
@@ -103,7 +114,7 @@ def device_clock(device: torch.device) -> Clock:
     return now
 
 
-MakeSteps = Callable[[CausalLMWindow, Prompt, Policy, Filters], Steps]
+MakeRunner = Callable[[CausalLMWindow, Prompt, Policy, Filters], StepRunner]
 WINDOWS = (32, 64)
 CONTEXTS = (1024, 4096)
 _N_PASSES, _FEWEST = 16, 4
@@ -112,9 +123,11 @@ _SYNC_EVERY = 4
 _FILTERS = Filters(guidance_scale=5.0)
 
 
-def engine_steps(window: CausalLMWindow, prompt: Prompt, policy: Policy, filters: Filters) -> Steps:
-    """Captured steps; raises where they cannot be had."""
-    return Engine("graph", _SYNC_EVERY).steps(window, prompt, policy, filters)
+def engine_runner(
+    window: CausalLMWindow, prompt: Prompt, policy: Policy, filters: Filters
+) -> StepRunner:
+    """A runner that captures passes; raises where that cannot be."""
+    return Engine(True, _SYNC_EVERY).runner(window, prompt, policy, filters)
 
 
 def time_step(
@@ -123,7 +136,7 @@ def time_step(
     width: int,
     context: int,
     clock: Clock,
-    make_steps: MakeSteps = engine_steps,
+    make_runner: MakeRunner = engine_runner,
     n_passes: int = _N_PASSES,
 ) -> float:
     """Milliseconds of a captured pass of one picture with guidance, two rows.
@@ -133,7 +146,7 @@ def time_step(
         policy: whose passes are timed.
         width: tokens a pass keeps at most.
         context: positions of the cache, prompt and tokens together; half of it at most is tokens.
-        clock, make_steps, n_passes: what times, how passes are carried out, and how many.
+        clock, make_runner, n_passes: what times, how passes are carried out, and how many.
 
     Raises:
         CheckError: the run ended before four passes were timed.
@@ -147,13 +160,13 @@ def time_step(
     if isinstance(window, ImageTokenWindow):
         window.begin(prompt)
     noise = Noise.from_seed(0, 1, window.device)
-    watch = Stopwatch(make_steps(window, prompt, policy, _FILTERS), n_passes, clock)
-    window.steps = watch
+    watch = Stopwatch(make_runner(window, prompt, policy, _FILTERS), n_passes, clock)
+    window.runner = watch
     with suppress(Enough):
         policy.sample(window, prompt, length, filters=_FILTERS, noise=noise)
     watch.stop()
-    window.steps = None
-    watch.steps.begin()  # graphs and their memory go
+    window.runner = None
+    watch.finish()  # graphs and their memory go
     if watch.timed < _FEWEST:
         raise CheckError(
             f"{policy!r} at {context} positions: expected {_FEWEST} passes to time or more, "
@@ -189,7 +202,7 @@ def measure_steps(
     *,
     contexts: tuple[int, ...] = CONTEXTS,
     windows: tuple[int, ...] = WINDOWS,
-    make_steps: MakeSteps = engine_steps,
+    make_runner: MakeRunner = engine_runner,
     n_passes: int = _N_PASSES,
 ) -> dict[str, Any]:
     """Steps of a model as a part of the report keeps them; figures are its worst.
@@ -199,12 +212,12 @@ def measure_steps(
         model, window: the same, as transformers and as samplers see it.
         gb_per_s: measured bandwidth of a copy, which the floor is made of.
         clock: see `device_clock`.
-        contexts, windows, make_steps, n_passes: see `time_step`.
+        contexts, windows, make_runner, n_passes: see `time_step`.
     """
     rows: list[dict[str, Any]] = []
     for context in contexts:
         n_bytes = weight_bytes(model, window.vocab_size) + key_bytes(model, 2, context)
-        args = (context, clock, make_steps, n_passes)
+        args = (context, clock, make_runner, n_passes)
         one = time_step(window, Autoregressive(), 1, *args)
         wide = {str(w): time_step(window, Jacobi(w), w, *args) for w in windows}
         floor = n_bytes / gb_per_s / 1e6

@@ -160,6 +160,6 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingBackendError(
-            "--engine ray: expected the package ray, found none; pip install 'mmaccel[ray]'"
+            "--executor ray: expected the package ray, found none; pip install 'mmaccel[ray]'"
         ) from error
     return ray

@@ -23,7 +23,7 @@ class Setup:
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         filters: fields of `Filters` that were given; the others are the model's recommendation.
-        device, dtype, decoder, family, engine: as `mmaccel generate` has them.
+        device, dtype, decoder, family, cuda_graphs: as `mmaccel generate` has them.
         size: pixels as the command line has them, for rows that say nothing.
         rows: pictures made together.
         negative: what is guided away from, for rows that say nothing.
@@ -38,7 +38,7 @@ class Setup:
     dtype: str = EXACT_DTYPE
     decoder: Path | None = None
     family: str | None = None
-    engine: str = "auto"
+    cuda_graphs: str = "auto"
     size: str | None = None
     rows: int = 8
     negative: str | None = None
@@ -58,5 +58,5 @@ class Setup:
             size=self.size,
             decoder=self.decoder,
             family=self.family,
-            engine=self.engine,
+            cuda_graphs=self.cuda_graphs,
         )

@@ -12,11 +12,12 @@ import torch
 
 from mmaccel.catalog import find_policy
 from mmaccel.comfy.kept_models import KeptModels, state_of
-from mmaccel.comfy.open_model import AUTO, ENGINE, check_where, place_widgets
+from mmaccel.comfy.open_model import AUTO, CUDA_GRAPHS, check_where, place_widgets
 from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.record import tell_run
 from mmaccel.comfy.request import SEEDS
 from mmaccel.comfy.table import PREFIX, Host, Made, NodeSpec, Output, Widget
+from mmaccel.pipelines.engine import UseGraphs
 from mmaccel.pipelines.media import RunProgress
 from mmaccel.pipelines.model_folder import content_files
 from mmaccel.pipelines.model_source import find_model, is_hub_id
@@ -58,16 +59,23 @@ def load_node(
     kept: KeptModels[OpenMedia] = KeptModels()
 
     def load(
-        host: Host, *, model: str, codec: str, device: str, dtype: str, engine: str, **own: Any
+        host: Host,
+        *,
+        model: str,
+        codec: str,
+        device: str,
+        dtype: str,
+        cuda_graphs: UseGraphs,
+        **own: Any,
     ) -> Made:
         place = host.device() if device == AUTO else device
         files = _files(model, codec)
-        key = (model, codec, place, dtype, *own.items(), engine, state_of(files))
+        key = (model, codec, place, dtype, *own.items(), cuda_graphs, state_of(files))
 
         def open_model() -> OpenMedia:
             pipe = pipeline.from_pretrained(
                 model, codec=codec or None, device=place, dtype=getattr(torch, dtype),
-                engine=engine, **own,
+                cuda_graphs=cuda_graphs, **own,
             )  # fmt: skip
             return OpenMedia(model, dtype, pipe)
 
@@ -83,7 +91,7 @@ def load_node(
             Widget("codec", "path", "", codec),
             *place_widgets(part),
             *extra,
-            ENGINE,
+            CUDA_GRAPHS,
         ),
         outputs=(output,),
         run=load,
@@ -94,19 +102,19 @@ def load_node(
 
 
 def check_load(
-    *, model: str, codec: str, device: str, dtype: str, engine: str, **others: Any
+    *, model: str, codec: str, device: str, dtype: str, cuda_graphs: UseGraphs, **others: Any
 ) -> None:
     """Check what can be checked before anything is loaded.
 
     Raises:
         OptionError: no such folder or device.
-        MissingBackendError: an engine that the device does not have.
+        MissingBackendError: CUDA graphs on another device.
     """
     if not is_hub_id(model):
         find_model(model, {})
     if codec and not is_hub_id(codec):
         find_model(codec, {}, "codec")
-    check_where(device, dtype, engine)
+    check_where(device, dtype, cuda_graphs)
 
 
 def files_state(*, model: str, codec: str, **others: Any) -> str:

@@ -14,7 +14,7 @@ from mmaccel.comfy.table import MODEL, PREFIX, Host, Made, NodeSpec, Output, Wid
 from mmaccel.errors import OptionError
 from mmaccel.opening import DTYPES
 from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.engine import Engine, UseGraphs
 from mmaccel.pipelines.model_folder import check_place, content_files
 from mmaccel.pipelines.model_source import is_hub_id
 from mmaccel.pipelines.picture_maker import ImageGenerator
@@ -59,7 +59,7 @@ def load_model(
     height: int | None,
     decoder: str,
     family: str | None,
-    engine: str,
+    cuda_graphs: UseGraphs,
 ) -> Made:
     """Load a model, or hand out the one that is loaded already.
 
@@ -69,7 +69,7 @@ def load_model(
     """
     place = host.device() if device == AUTO else device
     files = content_files(find_source(model), Path(decoder) if decoder else None)
-    key = (model, place, dtype, width, height, decoder, family, engine, state_of(files))
+    key = (model, place, dtype, width, height, decoder, family, cuda_graphs, state_of(files))
 
     def load() -> OpenModel:
         pipe = TextToImage.from_pretrained(
@@ -79,7 +79,7 @@ def load_model(
             size=None if width is None or height is None else (width, height),
             decoder=decoder or None,
             family=family,
-            engine=engine,
+            cuda_graphs=cuda_graphs,
         )
         return OpenModel(model, dtype, ImageGenerator(pipe))
 
@@ -100,22 +100,22 @@ def place_widgets(what: str) -> tuple[Widget, Widget]:
     )  # fmt: skip
 
 
-def check_where(device: str, dtype: str, engine: str) -> None:
+def check_where(device: str, dtype: str, cuda_graphs: UseGraphs) -> None:
     """Refuse a place that is known, and does not do.
 
     Raises:
         OptionError: no such device.
-        MissingBackendError: an engine that the device does not have.
+        MissingBackendError: CUDA graphs on another device.
     """
     if device != AUTO and dtype in DTYPES:
         check_place(device, getattr(torch, dtype))
-        Engine(engine).check(device)
+        Engine(cuda_graphs).check(device)
 
 
-ENGINE = Widget(
-    "engine", "choice", "auto",
-    "How passes are carried out: eager, graph (a captured step, CUDA only), or auto.",
-    choices=("auto", "eager", "graph"),
+CUDA_GRAPHS = Widget(
+    "cuda_graphs", "choice", AUTO,
+    "Whether forward passes are captured in CUDA graphs; auto does where that works.",
+    choices=(AUTO, "on", "off"), stands_for=(("on", True), ("off", False)),
 )  # fmt: skip
 
 
@@ -127,20 +127,20 @@ def check_model(
     width: int | None,
     height: int | None,
     decoder: str,
-    engine: str,
+    cuda_graphs: UseGraphs,
     **others: Any,
 ) -> None:
     """Refuse what can be seen to be wrong before anything is loaded.
 
     Raises:
         OptionError: no such file or device, or a size of one side only.
-        MissingBackendError: an engine that the device does not have.
+        MissingBackendError: CUDA graphs on another device.
     """
     if not is_hub_id(model):
         find_source(model)
     if decoder:
         Place(decoder=Path(decoder))
-    check_where(device, dtype, engine)
+    check_where(device, dtype, cuda_graphs)
     if (width is None) != (height is None):
         raise OptionError(
             f"width, height: expected both or neither, received {width or 0} and {height or 0}; "
@@ -178,7 +178,7 @@ LOAD = NodeSpec(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
             choices=(AUTO, *PICTURES), stands_for=((AUTO, None),),
         ),
-        ENGINE,
+        CUDA_GRAPHS,
     ),
     outputs=(Output("model", MODEL, "The loaded model."),),
     run=load_model,

@@ -9,9 +9,9 @@ import typer
 
 from mmaccel.commands.collector import rest_collector
 from mmaccel.commands.options import (
+    CudaGraphs,
     Device,
     Dtype,
-    Engine,
     MinP,
     Out,
     SetFields,
@@ -46,7 +46,7 @@ def animate(
     ] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    engine: Engine = "auto",
+    cuda_graphs: CudaGraphs = "auto",
 ) -> None:
     """Continue pictures or videos, each clip in a file with a JSON file beside it.
 
@@ -72,7 +72,9 @@ def animate(
     suffix = pick_format(file_format)
     check_folder(out)
     frames = {start: read_frames(start, _MOST) for start in starts}  # before what may take minutes
-    pipe = open_pipe(ImageToVideo, model, codec=codec, device=device, dtype=kind, engine=engine)
+    pipe = open_pipe(
+        ImageToVideo, model, codec=codec, device=device, dtype=kind, cuda_graphs=cuda_graphs
+    )
     open_folder(out)
     job = VideoJob(
         pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen,

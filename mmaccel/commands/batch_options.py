@@ -11,7 +11,7 @@ from mmaccel.commands.run_setup import check_count
 from mmaccel.errors import OptionError
 
 ROWS = 8
-RAY = "ray"
+LOCAL, RAY = "local", "ray"
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:
@@ -43,17 +43,21 @@ def check_counts(rows: int, retries: int | None, max_failures: int | None) -> No
             raise OptionError(f"--{name}: expected 0 or more, received {value}; 0 allows none")
 
 
-def check_actors(actors: int | None, engine: str) -> None:
-    """Refuse a number of actors that is none, or that no engine would look at.
+def check_executor(executor: str, actors: int | None) -> None:
+    """Refuse an executor that is none, and a number of actors that is none or of no use.
 
     Raises:
         OptionError: with the option's name.
     """
+    if executor not in (LOCAL, RAY):
+        raise OptionError(
+            f"--executor: expected {LOCAL} or {RAY}, received {executor!r}; {LOCAL} is this process"
+        )
     if actors is None:
         return
     check_count("actors", actors)
-    if engine != RAY:
-        raise OptionError(f"--actors: expected --engine ray beside it, received {engine}; add it")
+    if executor != RAY:
+        raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")
 
 
 def check_together(prompts: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:

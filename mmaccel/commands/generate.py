@@ -12,7 +12,7 @@ from mmaccel.commands.collector import rest_collector, wake_collector
 from mmaccel.pipelines.picture_models import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
-_HELP_ENGINE = "auto, eager or graph (a captured step); of a file also ray (actors)"
+_HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
 _HELP_NEGATIVE = "what pictures are guided away from, for models whose authors have it"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
@@ -54,7 +54,8 @@ def generate(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    engine: Annotated[str, typer.Option(help=_HELP_ENGINE)] = "auto",
+    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
+    executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = "local",
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="of a file: make what is missing")
@@ -86,10 +87,10 @@ def generate(
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy
     from mmaccel.commands.batch_options import (
-        RAY,
+        LOCAL,
         ROWS,
-        check_actors,
         check_counts,
+        check_executor,
         check_together,
         parse_shard,
     )
@@ -112,14 +113,14 @@ def generate(
     single = {"caption": prompts, "--count": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
     batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
-    batch |= {"--engine ray": engine == RAY, "--actors": actors is not None}
+    batch |= {"--executor": executor != LOCAL, "--actors": actors is not None}
     batch |= {"--json": as_json, "--json-stream": json_stream}
     check_together(prompt_file, single, batch)
     if count is not None:
         check_count("count", count)
     rows = batch_size if batch_size is not None else 1 if prompt_file is None else ROWS
     check_counts(rows, retries, max_failures)
-    check_actors(actors, engine)
+    check_executor(executor, actors)
     named = given(
         window=parse_window(window),
         drafts=drafts,
@@ -136,17 +137,17 @@ def generate(
     choose_filters(Filters(), **wanted)
     if prompt_file is not None:
         setup = Setup(
-            model, out, policy, options, given(**wanted), device, dtype, decoder, family, engine,
-            size, rows, negative,
+            model, out, policy, options, given(**wanted), device, dtype, decoder, family,
+            cuda_graphs, size, rows, negative,
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
         return run_batch(
-            Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits, actors)
+            Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits, executor, actors)
         )
     check_folder(out)
     pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
+        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
     )
     wake_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -15,7 +15,7 @@ from mmaccel.batch.prompt_file import read_prompts
 from mmaccel.batch.setup import Setup
 from mmaccel.batch.temporaries import sweep
 from mmaccel.batch.worker import Worker
-from mmaccel.commands.batch_options import RAY, stopped_by_terminate
+from mmaccel.commands.batch_options import LOCAL, stopped_by_terminate
 from mmaccel.commands.batch_reports import Reports, print_envelope
 from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.run_setup import open_folder
@@ -35,6 +35,7 @@ class Wish:
         shard: part and number of parts, or None.
         is_resumed, is_dry, is_json, is_streaming: the flags.
         retries, max_failures: see `Job`.
+        executor: what makes the pictures: this process, or Ray's actors.
         actors: of Ray; None chooses.
     """
 
@@ -48,6 +49,7 @@ class Wish:
     is_streaming: bool
     retries: int
     max_failures: int | None
+    executor: str = LOCAL
     actors: int | None = None
 
 
@@ -89,11 +91,11 @@ def _run(wish: Wish) -> tuple[dict[str, Any], int]:
 
 def _open(wish: Wish) -> Maker:
     """What makes the pictures: this process, or Ray's actors."""
-    if wish.setup.engine != RAY:
+    if wish.executor == LOCAL:
         return Worker(wish.setup)
     from mmaccel.batch.ray_maker import RayMaker
 
-    return RayMaker(replace(wish.setup, engine="auto"), wish.actors)
+    return RayMaker(wish.setup, wish.actors)
 
 
 def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dict[str, Any], int]:

@@ -18,7 +18,7 @@ from mmaccel.catalog import make_policy
 from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.run_setup import given, merge_fields, parse_window
 from mmaccel.commands.terminal import Stopped, progress_bar
-from mmaccel.opening import pick_name
+from mmaccel.opening import parse_cuda_graphs, pick_name
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.picture_files import picture_name, plainly
 from mmaccel.outputs.sound_files import write_sound
@@ -53,13 +53,14 @@ def choose_policy(
     return name, make_policy(name, **options)
 
 
-def open_pipe(pipeline: Any, model: str, **options: Any) -> Any:
-    """Load a `TextToSpeech` or an `ImageToVideo`.
+def open_pipe(pipeline: Any, model: str, *, cuda_graphs: str, **options: Any) -> Any:
+    """Load a `TextToSpeech` or an `ImageToVideo`; `cuda_graphs` is the value of the option.
 
     Raises:
         OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
     """
-    pipe = pipeline.from_pretrained(model, **options)
+    use_graphs = parse_cuda_graphs(cuda_graphs)
+    pipe = pipeline.from_pretrained(model, cuda_graphs=use_graphs, **options)
     wake_collector()
     return pipe
 

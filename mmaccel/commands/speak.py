@@ -9,9 +9,9 @@ import typer
 
 from mmaccel.commands.collector import rest_collector
 from mmaccel.commands.options import (
+    CudaGraphs,
     Device,
     Dtype,
-    Engine,
     MinP,
     Out,
     SetFields,
@@ -48,7 +48,7 @@ def speak(
     ] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    engine: Engine = "auto",
+    cuda_graphs: CudaGraphs = "auto",
 ) -> None:
     """Say texts, each into a WAV file with a JSON file beside it: text, seed, policy, stats.
 
@@ -74,8 +74,9 @@ def speak(
     check_folder(out)
     logging.disable_progress_bar()
     pipe = open_pipe(
-        TextToSpeech, model, codec=codec, device=device, dtype=kind, family=family, engine=engine
-    )
+        TextToSpeech, model, codec=codec, device=device, dtype=kind, family=family,
+        cuda_graphs=cuda_graphs,
+    )  # fmt: skip
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,
         options=filters | given(voice=voice), batch_size=batch_size, out=out, model=model,

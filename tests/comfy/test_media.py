@@ -220,7 +220,7 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_loaded(nodes
     cases: list[tuple[dict[str, Any], str]] = [
         ({"model": "none"}, "model: expected a folder"),
         (local | {"codec": "none"}, "codec: expected a folder"),
-        (local | {"device": "cuda", "engine": "graph"}, "device: expected"),
+        (local | {"device": "cuda", "cuda_graphs": "on"}, "device: expected"),
     ]
     if nodes.word == "Speech":
         cases.append((local | {"family": "bark"}, "family: expected one of"))
@@ -305,12 +305,12 @@ def test_what_is_chosen_reaches_the_loader_and_nothing_keeps_the_model(
 
     monkeypatch.setattr(nodes.pipeline, "from_pretrained", open_pipe)
     own = {"family": "orpheus"} if nodes.word == "Speech" else {}
-    chosen = dict(dtype="bfloat16", engine="eager", **own)
+    chosen = dict(dtype="bfloat16", cuda_graphs="off", **own)
     first = nodes.load(**chosen)
-    wanted = dict(device="cpu", dtype=torch.bfloat16, engine="eager", **own)
+    wanted = dict(device="cpu", dtype=torch.bfloat16, cuda_graphs=False, **own)
     assert asked == [(str(nodes.parts[0]), wanted | {"codec": str(nodes.parts[1])})]
     assert nodes.load(**chosen) is first
-    others = [{"dtype": "float16"}, {"engine": "auto"}]
+    others = [{"dtype": "float16"}, {"cuda_graphs": "auto"}]
     others += [{"family": "llasa"}] if own else []
     kept = [nodes.load(**(chosen | other)) for other in others]
     assert len(asked) == 1 + len(others) and first not in kept

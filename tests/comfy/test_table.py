@@ -128,9 +128,11 @@ def test_what_can_be_seen_to_be_wrong_with_a_model_is_refused_before_it_is_loade
         refusal(node, {"decoder": "/no/file"})
     )
     assert "expected a model on a CUDA device, received one on cpu" in str(
-        refusal(node, {"device": "cpu", "engine": "graph"})
+        refusal(node, {"device": "cpu", "cuda_graphs": "on"})
     )
-    assert refusal(node, {"device": "auto", "engine": "graph"}) is None  # only ComfyUI knows where
+    assert (
+        refusal(node, {"device": "auto", "cuda_graphs": "on"}) is None
+    )  # only ComfyUI knows where
     if not torch.cuda.is_available():
         assert "expected a device of this machine" in str(refusal(node, {"device": "cuda"}))
 

@@ -19,7 +19,7 @@ from mmaccel import (
 )  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.results import Generation
-from mmaccel.samplers.steps import Eager
+from mmaccel.samplers.step_runner import EagerRunner
 from tests.replay import HostSync, Replay
 from tests.tiny_lms import VOCAB, build_lm
 from tests.toy import make_prompt
@@ -47,11 +47,11 @@ POLICIES: list[Policy] = [
 
 
 def decode(
-    policy: Policy, steps: Replay | Eager | None, *, model: str = "llama", stop: Any = None,
+    policy: Policy, runner: Replay | EagerRunner | None, *, model: str = "llama", stop: Any = None,
     grid: Grid | None = GRID, on_step: Any = None, **options: Any,
 ) -> Generation:  # fmt: skip
-    window = CausalLMWindow(build_lm(model), stride=None if steps is None else "auto")
-    window.steps = steps
+    window = CausalLMWindow(build_lm(model), stride=None if runner is None else "auto")
+    window.runner = runner
     guided = "guidance_scale" in options
     prompt = make_prompt(
         ROWS + (OTHERS if guided else []), 2 if guided else 1, layout=grid, stop_tokens=stop
@@ -70,16 +70,16 @@ def assert_like(captured: Generation, plain: Generation) -> None:
         theirs.tokens, theirs.row_passes, theirs.accepted,
     )  # fmt: skip
     assert mine.total_variation == pytest.approx(theirs.total_variation, rel=1e-12)
-    assert (mine.engine, theirs.engine) == ("graph", "eager")
+    assert (mine.runner, theirs.runner) == ("cuda graphs", "eager")
 
 
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_a_captured_step_makes_the_same_tokens(policy: Policy, options: dict[str, Any]) -> None:
-    steps = Replay()
-    captured = decode(policy, steps, **options)
-    assert steps.replayed > 3 and len(steps.recorded) == 1  # one width, one record
-    assert captured.stats.passes == steps.replayed + 3  # the first, one to warm up, one recorded
+    runner = Replay()
+    captured = decode(policy, runner, **options)
+    assert runner.replayed > 3 and len(runner.recorded) == 1  # one width, one record
+    assert captured.stats.passes == runner.replayed + 3  # the first, one to warm up, one recorded
     assert_like(captured, decode(policy, None, **options))
 
 
@@ -92,8 +92,8 @@ def test_of_other_models(model: str) -> None:
 @pytest.mark.parametrize("sync_every", [2, 5])
 def test_several_passes_between_two_looks(sync_every: int) -> None:
     """Rows end where they end; passes behind the last token change nothing and are counted."""
-    steps = Replay(sync_every)
-    captured = decode(Jacobi(window=6), steps, grid=None)
+    runner = Replay(sync_every)
+    captured = decode(Jacobi(window=6), runner, grid=None)
     plain = decode(Jacobi(window=6), None, grid=None)
     assert_like(captured, plain)
     surplus = captured.stats.passes - plain.stats.passes
@@ -102,7 +102,7 @@ def test_several_passes_between_two_looks(sync_every: int) -> None:
 
 
 def test_several_passes_between_two_looks_without_a_record() -> None:
-    looked_late = decode(Jacobi(window=6), Eager(3), grid=None)
+    looked_late = decode(Jacobi(window=6), EagerRunner(3), grid=None)
     plain = decode(Jacobi(window=6), None, grid=None)
     assert looked_late.tokens.equal(plain.tokens) and looked_late.passes.equal(plain.passes)
     assert looked_late.stats.accepted == plain.stats.accepted
@@ -127,43 +127,48 @@ def test_on_step_sees_every_pass_and_ends_rows() -> None:
 
         return on_step
 
-    steps = Replay(sync_every=4)  # a callback is called after every pass all the same
-    captured = decode(Jacobi(window=6), steps, grid=None, on_step=watch("graph"))
+    runner = Replay(sync_every=4)  # a callback is called after every pass all the same
+    captured = decode(Jacobi(window=6), runner, grid=None, on_step=watch("graph"))
     plain = decode(Jacobi(window=6), None, grid=None, on_step=watch("eager"))
-    assert captured.tokens.equal(plain.tokens) and steps.replayed > 3
+    assert captured.tokens.equal(plain.tokens) and runner.replayed > 3
     assert seen["graph"] == seen["eager"] and captured.lengths.tolist() == [11, LENGTH, 2]
 
 
 def test_the_adaptive_window_records_each_width_once() -> None:
-    steps = Replay()
+    runner = Replay()
     options = {"grid": None, "model": "llama"}
-    captured = decode(Jacobi(window="adaptive"), steps, **options)
+    captured = decode(Jacobi(window="adaptive"), runner, **options)
     plain = decode(Jacobi(window=8), None, **options)
     assert captured.tokens.equal(plain.tokens)
-    assert len(set(steps.recorded)) == len(steps.recorded) and set(steps.recorded) <= {1, 8, 16, 32}
+    assert len(set(runner.recorded)) == len(runner.recorded) and set(runner.recorded) <= {
+        1,
+        8,
+        16,
+        32,
+    }
 
 
 def test_a_row_end_records_no_narrower_window() -> None:
-    steps = Replay()
-    decode(Jacobi(window=16), steps, grid=None)
-    assert steps.recorded == [16]
+    runner = Replay()
+    decode(Jacobi(window=16), runner, grid=None)
+    assert runner.recorded == [16]
 
 
 def test_the_replay_tells_a_step_that_reads_back() -> None:
     """The test of the test: a host synchronisation inside a pass is found."""
-    steps, total = Replay(), torch.zeros(())
-    steps.play(1, lambda: total.add_(1))
+    runner, total = Replay(), torch.zeros(())
+    runner.run_step(1, lambda: total.add_(1))
     with pytest.raises(HostSync):
-        steps.play(1, lambda: total.add_(float(total)))
+        runner.run_step(1, lambda: total.add_(float(total)))
 
 
 def test_the_replay_runs_no_python() -> None:
-    steps, total, calls = Replay(), torch.zeros(()), []
+    runner, total, calls = Replay(), torch.zeros(()), []
 
     def step() -> None:
         calls.append(len(calls))
         total.add_(len(calls))  # a number of the host stands still
 
     for _ in range(5):
-        steps.play(1, step)
+        runner.run_step(1, step)
     assert len(calls) == 2 and float(total) == 1 + 2 + 2 + 2 + 2

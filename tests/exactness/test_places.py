@@ -29,9 +29,9 @@ from mmaccel import (
     SpeculativeJacobi,
 )  # fmt: skip
 from mmaccel.contracts import Policy
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.places import EndedRow
 from mmaccel.results import Generation, Progress
-from mmaccel.samplers.kept_runs import Shelf
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
 from tests.toy import ToyLanguage, make_prompt
@@ -137,18 +137,18 @@ def test_recorded_passes_take_newcomers_too(name: str, sync_every: int) -> None:
     """Newcomers are written into the tensors of the record; nobody leaves the batch."""
     given: list[EndedRow] = []
     window = CausalLMWindow(tiny("llama"))
-    window.steps = Replay(sync_every)
+    window.runner = Replay(sync_every)
     made = decode(policies()[name], ALL, 2.0, Places(3, given.append), window=window)
     assert_alone(made, alone(name, 2.0), given)
-    assert len(window.steps.recorded) == 1 and window.steps.replayed > 9
-    assert made.stats.engine == "graph"
+    assert len(window.runner.recorded) == 1 and window.runner.replayed > 9
+    assert made.stats.runner == "cuda graphs"
 
 
 def test_a_kept_record_is_taken_by_runs_with_places_alone() -> None:
-    shelf, captures = Shelf(), []
+    cache, captures = GraphCache(), []
     window = CausalLMWindow(tiny("llama"))
     for rows, places in ((ALL, Places(3)), ([6, 5, 4, 3, 2], Places(3)), ([1, 2, 3], None)):
-        window.steps = Replay(1, shelf)
+        window.runner = Replay(1, cache)
         given: list[EndedRow] = []
         made = decode(policies()["jacobi"], rows, 2.0, places, window=window)
         captures.append(made.stats.captures)

@@ -24,10 +24,10 @@ from benchmarks.gpu.scenes import measure_scenes
 from benchmarks.gpu.steps import Enough, Stopwatch, measure_steps, time_step
 from benchmarks.route_runs import Piece, Routes, Way
 from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi, TextToImage
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.pipelines.engine import Engine
 from mmaccel.results import Stats
-from mmaccel.samplers.kept_runs import Shelf
-from mmaccel.samplers.steps import Eager
+from mmaccel.samplers.step_runner import EagerRunner
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
 from tests.tiny_model import masked_beside_plain
@@ -105,8 +105,8 @@ class Ticking(Replay):
         super().__init__(4)
         self.clock, self.surplus = clock, surplus
 
-    def play(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        is_usual = super().play(key, step)
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        is_usual = super().run_step(key, step)
         self.clock.now += 0.002 + 0.0001 * int(str(key)) + self.surplus if is_usual else 1000.0
         return is_usual
 
@@ -114,12 +114,12 @@ class Ticking(Replay):
 def test_the_watch_reads_replays_alone() -> None:
     clock = Time()
     watch = Stopwatch(Ticking(clock), 5, clock)
-    watch.begin()
-    assert (watch.name, watch.is_static, watch.sync_every) == ("graph", True, 4)
+    watch.load(None, {})
+    assert (watch.name, watch.is_static, watch.sync_every) == ("cuda graphs", True, 4)
     total = torch.zeros(())
     with pytest.raises(Enough):
         while True:
-            watch.play(8, lambda: total.add_(1))
+            watch.run_step(8, lambda: total.add_(1))
     watch.stop()
     assert watch.timed == 5 and watch.seconds == pytest.approx(5 * 0.0028)
     assert int(total) == 2 + 1 + 5  # aside, the record, the first replay, and the timed ones
@@ -136,7 +136,7 @@ def test_steps_of_a_model_and_their_ratios() -> None:
     window, surplus = CausalLMWindow(model), iter([0.0, 0.0, 0.0, 0.0, 0.001, 0.001])
     made = measure_steps(
         "tiny", model, window, 0.25, clock, contexts=(96, 160), windows=(4, 8),
-        make_steps=lambda *_: Ticking(clock, next(surplus)), n_passes=6,
+        make_runner=lambda *_: Ticking(clock, next(surplus)), n_passes=6,
     )  # fmt: skip
     first, second = made["steps"]
     weights = 4 * (2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 40 * 32)
@@ -152,7 +152,7 @@ def test_steps_of_a_model_and_their_ratios() -> None:
         "step_share_of_floor": first["floor_ms"] / 2.1, "eager_step_ratio": 10 / 2.1,
         "window_4_step_ratio": 3.4 / 2.1, "window_8_step_ratio": 3.8 / 2.1,
     })  # fmt: skip
-    assert window.steps is None
+    assert window.runner is None
 
 
 def test_every_pass_sees_the_context_and_no_more() -> None:
@@ -169,11 +169,11 @@ def test_a_run_too_short_to_time_is_an_error() -> None:
     clock, window = Time(), CausalLMWindow(build_lm("llama"))
     with pytest.raises(CheckError, match="at 8 positions: expected 4 passes to time or more"):
         time_step(window, Autoregressive(), 1, 8, clock, lambda *_: Ticking(clock))
-    assert window.steps is None
+    assert window.runner is None
 
 
-def choose(kind: str, sync_every: int, *_: Any, shelf: Shelf | None = None) -> Any:
-    return Eager(sync_every) if kind == "eager" else Replay(sync_every, shelf)
+def choose(cuda_graphs: Any, sync_every: int, *_: Any, cache: GraphCache | None = None) -> Any:
+    return EagerRunner(sync_every) if cuda_graphs is False else Replay(sync_every, cache)
 
 
 def llama_bed() -> Bed:
@@ -190,17 +190,17 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Engine, "check", lambda *_: None)
     kept = [True]
 
-    def steps(self: Engine, *_: Any) -> Any:
-        return choose(self.kind, self.sync_every, shelf=self.shelf if kept[0] else None)
+    def runner(self: Engine, *_: Any) -> Any:
+        return choose(self.cuda_graphs, self.sync_every, cache=self.cache if kept[0] else None)
 
-    monkeypatch.setattr(Engine, "steps", steps)
+    monkeypatch.setattr(Engine, "runner", runner)
     batches = ((1, 1), (3, 4))
     both = {"policies": (Jacobi(4), SpeculativeJacobi(4)), "batches": batches, "length": 14}
     one = both | {"policies": (Jacobi(4),)}
     # 2 policies, 2 scales and 2 batches; attached 2 policies, 2 rhythms, guided and not
     assert check_bitwise(CPU, choose, **both) == {"passed": 8 + 8}
     with pytest.raises(CheckError, match="4 of 8 runs failed: tiny, Jacobi") as caught:
-        check_bitwise(CPU, lambda *_: Eager(), **one)
+        check_bitwise(CPU, lambda *_: EagerRunner(), **one)
     assert caught.value.found["passed"] == 4
     assert set(caught.value.found["failed"].values()) == {
         "expected captured passes, received eager"
@@ -209,7 +209,7 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CheckError, match="4 of 8 runs failed: attached, Jacobi") as caught:
         check_bitwise(CPU, choose, **one)
     assert set(caught.value.found["failed"].values()) == {
-        "expected the first call's records in the second, received 1 more"
+        "expected the first call's graphs in the second, received 1 more"
     }
 
 
@@ -220,8 +220,8 @@ def test_other_tokens_are_found() -> None:
     runs = list(compare(bed, choose, [Jacobi(4)], [(1, 1)], [1.0], 14))
     assert len(runs) == 1 and runs[0][1].endswith("of 14 tokens differ")
     tokens = torch.tensor([[1, 2]])
-    assert judge(tokens, tokens + torch.tensor([0, 1]), "graph") == "1 of 2 tokens differ"
-    assert "expected tokens [1, 2], received [1, 1]" in judge(tokens, tokens[:, :1], "graph")
+    assert judge(tokens, tokens + torch.tensor([0, 1]), "cuda graphs") == "1 of 2 tokens differ"
+    assert "expected tokens [1, 2], received [1, 1]" in judge(tokens, tokens[:, :1], "cuda graphs")
 
 
 def test_beds_have_prompts_for_every_batch() -> None:
@@ -237,8 +237,8 @@ class FakeRoutes:
 
     pipe = SimpleNamespace(pictures=SimpleNamespace(examples=("a", "b", "c")))
 
-    def __init__(self, engine: str = "graph") -> None:
-        self.engine, self.seen, self.captions = engine, set[Way](), set[tuple[str, ...]]()
+    def __init__(self, runner: str = "cuda graphs") -> None:
+        self.runner, self.seen, self.captions = runner, set[Way](), set[tuple[str, ...]]()
 
     def run(self, way: Way, captions: Any, seeds: Any) -> Piece:
         assert len(captions) == len(seeds) == way.batch_size
@@ -250,7 +250,7 @@ class FakeRoutes:
         if way not in self.seen:
             self.seen.add(way)
             seconds, captures = 1000.0, 3
-        stats = Stats(tokens=256, row_passes=64, engine=self.engine, engine_reason="x")
+        stats = Stats(tokens=256, row_passes=64, runner=self.runner, runner_reason="x")
         stats.captures = captures
         return Piece(torch.zeros(1), stats if way.policy else None, seconds)
 

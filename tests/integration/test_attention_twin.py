@@ -117,13 +117,13 @@ def test_tokens_are_the_same(name: str, options: dict[str, Any]) -> None:
 def test_a_captured_step_makes_the_same_tokens(name: str, options: dict[str, Any]) -> None:
     """`Replay` raises where a pass reads back."""
     rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
-    prompt, steps = make_prompt(rows, branches), Replay()
+    prompt, runner = make_prompt(rows, branches), Replay()
     window = CausalLMWindow(build_lm(name), stride=None, attention="twin")
-    window.steps = steps
+    window.runner = runner
     captured = decode(window, prompt, 40, **options)
     plain = decode(open_window(build_lm(name), "model"), prompt, 40, **options)
     assert captured.tokens.equal(plain.tokens) and window.attention_reason == ""
-    assert steps.replayed > 3 and len(steps.recorded) == 1
+    assert runner.replayed > 3 and len(runner.recorded) == 1
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "chameleon", "emu3", "glm_image",

@@ -275,8 +275,9 @@ BAD = [
     (ROWS, ["a caption"], 2, "--prompts: expected no caption beside"),
     (ROWS, ["--batch-size", "0"], 2, "--batch-size"),
     (ROWS, ["--seed", str(2**64)], 2, "--seed: expected a 64-bit integer"),
-    (ROWS, ["--actors", "2"], 2, "--actors: expected --engine ray"),
-    (ROWS, ["--engine", "ray", "--actors", "0"], 2, "--actors: expected at least 1"),
+    (ROWS, ["--actors", "2"], 2, "--actors: expected --executor ray"),
+    (ROWS, ["--executor", "slurm"], 2, "--executor: expected local or ray, received 'slurm'"),
+    (ROWS, ["--executor", "ray", "--actors", "0"], 2, "--actors: expected at least 1"),
     ([{"prompt": CAPTIONS[0], "params": {"name": "x"}}], [], 2, "line 1: policy jacobi"),
     ([{"prompt": CAPTIONS[0], "size": 99}, {"prompt": CAPTIONS[0]}], [], 2, "line 1: size"),
 ]

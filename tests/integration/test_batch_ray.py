@@ -1,4 +1,4 @@
-"""`--engine ray`: two actors make the same bytes, also when one is killed in the middle."""
+"""`--executor ray`: two actors make the same bytes, also when one is killed in the middle."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_actors_make_what_one_process_makes(
         (tmp_path / name).mkdir()
     expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=4))
     arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
-                 str(tmp_path / "ray"), "--engine", "ray", "--actors", "2",
+                 str(tmp_path / "ray"), "--executor", "ray", "--actors", "2",
                  "--batch-size", "4", "--json"]  # fmt: skip
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["data"]["made"] == N_ITEMS
@@ -166,7 +166,7 @@ def test_what_an_actor_refuses_is_refused_here(
     from mmaccel.batch.ray_maker import RayMaker
 
     arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
-                 str(tmp_path / "ray"), "--engine", "ray", "--actors", "1"]  # fmt: skip
+                 str(tmp_path / "ray"), "--executor", "ray", "--actors", "1"]  # fmt: skip
     assert main([*arguments, "--temperature", "0.5", "--policy", "stepwise"]) == 2
     said = capsys.readouterr().err
     assert "policy: expected one of" in said and "Traceback" not in said

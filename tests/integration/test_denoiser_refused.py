@@ -83,7 +83,7 @@ def test_what_cannot_be_attached_is_refused() -> None:
         ("entropy", {}, "expected one of"),
         (mmaccel.EntropyBounded, {}, "make an instance"),
         ("cached-blocks", {}, "LLaDA2Pipeline's"),
-        ("stepwise", {"engine": "graph"}, "not captured"),
+        ("stepwise", {"cuda_graphs": True}, "not captured"),
         ("stepwise", {"seed": "one"}, "seed"),
         ("stepwise", {"layout": 3}, "layout"),
         ("stepwise", {"layout": mmaccel.Grid(2, 3, vocab_size=9)}, "40 ids"),

@@ -80,7 +80,7 @@ def test_a_policy_of_the_other_kind_is_refused(pipe: TextToImage, shelf: Path) -
     with pytest.raises(OptionError, match=r"such as mmaccel.Jacobi\(window=32\)"):
         TextToImage.from_pretrained(shelf / "plain")(CAPTIONS[0], policy=mmaccel.Stepwise())
     with pytest.raises(UnsupportedModelError, match="decoded in windows"):
-        pipe.engine.__class__("graph").prepare(pipe.model, None, None, None)  # type: ignore[arg-type]
+        pipe.engine.__class__(True).prepare(pipe.model, None, None, None)  # type: ignore[arg-type]
 
 
 def test_what_a_picture_is_made_of_counts_the_tokenizer_beside_it(
@@ -138,7 +138,7 @@ def test_generate_says_that_a_budget_bought_nothing(
         (["--policy", "stepwise", "--set", "block=5"], "divides 16 slots, received 5"),
         (["--policy", "stepwise", "--set", "cache=quick"], "cache: expected one of"),
         (["--policy", "local-leap", "--set", "end_threshold=0.9"], "expected a prompt with stop"),
-        (["--engine", "graph"], "engine='graph'"),
+        (["--cuda-graphs", "on"], "cuda_graphs=True"),
     ],
 )
 def test_bad_input_is_named_before_work(

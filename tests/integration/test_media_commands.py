@@ -277,7 +277,7 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
 LOADED = [
     (["--voice", "tara"], 2, "voice: expected none for Llasa"),
     (["--device", "cuda:9"], 2, "device: expected"),
-    (["--engine", "graph"], 1, "engine='graph': expected a model on a CUDA device"),
+    (["--cuda-graphs", "on"], 1, "cuda_graphs=True: expected a model on a CUDA device"),
     (["--family", "bark"], 2, "family: expected one of llasa, orpheus"),
 ]
 

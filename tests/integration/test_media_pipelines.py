@@ -183,9 +183,9 @@ def test_bad_arguments_are_refused_before_any_pass(
     assert passes == []
 
 
-def test_device_engine_model_and_codec_are_looked_at_first(bed: MediaBed, tmp_path: Path) -> None:
+def test_device_graphs_model_and_codec_are_looked_at_first(bed: MediaBed, tmp_path: Path) -> None:
     model, codec = bed.folders
-    for options in ({"device": "nowhere"}, {"dtype": torch.int8}, {"engine": "steam"}):
+    for options in ({"device": "nowhere"}, {"dtype": torch.int8}, {"cuda_graphs": "steam"}):
         with pytest.raises(OptionError, match=f"{next(iter(options))}: expected"):
             open_media(bed.kind, (tmp_path / "none", codec), **options)
     with pytest.raises(OptionError, match="model: expected a folder"):

@@ -41,7 +41,7 @@ def pipe(tiny_folder: Path) -> TextToImage:
 
 @pytest.fixture(scope="module")
 def canvas(tmp_path_factory: pytest.TempPathFactory) -> TextToImage:
-    masked, _ = masked_beside_plain(tmp_path_factory.mktemp("shelf"))
+    masked, _ = masked_beside_plain(tmp_path_factory.mktemp("cache"))
     return TextToImage.from_pretrained(masked, dtype=torch.float64)
 
 
@@ -144,7 +144,7 @@ def test_recorded_passes_take_newcomers_with_negative_captions(
         own(t, negative_prompt=n, seed=[9], policy=Jacobi(5)) for t, n in zip(texts, negatives)
     ]
     requests = [Request(t, 9, k, n) for k, (t, n) in enumerate(zip(texts, negatives))]
-    monkeypatch.setattr(Engine, "steps", lambda self, *_: Replay(self.sync_every, self.shelf))
+    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
     for _ in range(2):  # the second takes what the first has left
         made: dict[int, Any] = {}
         own.serve(

@@ -104,11 +104,13 @@ def test_every_family_takes_newcomers(
         alone = [pipe(each.caption, seed=[each.seed], policy=policy).tokens for each in requests]
         with monkeypatch.context() as patch:
             if recorded:
-                patch.setattr(Engine, "steps", lambda self, *_: Replay(self.sync_every, self.shelf))
+                patch.setattr(
+                    Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache)
+                )
             made = serve(pipe, requests, policy=policy)
         assert all(made[each.tag].tokens.equal(own[0]) for each, own in zip(requests, alone))
         assert len({tuple(served.tokens.tolist()) for served in made.values()}) == 5
-    assert len(pipe.engine.shelf) == 1
+    assert len(pipe.engine.cache) == 1
 
 
 def test_pictures_are_rendered_one_at_a_time(

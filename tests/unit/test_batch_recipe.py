@@ -62,7 +62,7 @@ SAME_PICTURE: dict[str, dict[str, Any]] = {
     "folder": {"setup": replace(SETUP, out=Path("elsewhere"))},
     "device": {"setup": replace(SETUP, device="cuda:1")},
     "rows at once": {"setup": replace(SETUP, rows=3)},
-    "engine": {"setup": replace(SETUP, engine="graph")},
+    "CUDA graphs": {"setup": replace(SETUP, cuda_graphs="on")},
     "line": {"item": row(line=12)},
     "n": {"item": row(n=12)},
     "what the row leaves to the recipe": {"item": row(policy="jacobi", params={"window": 5})},

@@ -34,7 +34,7 @@ def speed(
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    engine: Annotated[str, typer.Option(help="auto, eager or graph (a captured step)")] = "auto",
+    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
@@ -66,7 +66,7 @@ def speed(
         make_policy(policy, **options)
     open_folder(out)
     pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family, engine=engine
+        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
     )
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
@@ -95,7 +95,7 @@ def speed(
     done = len(made) // each
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness,
-        promise=promise_in(chosen.exactness, dtype), dtype=dtype, engine=engine,
+        promise=promise_in(chosen.exactness, dtype), dtype=dtype, cuda_graphs=cuda_graphs,
         guidance=filters.guidance_scale, temperature=filters.temperature, seed=seed,
         captions=captions, runs=runs, warm_up=warm_up, baselines=list(baselines),
         left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],

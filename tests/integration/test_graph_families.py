@@ -1,4 +1,4 @@
-"""What a pipeline keeps between calls, for every picture family."""
+"""Graphs that a pipeline keeps between calls, for every picture family."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from mmaccel import Filters, Jacobi, Noise
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.pipelines.engine import Engine
 from mmaccel.pipelines.text_to_image import TextToImage
-from mmaccel.samplers.kept_runs import Shelf
 from tests.checkpoints import FAMILIES, SIZES, captions
 from tests.replay import Replay
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_picture_family_keeps_its_records(
+def test_every_picture_family_keeps_its_graphs(
     family: str, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Captions of other lengths; another policy in between has the model to itself."""
@@ -26,25 +26,25 @@ def test_every_picture_family_keeps_its_records(
     texts, policy = sorted(captions(family), key=len), Jacobi(window=4)
     calls = [(texts[:1], 5), (texts[-1:], 6), (texts[:1], 7)]
     plain = [pipe(text, policy=policy, seed=seed) for text, seed in calls]
-    monkeypatch.setattr(Engine, "steps", lambda self, *_: Replay(self.sync_every, self.shelf))
+    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
     made = []
     for text, seed in calls:
         made.append(pipe(text, policy=policy, seed=seed))
         pipe(texts[:1], policy=Jacobi(window=3), seed=8)
     assert [pictures.stats.captures for pictures in made] == [1, 0, 0]
     assert all(mine.tokens.equal(own.tokens) for mine, own in zip(made, plain, strict=True))
-    assert len(pipe.engine.shelf) == 2
+    assert len(pipe.engine.cache) == 2
     pipe.engine.close()
-    assert len(pipe.engine.shelf) == 0
+    assert len(pipe.engine.cache) == 0
 
 
 def test_what_a_window_is_given_stays_as_it_is(built: Callable[[str], Path]) -> None:
     """The next run's lengths are not written into the first prompt's."""
-    pipe, shelf = TextToImage.from_pretrained(built("janus")), Shelf()
+    pipe, cache = TextToImage.from_pretrained(built("janus")), GraphCache()
     window: Any = pipe.model
     made, prompts, before = [], [], []
     for text in sorted(captions("janus"), key=len):
-        window.steps = Replay(1, shelf)
+        window.runner = Replay(1, cache)
         prompt = pipe.pictures.prompt([pipe.pictures.encode(text)], False)
         prompts.append(prompt.lengths)
         before.append(prompt.lengths.tolist())

@@ -1,4 +1,4 @@
-"""What runs share and what they do not: kinds, results; runs cut short, nested or in threads."""
+"""Which runs share graphs: keys, results; runs that are interrupted, nested or concurrent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import torch
 
 from mmaccel import CausalLMWindow, Filters, Jacobi, Noise, SpeculativeJacobi
 from mmaccel.contracts import Policy
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.kept_runs import Shelf
-from mmaccel.samplers.loan import measure
-from tests.exactness.test_kept_runs import CALLS, GRID, Call, assert_like, decode
+from mmaccel.samplers.draft_window import measure
+from mmaccel.samplers.window import WindowRun
+from tests.exactness.test_graph_reuse import CALLS, GRID, Call, assert_like, decode
 from tests.replay import Replay
 from tests.tiny_lms import build_lm
 from tests.toy import make_prompt
@@ -28,7 +29,7 @@ def model() -> Any:
     return build_lm("llama")
 
 
-KINDS: dict[str, tuple[Policy, Call]] = {
+KEYS: dict[str, tuple[Policy, Call]] = {
     "policy": (Jacobi(window=5), CALLS[0]),
     "another policy": (SpeculativeJacobi(window=6), CALLS[0]),
     "drafts": (Jacobi(window=6, drafts="left"), CALLS[0]),
@@ -43,21 +44,21 @@ KINDS: dict[str, tuple[Policy, Call]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_another_kind_is_recorded_anew(kind: tuple[Policy, Call], model: Any) -> None:
-    shelf = Shelf()
-    decode(Jacobi(window=6), CALLS[0], shelf, model)
-    made = decode(*kind, shelf, model)
-    assert made.stats.captures == 1 and len(shelf) == 2
-    assert_like(made, decode(*kind, None, model))
-    again = decode(Jacobi(window=6), CALLS[1], shelf, model)  # the first kind is still there
+@pytest.mark.parametrize("other", KEYS.values(), ids=KEYS)
+def test_another_key_is_captured_anew(other: tuple[Policy, Call], model: Any) -> None:
+    cache = GraphCache()
+    decode(Jacobi(window=6), CALLS[0], cache, model)
+    made = decode(*other, cache, model)
+    assert made.stats.captures == 1 and len(cache) == 2
+    assert_like(made, decode(*other, None, model))
+    again = decode(Jacobi(window=6), CALLS[1], cache, model)  # the first key is still there
     assert again.stats.captures == 0
     assert_like(again, decode(Jacobi(window=6), CALLS[1], None, model))
 
 
-def test_a_call_with_a_callback_is_of_another_kind(model: Any) -> None:
-    """Counting is part of the record without one, and lies outside it with one."""
-    shelf, policy = Shelf(), Jacobi(window=6)
+def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
+    """Counting is part of the graph without one, and lies outside it with one."""
+    cache, policy = GraphCache(), Jacobi(window=6)
     plain = decode(policy, CALLS[0], None, model)
     for on_step, n in (
         (None, 1),
@@ -65,23 +66,23 @@ def test_a_call_with_a_callback_is_of_another_kind(model: Any) -> None:
         (None, 0),
         (lambda progress: None, 0),
     ):
-        made = decode(policy, CALLS[0], shelf, model, on_step)
+        made = decode(policy, CALLS[0], cache, model, on_step)
         assert_like(made, plain)
         assert made.stats.captures == n
 
 
 def test_a_result_and_its_arguments_stay_as_they_are(model: Any) -> None:
-    shelf, policy = Shelf(), Jacobi(window=6)
+    cache, policy = GraphCache(), Jacobi(window=6)
     prompt = make_prompt([[5, 9, 11, 2], [7]], stop_tokens=torch.tensor([9]))
     noise, filters = Noise.from_seed([3, 4], 2), Filters()
     window = CausalLMWindow(model)
-    window.steps = Replay(1, shelf)
+    window.runner = Replay(1, cache)
     first = policy.sample(window, prompt, 28, filters=filters, noise=noise)
     mine = [first.tokens, first.lengths, first.passes, prompt.tokens, prompt.lengths]
     mine += [prompt.stop_tokens, noise.seeds, noise.items]
     before, accepted = [tensor.clone() for tensor in mine], list(first.stats.accepted)
     call = replace(CALLS[1], length=28, stops=(12,), layout=None)
-    assert decode(policy, call, shelf, model).stats.captures == 0
+    assert decode(policy, call, cache, model).stats.captures == 0
     assert all(tensor.equal(old) for tensor, old in zip(mine, before, strict=True))
     assert first.stats.accepted == accepted and first.stats.captures == 1
 
@@ -91,8 +92,8 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt])
-def test_a_run_cut_short_leaves_nothing(kind: type[BaseException], model: Any) -> None:
-    shelf, policy = Shelf(), SpeculativeJacobi(window=5)
+def test_an_interrupted_run_leaves_nothing(kind: type[BaseException], model: Any) -> None:
+    cache, policy = GraphCache(), SpeculativeJacobi(window=5)
     calls = 0
 
     def on_step(progress: Any) -> None:
@@ -102,46 +103,46 @@ def test_a_run_cut_short_leaves_nothing(kind: type[BaseException], model: Any) -
             raise kind
 
     limit = 0
-    decode(policy, CALLS[0], shelf, model, on_step)
-    for limit, n in ((3, 1), (6, 1)):  # within the records, and before there is one
+    decode(policy, CALLS[0], cache, model, on_step)
+    for limit, n in ((3, 1), (6, 1)):  # with graphs at hand, and before there is one
         calls = 0
         with pytest.raises(kind):
-            decode(policy, CALLS[1], shelf, model, on_step)
-        assert len(shelf) == 0
+            decode(policy, CALLS[1], cache, model, on_step)
+        assert len(cache) == 0
         limit = 0
-        made = decode(policy, CALLS[2], shelf, model, on_step)
+        made = decode(policy, CALLS[2], cache, model, on_step)
         assert_like(made, decode(policy, CALLS[2], None, model, on_step))
         assert made.stats.captures == n
 
 
 def test_a_run_within_a_run_has_tensors_of_its_own(model: Any) -> None:
-    shelf, policy, inner, depth = Shelf(), Jacobi(window=6), [], 0
+    cache, policy, inner, depth = GraphCache(), Jacobi(window=6), [], 0
     plain = [decode(policy, call, None, model) for call in CALLS]
 
     def on_step(progress: Any) -> None:
         nonlocal depth
         if progress.passes == 4 and depth < 2:
             depth += 1
-            inner.append((depth, decode(policy, CALLS[depth], shelf, model, on_step)))
+            inner.append((depth, decode(policy, CALLS[depth], cache, model, on_step)))
             depth -= 1
 
     for _ in range(2):
-        assert_like(decode(policy, CALLS[0], shelf, model, on_step), plain[0])
-        assert [which for which, _ in inner] == [2, 1] and len(shelf) == 1
+        assert_like(decode(policy, CALLS[0], cache, model, on_step), plain[0])
+        assert [which for which, _ in inner] == [2, 1] and len(cache) == 1
         for which, made in inner:
             assert_like(made, plain[which])
         inner.clear()
 
 
 def test_two_threads_share_nothing(model: Any) -> None:
-    """Both want what is kept of one kind; a record is on one thread's hands at a time."""
-    shelf, policy = Shelf(), Jacobi(window=6)
-    decode(policy, CALLS[0], shelf, model)
+    """Both want the same graphs; these belong to one thread at a time."""
+    cache, policy = GraphCache(), Jacobi(window=6)
+    decode(policy, CALLS[0], cache, model)
     made: dict[int, list[Generation]] = {0: [], 1: []}
 
     def work(which: int) -> None:
         for _ in range(3):
-            made[which].append(decode(policy, CALLS[1 + which], shelf, model))
+            made[which].append(decode(policy, CALLS[1 + which], cache, model))
 
     threads = [Thread(target=work, args=(which,)) for which in made]
     for thread in threads:
@@ -153,7 +154,7 @@ def test_two_threads_share_nothing(model: Any) -> None:
         assert len(runs) == 3
         for run in runs:
             assert_like(run, plain)
-    assert len(shelf) == 1
+    assert len(cache) == 1
 
 
 def _move(model: Any) -> None:
@@ -161,145 +162,144 @@ def _move(model: Any) -> None:
     head.weight = torch.nn.Parameter(head.weight.detach().clone())
 
 
-def _hook(model: Any) -> None:
-    model.model.norm.register_forward_hook(lambda module, args, out: out * 1.5)
-
-
-def _replace_forward(model: Any) -> None:
-    norm = model.model.norm
-    norm.forward = lambda hidden: 0.5 * type(norm).forward(norm, hidden)
-
-
-def _scale(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.scaling *= 0.25
-
-
 def _attend_otherwise(model: Any) -> None:
     model.config._attn_implementation = "eager"
 
 
-@pytest.mark.parametrize("change", [_move, _hook, _replace_forward, _scale, _attend_otherwise])
-def test_a_model_that_changed_is_recorded_anew(change: Any) -> None:
-    """What was kept of it goes, another model's stays."""
-    shelf, policy, model, other = Shelf(), Jacobi(window=6), build_lm("llama"), build_lm("qwen3")
-    decode(policy, CALLS[0], shelf, other)
-    decode(policy, CALLS[0], shelf, model)
+@pytest.mark.parametrize("change", [_move, _attend_otherwise])
+def test_a_model_that_moved_is_captured_anew(change: Any) -> None:
+    """Its graphs are dropped or have another key; another model's stay."""
+    cache, policy, model, other = (
+        GraphCache(),
+        Jacobi(window=6),
+        build_lm("llama"),
+        build_lm("qwen3"),
+    )
+    decode(policy, CALLS[0], cache, other)
+    decode(policy, CALLS[0], cache, model)
     change(model)
-    made = decode(policy, CALLS[1], shelf, model)
+    made = decode(policy, CALLS[1], cache, model)
     assert_like(made, decode(policy, CALLS[1], None, model))
-    assert made.stats.captures == 1 and len(shelf) == 2
-    assert decode(policy, CALLS[1], shelf, other).stats.captures == 0
+    assert made.stats.captures == 1 and len(cache) == 2
+    assert decode(policy, CALLS[1], cache, other).stats.captures == 0
 
 
 def test_numbers_of_parameters_may_change(model: Any) -> None:
-    """A record reads them anew: no capture, and the tokens of the new numbers."""
-    shelf, policy, model = Shelf(), Jacobi(window=6), build_lm("llama")
-    first = decode(policy, CALLS[0], shelf, model)
+    """A graph reads them anew: no capture, and the tokens of the new numbers."""
+    cache, policy, model = GraphCache(), Jacobi(window=6), build_lm("llama")
+    first = decode(policy, CALLS[0], cache, model)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
-    made = decode(policy, CALLS[0], shelf, model)
+    made = decode(policy, CALLS[0], cache, model)
     assert made.stats.captures == 0 and not made.tokens.equal(first.tokens)
     assert_like(made, decode(policy, CALLS[0], None, model))
 
 
 @pytest.mark.parametrize("setting", ["kernels", "dtype", "inference", "precision"])
-def test_a_setting_that_a_record_was_made_under(
+def test_another_setting_of_torch_is_captured_anew(
     setting: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, policy = Shelf(), Jacobi(window=6)
-    decode(policy, CALLS[0], shelf, model)
+    cache, policy = GraphCache(), Jacobi(window=6)
+    decode(policy, CALLS[0], cache, model)
     if setting == "inference":
         with torch.inference_mode():
-            made = decode(policy, CALLS[1], shelf, model)
+            made = decode(policy, CALLS[1], cache, model)
     elif setting == "kernels":
         monkeypatch.setenv("MMACCEL_KERNELS", "torch")
-        made = decode(policy, CALLS[1], shelf, model)
+        made = decode(policy, CALLS[1], cache, model)
     else:
         name = "default_dtype" if setting == "dtype" else "float32_matmul_precision"
         before = getattr(torch, f"get_{name}")()
         try:
             getattr(torch, f"set_{name}")(torch.float64 if setting == "dtype" else "high")
-            made = decode(policy, CALLS[1], shelf, model)
+            made = decode(policy, CALLS[1], cache, model)
         finally:
             getattr(torch, f"set_{name}")(before)
-    assert made.stats.captures == 1 and len(shelf) == 2
+    assert made.stats.captures == 1 and len(cache) == 2
 
 
-def test_two_kinds_are_kept(model: Any) -> None:
-    shelf = Shelf()
+def test_two_keys_are_cached(model: Any) -> None:
+    cache = GraphCache()
 
     def captures(*windows: int) -> list[int]:
-        runs = [decode(Jacobi(window=w), CALLS[0], shelf, model) for w in windows]
+        runs = [decode(Jacobi(window=w), CALLS[0], cache, model) for w in windows]
         return [run.stats.captures for run in runs]
 
     assert captures(4, 5, 4, 5) == [1, 1, 0, 0]
-    assert captures(6, 5, 4) == [1, 0, 1] and len(shelf) == 2  # 4 was the oldest
-    assert shelf.clear() and not shelf.clear() and len(shelf) == 0
+    assert captures(6, 5, 4) == [1, 0, 1] and len(cache) == 2  # 4 was the oldest
+    assert cache.clear() and not cache.clear() and len(cache) == 0
     assert captures(4, 4) == [1, 0]
 
 
-def test_what_is_let_go_is_freed(model: Any) -> None:
-    """Of a shelf that was emptied, and of one that nobody has any more, without a collection."""
-    for let_go in (Shelf.clear, lambda shelf: None):
-        shelf = Shelf()
-        decode(Jacobi(window=6), CALLS[0], shelf, model)
-        (kept,) = shelf._runs.values()
-        line = ref(kept.tensors["line"])
-        assert kept.is_intact
-        let_go(shelf)
-        del kept, shelf
+def test_dropped_graphs_are_freed(model: Any) -> None:
+    """By `clear`, and with the cache itself, without a garbage collection."""
+    for drop in (GraphCache.clear, lambda cache: None):
+        cache = GraphCache()
+        decode(Jacobi(window=6), CALLS[0], cache, model)
+        (entry,) = cache._entries.values()
+        line = ref(entry.inputs["line"])
+        drop(cache)
+        del entry, cache
         assert line() is None
 
 
-def test_a_run_that_ends_behind_a_clear_is_not_kept(model: Any) -> None:
-    shelf = Shelf()
+def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
+    cache = GraphCache()
 
     def on_step(progress: Any) -> None:
         if progress.passes == 3:
-            shelf.clear()
+            cache.clear()
 
-    decode(Jacobi(window=6), CALLS[0], shelf, model, on_step)
-    assert len(shelf) == 0
-
-
-def test_steps_that_others_used_are_not_trusted(model: Any) -> None:
-    shelf, policy = Shelf(), Jacobi(window=6)
-    decode(policy, CALLS[0], shelf, model)
-    ((key, kept),) = shelf._runs.items()
-    kept.steps.begin()
-    assert shelf.take(key) is None and len(shelf) == 0
+    decode(Jacobi(window=6), CALLS[0], cache, model, on_step)
+    assert len(cache) == 0
 
 
-def test_a_kept_cache_is_emptied(model: Any) -> None:
+def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
     """What stands behind a row's last position is masked; NaN would come through a mask."""
-    shelf, policy = Shelf(), Jacobi(window=6)
-    decode(policy, CALLS[0], shelf, model)
-    (kept,) = shelf._runs.values()
-    for layer in kept.window["_cache"].layers:
+    cache, policy = GraphCache(), Jacobi(window=6)
+    decode(policy, CALLS[0], cache, model)
+    (entry,) = cache._entries.values()
+    assert entry.model is not None
+    for layer in entry.model["_cache"].layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
-    made = decode(policy, CALLS[1], shelf, model)
+    made = decode(policy, CALLS[1], cache, model)
     assert_like(made, decode(policy, CALLS[1], None, model))
     assert made.stats.captures == 0
 
 
-def test_policies_and_layouts_that_may_change_are_not_kept(model: Any) -> None:
+def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
         sample = Jacobi.sample
         window = 6
 
-    shelf = Shelf()
-    made = decode(Mutable(), CALLS[0], shelf, model)  # type: ignore[arg-type]
-    assert len(shelf) == 0 and made.stats.captures == 1
+    cache = GraphCache()
+    made = decode(Mutable(), CALLS[0], cache, model)  # type: ignore[arg-type]
+    assert len(cache) == 0 and made.stats.captures == 1
 
 
-def test_copies_of_a_shelf_are_empty(model: Any) -> None:
-    shelf = Shelf(1)
-    decode(Jacobi(window=6), CALLS[0], shelf, model)
-    for twin in (deepcopy(shelf), pickle.loads(pickle.dumps(shelf))):
-        assert len(twin) == 0 and twin.room == 1
+def test_copies_of_a_cache_are_empty(model: Any) -> None:
+    cache = GraphCache(1)
+    decode(Jacobi(window=6), CALLS[0], cache, model)
+    for twin in (deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert len(twin) == 0 and twin.size == 1
+
+
+def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
+    """A tensor of a run that is no static input would be another one in the next run."""
+    prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
+    run = WindowRun(
+        Jacobi(window=6), CausalLMWindow(model), prompt, 28, filters=Filters(),
+        noise=Noise.from_seed(0, 2), on_step=None, window=6,
+    )  # fmt: skip
+    parts = {"": run, "noise.": run.noise, "tally.": run.tally}
+    found = {
+        prefix + name for prefix, part in parts.items()
+        for name, value in vars(part).items() if isinstance(value, torch.Tensor)
+    }  # fmt: skip
+    every_pass = {"slots", "columns"}  # made by `place` at the beginning of every pass
+    assert found - every_pass == run.static_inputs().keys() - {"noise.schedule"}
 
 
 def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:
@@ -313,7 +313,7 @@ def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:
     assert [tensor.data_ptr() for tensor in vars(noise).values()] == places
 
 
-def test_room_is_rounded_up_for_kept_runs_alone() -> None:
+def test_room_is_rounded_up_for_cached_graphs_alone() -> None:
     prompt = make_prompt([[1] * 70, [2]])
     assert measure(prompt, 30) == (70, 30, 99)
     assert measure(prompt, 30, rounded=True) == (128, 64, 191)

@@ -1,4 +1,4 @@
-"""Runs that go on in a finished run's tensors, with its records, make what fresh runs make."""
+"""Runs that replay an earlier run's graphs, in its static buffers, make what fresh runs make."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mmaccel import (
 )  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.kept_runs import Shelf
 from tests.exactness.test_captured import assert_like as assert_equal
 from tests.replay import Replay
 from tests.tiny_lms import VOCAB, build_lm
@@ -43,7 +43,7 @@ POLICIES: list[Policy] = [
 
 @dataclass(frozen=True)
 class Call:
-    """What differs between calls of one kind."""
+    """What differs between calls with one key."""
 
     rows: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...] = (3, 4)
@@ -61,12 +61,12 @@ CALLS = (  # other prompts, lengths of prompts, seeds, lengths
 
 
 def decode(
-    policy: Policy, call: Call, shelf: Shelf | None, model: Any = None, on_step: Any = None,
+    policy: Policy, call: Call, cache: GraphCache | None, model: Any = None, on_step: Any = None,
     sync_every: int = 1,
 ) -> Generation:  # fmt: skip
-    """One call, in a window of its own, as `attach` has it; without a shelf pass by pass."""
+    """One call, in a window of its own, as `attach` has it; without a cache pass by pass."""
     window = CausalLMWindow(build_lm("llama") if model is None else model)
-    window.steps = None if shelf is None else Replay(sync_every, shelf)
+    window.runner = None if cache is None else Replay(sync_every, cache)
     guided = "guidance_scale" in call.filters
     rows = [list(row) for row in call.rows]
     rows += [[*row[::-1], 4] for row in rows] if guided else []
@@ -78,7 +78,7 @@ def decode(
 
 
 def assert_like(captured: Generation, plain: Generation) -> None:
-    """A kept run has more room than its prompt takes, so sums of scores round otherwise."""
+    """A cached run has more room than its prompt takes, so sums of scores round otherwise."""
     spent = captured.stats.total_variation
     assert spent == pytest.approx(plain.stats.total_variation, rel=1e-5)
     stats = replace(captured.stats, total_variation=plain.stats.total_variation)
@@ -92,62 +92,62 @@ def model() -> Any:
 
 @pytest.mark.parametrize("options", [{}, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_calls_of_one_kind_share_records(
+def test_calls_with_one_key_share_graphs(
     policy: Policy, options: dict[str, Any], model: Any
 ) -> None:
-    shelf, captures = Shelf(), []
+    cache, captures = GraphCache(), []
     for call in CALLS:
         call = replace(call, filters=options)
-        made = decode(policy, call, shelf, model)
+        made = decode(policy, call, cache, model)
         assert_like(made, decode(policy, call, None, model))
         captures.append(made.stats.captures)
-    assert captures == [1, 0, 0] and len(shelf) == 1
+    assert captures == [1, 0, 0] and len(cache) == 1
 
 
 @pytest.mark.parametrize("policy", [Jacobi(window=6), SpeculativeJacobi(window=5)], ids=repr)
 def test_where_kernels_draw(policy: Policy, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way through the kernels' functions, which take seeds as they are (torch twins)."""
     monkeypatch.setattr(dispatch, "takes", lambda *_: True)
-    shelf = Shelf()
+    cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):
-        made = decode(policy, call, shelf, model)
+        made = decode(policy, call, cache, model)
         assert_like(made, decode(policy, call, None, model))
         assert made.stats.captures == n
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt2", "mistral"])
 def test_of_other_models(name: str) -> None:
-    shelf, model = Shelf(), build_lm(name)
+    cache, model = GraphCache(), build_lm(name)
     for call, n in zip(CALLS[:2], (1, 0)):
-        made = decode(Jacobi(window=6), call, shelf, model)
+        made = decode(Jacobi(window=6), call, cache, model)
         assert_like(made, decode(Jacobi(window=6), call, None, model))
         assert made.stats.captures == n
 
 
 def test_rows_stop_where_they_stop(model: Any) -> None:
     """Stop tokens are numbers of a call, and a row that ended in one call is open in the next."""
-    shelf, ends = Shelf(), []
+    cache, ends = GraphCache(), []
     for stops in ((9, 17), (30, 12), (20, 20), (9, 17)):
         call = replace(CALLS[0], stops=stops, layout=None)
-        made = decode(Jacobi(window=6), call, shelf, model)
+        made = decode(Jacobi(window=6), call, cache, model)
         assert_like(made, decode(Jacobi(window=6), call, None, model))
         ends.append(made.lengths.tolist())
-    assert len(shelf) == 1 and ends[0] == ends[3] and len({str(end) for end in ends}) == 3
+    assert len(cache) == 1 and ends[0] == ends[3] and len({str(end) for end in ends}) == 3
 
 
 @pytest.mark.parametrize("sync_every", [2, 5])
 def test_several_passes_between_two_looks(sync_every: int, model: Any) -> None:
-    shelf = Shelf()
+    cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):
-        made = decode(Jacobi(window=6), call, shelf, model, sync_every=sync_every)
+        made = decode(Jacobi(window=6), call, cache, model, sync_every=sync_every)
         assert_like(made, decode(Jacobi(window=6), call, None, model))
         assert made.stats.captures == n
 
 
 @pytest.mark.parametrize("policy", [Jacobi(window=6), GroupedSpeculative(window=5, group=3)])
 def test_a_callback_sees_its_own_call(policy: Policy, model: Any) -> None:
-    """Counting lies outside the record here; what a pass spent is that pass's all the same."""
-    shelf, seen = Shelf(), []
+    """Counting lies outside the graph here; what a pass spent is that pass's all the same."""
+    cache, seen = GraphCache(), []
 
     def watch(progress: Any) -> Any:
         made = progress.lengths.tolist()
@@ -156,19 +156,19 @@ def test_a_callback_sees_its_own_call(policy: Policy, model: Any) -> None:
         return torch.tensor([11, 20])
 
     for call, n in zip(CALLS, (1, 0, 0)):
-        made = decode(policy, call, shelf, model, watch)
+        made = decode(policy, call, cache, model, watch)
         recorded, seen = seen, []
         assert_like(made, decode(policy, call, None, model, watch))
         assert recorded == seen and made.stats.captures == n
         seen = []
 
 
-def test_the_adaptive_window_keeps_its_widths(model: Any) -> None:
-    shelf, widths = Shelf(), 0
+def test_the_adaptive_window_captures_its_widths_once(model: Any) -> None:
+    cache, widths = GraphCache(), 0
     for _ in range(2):
         for call in CALLS:
-            made = decode(Jacobi(window="adaptive"), call, shelf, model)
+            made = decode(Jacobi(window="adaptive"), call, cache, model)
             plain = decode(Jacobi(window=8), call, None, model)
             assert made.tokens.equal(plain.tokens)
             widths += made.stats.captures
-    assert 1 <= widths <= 5 and len(shelf) == 1  # each width once
+    assert 1 <= widths <= 5 and len(cache) == 1  # each width once
