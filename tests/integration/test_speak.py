@@ -109,7 +109,7 @@ def test_wrong_use_is_refused_before_a_folder_is_made(
 ) -> None:
     out = tmp_path / "out"
     code = speak(parts, out, TEXTS[0], *arguments)
-    assert code == (1 if "graph" in arguments else 2) and said in capsys.readouterr().err
+    assert code == (1 if "--cuda-graphs" in arguments else 2) and said in capsys.readouterr().err
     assert not out.exists()
 
 
