@@ -7,20 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mmaccel.commands import options as shared
 from mmaccel.commands.collector import rest_collector
-from mmaccel.commands.options import (
-    CudaGraphs,
-    Device,
-    Dtype,
-    MinP,
-    Out,
-    SetFields,
-    Temperature,
-    TopK,
-    TopP,
-    Window,
-    WindowPolicy,
-)
 
 _MOST = 9  # frames that a model here takes
 _HELP_CODEC = "folder or hub id: what turns tokens into frames; by default its authors', of the hub"
@@ -30,23 +18,23 @@ def animate(
     starts: Annotated[list[Path], typer.Argument(help="pictures or videos, to be continued each")],
     model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
-    policy: WindowPolicy = None,
-    set_fields: SetFields = None,
-    window: Window = None,
+    policy: shared.WindowPolicy = None,
+    set_fields: shared.SetFields = None,
+    window: shared.Window = None,
     count: Annotated[int, typer.Option(help="clips of each start")] = 1,
     seed: Annotated[int, typer.Option(help="of a start's first clip; the next has the next")] = 0,
-    out: Out = Path("out"),
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
+    out: shared.Out = Path("out"),
+    temperature: shared.Temperature = None,
+    top_k: shared.TopK = None,
+    top_p: shared.TopP = None,
+    min_p: shared.MinP = None,
     batch_size: Annotated[int, typer.Option(help="clips decoded at a time at most")] = 1,
     file_format: Annotated[
         str | None, typer.Option("--format", help="mp4 or webp (lossless)")
     ] = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    cuda_graphs: CudaGraphs = "auto",
+    device: shared.Device = "cpu",
+    dtype: shared.Dtype = "float32",
+    cuda_graphs: shared.CudaGraphs = "auto",
 ) -> None:
     """Continue pictures or videos, each clip in a file with a JSON file beside it.
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +106,15 @@ class MediaJob(ABC):
     def decode(self, bar: JobProgress) -> Stats:
         """Decode all payloads, write each as soon as it is finished, and show it on the bar."""
 
+    @property
     @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The settings that decide the payloads beside seed and input, ready for JSON."""
+
+    @property
     def summary(self) -> str:
         """What was written, without the folder."""
+        return f"{self.kept} {self.unit}{'s' * (self.kept != 1)}"
 
     @property
     def notes(self) -> list[str]:
@@ -126,7 +132,7 @@ class MediaJob(ABC):
                 stats = self.decode(bar)
         except KeyboardInterrupt:
             raise Stopped(f"stopped; {self.told} in {self.out}") from None
-        print(f"{self.summary()} in {self.out}")
+        print(f"{self.summary} in {self.out}")
         print(stats)
         for note in self.notes:
             print(f"note: {note}")
@@ -135,11 +141,6 @@ class MediaJob(ABC):
     def told(self) -> str:
         """How many of the files are written."""
         return f"kept {self.kept} of {self.n_asked} {self.unit}s"
-
-    @property
-    def counted(self) -> str:
-        """The files that were written."""
-        return f"{self.kept} {self.unit}{'s' * (self.kept != 1)}"
 
     def base(self, filters: Filters) -> dict[str, Any]:
         """The settings that decide the payloads beside seed and input, ready for JSON."""
@@ -158,11 +159,10 @@ class MediaJob(ABC):
         self,
         title: str,
         made: Any,
-        settings: Mapping[str, Any],
         source: Mapping[str, Any],
         facts: Mapping[str, Any],
         suffix: str,
-        write: Callable[[Path, dict[str, Any]], None],
+        write: Callable[..., None],
     ) -> None:
         """Write one payload. The file name depends on all that decides the payload, so only the
         same payload is overwritten.
@@ -170,23 +170,22 @@ class MediaJob(ABC):
         Args:
             title: the file name begins with its first words.
             made: the payload, with its `seed`, `passes` and `total_variation`.
-            settings: `base` and the other settings of the run.
             source: the input of this payload, as the model received it.
             facts: further entries of the JSON file.
             suffix: of the file.
-            write: receives the path and the content of the JSON file.
+            write: receives the path and, as `facts`, the content of the JSON file.
 
         Raises:
             OSError: the file cannot be written; the message says how many files are kept.
         """
-        recipe = {name: value for name, value in settings.items() if name not in _SPELLING}
+        recipe = {name: value for name, value in self.settings.items() if name not in _SPELLING}
         recipe |= {"policy": repr(self.policy), **source}
         if self.dtype != EXACT_DTYPE or self.policy.exactness != "bitwise":
             recipe["rows"] = self.batch_size
         name = picture_name(made.seed, title, self.name, recipe, suffix)
         told = {
             "seed": made.seed,
-            **settings,
+            **self.settings,
             "exactness": promise_in(self.policy.exactness, self.dtype),
             **facts,
             "passes": made.passes,
@@ -194,7 +193,7 @@ class MediaJob(ABC):
             "versions": versions(),
         }
         try:
-            write(self.out / name, told)
+            write(self.out / name, facts=told)
         except OSError as error:
             raise OSError(
                 f"--out: expected room for {name} in {str(self.out)!r}, received {error.strerror}; "
@@ -262,9 +261,10 @@ class SpeechJob(MediaJob):
         stats: Stats = speech.stats
         return stats
 
+    @property
     def summary(self) -> str:
         """See `MediaJob`."""
-        return f"{self.counted}, {self.seconds:.1f} s of sound,"
+        return f"{super().summary}, {self.seconds:.1f} s of sound,"
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -292,11 +292,8 @@ class SpeechJob(MediaJob):
             "is_finished": made.is_finished,
             "tokens": len(made.tokens),
         }
-
-        def write(file: Path, told: dict[str, Any]) -> None:
-            write_sound(file, made.waveform, made.sample_rate, told)
-
-        self.keep(made.text, made, self.settings, source, facts, ".wav", write)
+        write = partial(write_sound, waveform=made.waveform, sample_rate=made.sample_rate)
+        self.keep(made.text, made, source, facts, ".wav", write)
         self.seconds += made.seconds
         if not made.is_finished:
             self.cut.append(
@@ -342,10 +339,6 @@ class VideoJob(MediaJob):
             ))  # fmt: skip
         return add_stats(parts)
 
-    def summary(self) -> str:
-        """See `MediaJob`."""
-        return self.counted
-
     @property
     def filters(self) -> Filters:
         """The filters that were given, and those that are recommended where none were."""
@@ -371,11 +364,8 @@ class VideoJob(MediaJob):
             "fps": made.fps,
             "tokens": made.tokens.numel(),
         }
-
-        def write(file: Path, told: dict[str, Any]) -> None:
-            write_video(file, made.frames, made.fps, told)
-
-        self.keep(start.stem, made, self.settings, source, facts, f".{self.suffix}", write)
+        write = partial(write_video, frames=made.frames, fps=made.fps)
+        self.keep(start.stem, made, source, facts, f".{self.suffix}", write)
 
 
 class JobProgress:

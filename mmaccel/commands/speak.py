@@ -7,20 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mmaccel.commands import options as shared
 from mmaccel.commands.collector import rest_collector
-from mmaccel.commands.options import (
-    CudaGraphs,
-    Device,
-    Dtype,
-    MinP,
-    Out,
-    SetFields,
-    Temperature,
-    TopK,
-    TopP,
-    Window,
-    WindowPolicy,
-)
 
 _HELP_CODEC = "folder or hub id: what turns codes into sound; by default its authors', from the hub"
 _HELP_SECONDS = "cut longer ones; by default 30, or what there is room for"
@@ -30,25 +18,25 @@ def speak(
     texts: Annotated[list[str], typer.Argument(help="what is to be said, one file each")],
     model: Annotated[str, typer.Option(help="folder or hub id, such as HKUSTAudio/Llasa-1B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
-    policy: WindowPolicy = None,
-    set_fields: SetFields = None,
-    window: Window = None,
+    policy: shared.WindowPolicy = None,
+    set_fields: shared.SetFields = None,
+    window: shared.Window = None,
     voice: Annotated[str | None, typer.Option(help="for models that know several")] = None,
     seed: Annotated[int, typer.Option(help="of the first text; the next has the next")] = 0,
-    out: Out = Path("out"),
+    out: shared.Out = Path("out"),
     max_seconds: Annotated[float | None, typer.Option(help=_HELP_SECONDS)] = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
+    temperature: shared.Temperature = None,
+    top_k: shared.TopK = None,
+    top_p: shared.TopP = None,
+    min_p: shared.MinP = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="1 is none")] = None,
     batch_size: Annotated[int, typer.Option(help="texts decoded at a time at most")] = 1,
     family: Annotated[
         str | None, typer.Option(help="llasa or orpheus; by default it is detected")
     ] = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    cuda_graphs: CudaGraphs = "auto",
+    device: shared.Device = "cpu",
+    dtype: shared.Dtype = "float32",
+    cuda_graphs: shared.CudaGraphs = "auto",
 ) -> None:
     """Say texts, each into a WAV file with a JSON file beside it: text, seed, policy, stats.
 

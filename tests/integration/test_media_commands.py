@@ -186,11 +186,11 @@ def fail_at(
 ) -> Callable[..., None]:
     """A writer that raises at its n-th call."""
 
-    def call(file: Path, *rest: Any) -> None:
+    def call(file: Path, **rest: Any) -> None:
         calls.append(file)
         if len(calls) == n:
             raise error
-        write(file, *rest)
+        write(file, **rest)
 
     return call
 
