@@ -1,4 +1,4 @@
-"""Timings of `window_attention` beside torch's own attention, shape by shape.
+"""Timings of `window_attention` and torch's own attention, shape by shape.
 
 SDPA takes the causal tail as a mask, FlexAttention (`torch.nn.attention.flex_attention`) as a
 function of positions with blocks that nobody sees left out. FlexAttention is compiled for every

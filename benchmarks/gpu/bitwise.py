@@ -1,7 +1,7 @@
 """Whether captured steps make the tokens that passes one by one make, on the device at hand.
 
 `scenes` and a tiny Llama in float32: token by token, Jacobi and maximal coupling, with guidance and
-without, at several batch sizes and numbers of passes between two looks of the host, then through
+without, at several batch sizes and numbers of passes between two reads of the host, then through
 `attach`. What ran without a graph counts as failed.
 """
 
@@ -36,7 +36,7 @@ POLICIES: tuple[Policy, ...] = (
     Jacobi("adaptive"),
     SpeculativeJacobi(16),
 )
-BATCHES = ((1, 1), (1, 4), (3, 4), (8, 1))  # rows, passes between two looks
+BATCHES = ((1, 1), (1, 4), (3, 4), (8, 1))  # rows, passes between two reads of the host
 SCALES = (1.0, 2.5)
 LENGTH = 48
 _VOCAB = 64
@@ -128,7 +128,9 @@ def compare(
                 made = decode(bed, policy, rows, scale, False, 1, make_runner, length)
                 plain[rows] = made.tokens
             made = decode(bed, policy, rows, scale, True, sync_every, make_runner, length)
-            name = f"{bed.name}, {policy!r}, guidance {scale:g}, batch {rows}, looks {sync_every}"
+            name = (
+                f"{bed.name}, {policy!r}, guidance {scale:g}, batch {rows}, sync every {sync_every}"
+            )
             yield name, judge(plain[rows], made.tokens, made.stats.runner)
 
 
@@ -158,7 +160,7 @@ def compare_attached(
                             **extra,
                         )  # fmt: skip
                     )
-        name = f"attached, {policy!r}, looks {sync_every}{', guided' if extra else ''}"
+        name = f"attached, {policy!r}, sync every {sync_every}{', guided' if extra else ''}"
         wrong = [judge(made[n], made[2 + n], run.history[n].runner) for n in (0, 1)]
         again = run.history[1].captures
         if again and getattr(policy, "window", 1) != "adaptive" and not any(wrong):

@@ -1,8 +1,8 @@
 """A masked model end to end: canvas policies against one slot a pass, on the same captions.
 
-Whole pictures of `scenes-masked` in float32 with its own guidance. Seconds are those of the tokens,
-of calls behind the first of their kind, which stands beside them. What a bitwise policy makes has
-to be what its oracle made, token for token.
+Whole images of `scenes-masked` in float32 with its own guidance. Seconds are those of the tokens,
+of calls after the first of their kind, which is reported separately. What a bitwise policy makes
+has to be what its reference made, token for token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLICIES: tuple[CanvasPolicy, ...] = (
     EntropyBounded(gamma=16.0),
     MaskedParallel(steps=12),
 )
-_REPEATS = 2  # behind the first call of a kind, which is told apart
+_REPEATS = 2  # after the first call of a kind, which is reported separately
 
 
 def measure_canvas(
@@ -39,31 +39,31 @@ def measure_canvas(
     batches: Sequence[int] = BATCHES,
     repeats: int = _REPEATS,
 ) -> dict[str, Any]:
-    """Seconds a picture of each policy, as a part of the report keeps them.
+    """Seconds an image of each policy, as a part of the report keeps them.
 
     Args:
         device: where to run.
         pipe: a masked model; None: `scenes-masked`, on the device.
-        batches: pictures made together.
+        batches: images made together.
         repeats: timed runs of each.
 
     Raises:
-        CheckError: a bitwise policy made other tokens than its oracle.
+        CheckError: a bitwise policy made other tokens than its reference.
     """
     pipe = TextToImage.from_pretrained("scenes-masked", device=device) if pipe is None else pipe
     rows = []
     for batch in batches:
-        oracle = [_make(pipe, POLICIES[0], batch, run) for run in range(repeats + 1)]
-        plain = _row(POLICIES[0], oracle, oracle)
+        reference = [_make(pipe, POLICIES[0], batch, run) for run in range(repeats + 1)]
+        plain = _row(POLICIES[0], reference, reference)
         rows.append(plain | {"speed_up": 1.0})
         for policy in POLICIES[1:]:
             made = [_make(pipe, policy, batch, run) for run in range(repeats + 1)]
-            row = _row(policy, made, oracle)
+            row = _row(policy, made, reference)
             rows.append(row | {"speed_up": plain["seconds"] / row["seconds"]})
     exact = [row for row in rows if row["exactness"] == "bitwise"]
     wrong = [row["policy"] for row in exact if row["same"] != row["pictures"]]
     if wrong:
-        raise CheckError(f"other tokens than the oracle's: {', '.join(wrong)}", {"canvas": rows})
+        raise CheckError(f"other tokens than the reference's: {', '.join(wrong)}", {"canvas": rows})
     speed_up = min(row["speed_up"] for row in rows if row["policy"] == repr(POLICIES[1]))
     return {"canvas": rows, "figures": {"canvas_lossless_speed_up": speed_up}}
 
@@ -75,11 +75,11 @@ def _make(pipe: TextToImage, policy: CanvasPolicy, batch: int, run: int) -> Pict
     return pipe(captions, policy=policy, seed=range(run * batch, (run + 1) * batch))
 
 
-def _row(policy: CanvasPolicy, made: list[Pictures], oracle: list[Pictures]) -> dict[str, Any]:
+def _row(policy: CanvasPolicy, made: list[Pictures], reference: list[Pictures]) -> dict[str, Any]:
     first, *timed = made
     n = sum(len(pictures.tokens) for pictures in timed)
     seconds = sum(pictures.stats.seconds for pictures in timed) / n
-    same = [(a.tokens == b.tokens).all(1).sum() for a, b in zip(made, oracle, strict=True)]
+    same = [(a.tokens == b.tokens).all(1).sum() for a, b in zip(made, reference, strict=True)]
     return {
         "batch": len(first.tokens), "policy": repr(policy), "exactness": first.stats.exactness,
         "passes": sum(pictures.stats.row_passes for pictures in timed) / n,

@@ -1,10 +1,10 @@
 """Models of true size with random weights, built on the device that is measured.
 
 Sizes come from the published configurations. Janus-Pro: `language_config` of
-deepseek-ai/Janus-Pro-1B and -7B, with the head of 16384 picture codes of `gen_head_config` in the
-place of the text head, which makes no picture (the inner layer of that head is left out).
+deepseek-ai/Janus-Pro-1B and -7B, with the head of 16384 image codes of `gen_head_config` in the
+place of the text head, which makes no image (the inner layer of that head is left out).
 Chameleon-7B and Emu3: the defaults of transformers' `ChameleonConfig` and `Emu3TextConfig`, which
-are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf. Picture tokens of Chameleon have the ids
+are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf. Image tokens of Chameleon have the ids
 4..8195, those of Emu3 the last 32768.
 """
 
@@ -29,7 +29,7 @@ class Size:
         name: as its authors call it.
         kind: the class of transformers that is built.
         config: arguments of the class's configuration; what is missing has its default.
-        codes: ids of picture tokens where they are a part of the vocabulary; None: all of it.
+        codes: ids of image tokens where they are a part of the vocabulary; None: all of it.
     """
 
     name: str
@@ -54,7 +54,7 @@ SIZES = (
 
 
 def sketch(size: Size, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """The model without weights, without the part that reads pictures: no step runs it."""
+    """The model without weights, without the part that reads images: no step runs it."""
     import transformers
 
     kind = getattr(transformers, size.kind)
@@ -108,7 +108,7 @@ def _restore_buffers(model: Any, device: torch.device) -> None:
 
 
 def open_window(model: Any, size: Size) -> CausalLMWindow:
-    """The model as samplers see it: its picture tokens alone."""
+    """The model as samplers see it: its image tokens alone."""
     if size.codes is None:
         return CausalLMWindow(model)
     return ImageTokenWindow(model, size.codes)

@@ -61,8 +61,8 @@ def run_parts(
     """Run what the report at `file` does not hold yet, and write it after every part.
 
     A part counts as there if it passed with the same device, versions and sources; one that failed
-    with these, or did not end, runs again behind all others: an error of the device ends a call,
-    and must not keep the other parts from ever being run. No part starts behind the budget, apart
+    with these, or did not end, runs again after all others: an error of the device ends a call,
+    and must not keep the other parts from ever being run. No part starts after the budget, apart
     from the first.
 
     Args:
@@ -129,9 +129,9 @@ def failed_parts(report: Report) -> list[str]:
 def write_whole(file: Path, report: Report) -> None:
     """Write a report so that a reader sees the old one or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".tmp")
-    beside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, file)
+    partial = file.with_suffix(".tmp")
+    partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, file)
 
 
 def _attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exception | None]:

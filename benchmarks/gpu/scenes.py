@@ -1,9 +1,9 @@
 """The trained model end to end: transformers' own `generate` against Jacobi in captured steps.
 
-Both make whole pictures of `scenes` in float32, the same captions; seconds are those of the tokens.
-What counts are calls behind the first of their kind, which go on in its buffers and replay its
+Both make whole images of `scenes` in float32, the same captions; seconds are those of the tokens.
+What counts are calls after the first of their kind, which go on in its buffers and replay its
 records (widths that the adaptive window first takes later are captured within them); the first
-call, in which libraries are set up and passes captured, stands beside them. The figures are the
+call, in which libraries are set up and passes captured, is reported separately. The figures are the
 faster of the two windows.
 """
 
@@ -22,7 +22,7 @@ from mmaccel.samplers.jacobi import Jacobi
 BATCHES = (1, 8, 64)
 SCALES = (1.0, 2.0)
 POLICIES: tuple[Policy | None, ...] = (None, Jacobi(32), Jacobi("adaptive"))
-_REPEATS = 2  # behind the first call of a kind, which is told apart
+_REPEATS = 2  # after the first call of a kind, which is reported separately
 
 
 def measure_scenes(
@@ -67,7 +67,7 @@ def measure_scenes(
 def _measure(
     routes: Routes, policy: Policy | None, batch: int, scale: float, repeats: int
 ) -> dict[str, Any]:
-    """One way; the first run is told apart."""
+    """One way; the first run is reported separately."""
     examples = routes.pipe.pictures.examples
     captions = [examples[n % len(examples)] for n in range(batch)]
     way = Way("library" if policy is None else "direct", policy, batch, scale)

@@ -41,7 +41,7 @@ class Stopwatch:
 
     Args:
         runner: carries out the passes.
-        n_passes: how many to time at most; the pass behind them raises `Enough`.
+        n_passes: how many to time at most; the pass after them raises `Enough`.
         clock: seconds, of a device that has finished its work.
 
     Attributes:
@@ -98,7 +98,7 @@ class Stopwatch:
         return is_usual
 
     def stop(self) -> None:
-        """Behind the last pass, whether the run came to its end or not."""
+        """After the last pass, whether the run came to its end or not."""
         if self._began is not None:
             self.seconds = self.clock() - self._began
 
@@ -139,7 +139,7 @@ def time_step(
     make_runner: MakeRunner = engine_runner,
     n_passes: int = _N_PASSES,
 ) -> float:
-    """Milliseconds of a captured pass of one picture with guidance, two rows.
+    """Milliseconds of a captured pass of one image with guidance, two rows.
 
     Args:
         window: the model.

@@ -124,7 +124,7 @@ def parts_of(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     passed = sorted((r for r in runs if r[1]["status"] == "passed"), key=lambda run: run[1]["date"])
     newest: dict[str, dict[str, Any]] = {}
     for name, part in passed:
-        newest.pop(name, None)  # the newest goes behind all others
+        newest.pop(name, None)  # the newest goes after all others
         newest[name] = part
     return list(newest.values())
 
@@ -171,7 +171,7 @@ def steps_table(reports: Reports) -> str:
 
 
 def attention_table(reports: Reports) -> str:
-    """`window_attention` beside torch's own attention by device."""
+    """`window_attention` and torch's own attention by device."""
     heads = (
         "model", "window", "keys", "ours ms", "of a copy", "SDPA ms", "FlexAttention ms", "slower"
     )  # fmt: skip

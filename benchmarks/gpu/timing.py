@@ -78,7 +78,7 @@ def _canvas(temperature: float) -> Callable[[torch.device], Arguments]:
 def _scores(
     branches: int, settings: Settings, spread: float = 1.0
 ) -> Callable[[torch.device], Arguments]:
-    """64 slots, as a window of 32 of two pictures; logits of a standard deviation of `spread`."""
+    """64 slots, as a window of 32 of two images; logits of a standard deviation of `spread`."""
 
     def prepare(device: torch.device) -> Arguments:
         rows, slots = torch.arange(2, device=device), torch.arange(64, device=device).view(2, 32)
@@ -146,7 +146,7 @@ TIMINGS: dict[str, list[Timing]] = {
     "couple": [
         Timing(
             "couple", "2 x 32 x 131072, float32", _coupling,
-            (_SLOTS * 2 + 62 * 131_072) * 4,  # scores and target laws, and the drafts' laws
+            (_SLOTS * 2 + 62 * 131_072) * 4,  # scores, target and draft distributions
         ),
     ],
     "column_mass": [

@@ -145,7 +145,7 @@ def _pictures(
 
     make = load("mmaccel.demo.scenes.data:make_captions")
     captions = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))
-    measure = load("mmaccel.demo.canvas_benchmark:measure_pictures")
+    measure = load("mmaccel.demo.canvas_benchmark:measure_images")
     beside = tokenizer_folder(source)
     canvas = {  # no token ends a picture
         label: policy

@@ -20,7 +20,7 @@ from mmaccel.demo.grammar.tasks import (
     make_examples,
     right_answers,
 )
-from mmaccel.demo.scenes.checker import score_pictures
+from mmaccel.demo.scenes.checker import score_images
 from mmaccel.pipelines.text_to_image import TextToImage
 from mmaccel.results import Stats
 from mmaccel.samplers.filters import Filters
@@ -45,8 +45,9 @@ def measure_text(
 
     Yields:
         A dict per policy: see `_row`; `quality` is the share of right answers, of all and by task,
-        and `total_variation`, the mean distance of 100 draws from the true law over the prompts
-        of tasks whose right answers can be counted, with its `floor`, what noise alone gives.
+        and `total_variation`, the mean distance of 100 draws from the true distribution over the
+        prompts of tasks whose right answers can be counted, with its `floor`, what noise alone
+        gives.
     """
     text = GrammarText(folder, device)
     groups = [make_examples(EVALUATION_SEED, range(count), task) for task in TASKS]
@@ -66,13 +67,13 @@ def measure_text(
         row = _row("grammar-masked", label, policy, stats, tokens, plain, quality)
         is_stepwise = row["same"] == len(tokens) and stats.exactness == "bitwise"
         key = _order(policy) if is_stepwise else label
-        if key not in laws:  # the same tokens have the same law
-            laws[key] = _measure_law(text, policy, few, seed)
+        if key not in laws:  # the same tokens have the same distribution
+            laws[key] = _measure_distribution(text, policy, few, seed)
         quality |= laws[key]
         yield row
 
 
-def measure_pictures(
+def measure_images(
     pipe: TextToImage,
     name: str,
     policies: Mapping[str, Any],
@@ -80,15 +81,16 @@ def measure_pictures(
     seed: int,
     batch: int,
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a picture model, with its own guidance and filters.
+    """Rows of an image model, with its own guidance and filters.
 
     Args:
-        pipe: the model: a masked one, or, for policies by window, the next-token one beside it.
+        pipe: the model: a masked one, or, for policies by window, the next-token one of the same
+            images.
         name: what rows call it.
         policies: label to policy.
-        captions: one per picture; picture k has seed `seed + k`.
-        seed: of the first picture.
-        batch: pictures made together.
+        captions: one per image; image k has seed `seed + k`.
+        seed: of the first image.
+        batch: images made together.
 
     Yields:
         A dict per policy: see `_row`; `quality` holds the checker's scores, and `positions` counts
@@ -102,7 +104,7 @@ def measure_pictures(
         plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
         tokens = made.tokens.to(pipe.model.device)
         pixels = pipe.pictures.tokenizer.decode(tokens)  # type: ignore[attr-defined]
-        quality = dict(score_pictures(pixels.cpu(), list(captions)))
+        quality = dict(score_images(pixels.cpu(), list(captions)))
         row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
         yield row | {"positions": sum(fed) / len(captions)}
 
@@ -164,27 +166,27 @@ def _decode_text(
     return torch.tensor(text.fill_up(made.tokens, made.lengths)), made.stats
 
 
-def _measure_law(
+def _measure_distribution(
     text: GrammarText, policy: Any, prompts: Sequence[Words], seed: int
 ) -> dict[str, float]:
-    """Mean total variation between draws and the true law, and what as many right draws give."""
+    """Mean total variation of draws from the true distribution, and that of as many right draws."""
     many = [prompt for prompt in prompts for _ in range(_DRAWS)]
     tokens, _ = _decode_text(text, policy, many, seed + 1)
     distance = floor = 0.0
     for k, prompt in enumerate(prompts):
-        law: dict[Words, float] = {}
+        distribution: dict[Words, float] = {}
         for canvas in tokens[k * _DRAWS : (k + 1) * _DRAWS].tolist():
             answer = decode_answer(canvas)
             if answer is not None:
-                law[answer] = law.get(answer, 0.0) + 1 / _DRAWS
+                distribution[answer] = distribution.get(answer, 0.0) + 1 / _DRAWS
         n = len(right_answers(prompt))
-        distance += total_variation(prompt, law) / len(prompts)
+        distance += total_variation(prompt, distribution) / len(prompts)
         floor += _floor(n) / len(prompts)
     return {"total_variation": distance, "floor": floor}
 
 
 def _floor(n: int) -> float:
-    """Mean total variation between a uniform law over n answers and `_DRAWS` draws of it."""
+    """Mean total variation of `_DRAWS` draws from their distribution, uniform over n answers."""
     p = 1 / n
     mean = 0.0
     for k in range(_DRAWS + 1):

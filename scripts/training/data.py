@@ -25,18 +25,18 @@ def _draw_chunk(job: tuple[int, int, int]) -> tuple[int, np.ndarray, list[str]]:
 
     torch.set_num_threads(1)
     seed, start, stop = job
-    _, captions, pictures = make_scenes(seed, range(start, stop))
-    return start, pictures.numpy(), captions
+    _, captions, images = make_scenes(seed, range(start, stop))
+    return start, images.numpy(), captions
 
 
 def make_pool(folder: str | Path, name: str, seed: int, count: int, workers: int = 2) -> None:
-    """Draws pictures 0..count-1 of `seed` into `name.npy` and `name.captions.json`.
+    """Draws images 0..count-1 of `seed` into `name.npy` and `name.captions.json`.
 
     Args:
         folder: made where missing.
         name: stem of the two files; existing complete files are kept.
         seed: which collection.
-        count: number of pictures.
+        count: number of images.
         workers: processes.
     """
     folder = Path(folder)
@@ -48,23 +48,23 @@ def make_pool(folder: str | Path, name: str, seed: int, count: int, workers: int
     captions: list[str] = [""] * count
     jobs = [(seed, s, min(s + _CHUNK, count)) for s in range(0, count, _CHUNK)]
     with multiprocessing.get_context("spawn").Pool(workers) as processes:
-        for start, pictures, words in processes.imap_unordered(_draw_chunk, jobs):
-            pool[start : start + len(words)] = pictures
+        for start, images, words in processes.imap_unordered(_draw_chunk, jobs):
+            pool[start : start + len(words)] = images
             captions[start : start + len(words)] = words
     pool.flush()
     captions_file.write_text(json.dumps(captions), encoding="utf-8")
 
 
 def open_pool(folder: str | Path, name: str) -> tuple[np.ndarray, list[str]]:
-    """Opens a pool: pictures [N, 3, 64, 64] uint8 (memory-mapped) and captions."""
+    """Opens a pool: images [N, 3, 64, 64] uint8 (memory-mapped) and captions."""
     folder = Path(folder)
     captions = json.loads((folder / f"{name}.captions.json").read_text(encoding="utf-8"))
     return np.load(folder / f"{name}.npy", mmap_mode="r"), captions
 
 
-def as_float(pictures: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
-    """uint8 pictures to float32 in 0..1."""
-    return torch.from_numpy(np.array(pictures)).to(device).float() / 255
+def as_float(images: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
+    """uint8 images to float32 in 0..1."""
+    return torch.from_numpy(np.array(images)).to(device).float() / 255
 
 
 IGNORE = -100
@@ -77,10 +77,10 @@ def encode_pool(work: str | Path, name: str, device: str = "cpu") -> None:
     if target.exists():
         return
     tokenizer = load_tokenizer(work / "tokenizer").to(device)
-    pictures, _ = open_pool(work, name)
+    images, _ = open_pool(work, name)
     tokens = [
-        tokenizer.encode(as_float(pictures[s : s + 200], device)).to("cpu", torch.int16).numpy()
-        for s in range(0, len(pictures), 200)
+        tokenizer.encode(as_float(images[s : s + 200], device)).to("cpu", torch.int16).numpy()
+        for s in range(0, len(images), 200)
     ]
     partial = work / f"{name}.partial.npy"
     np.save(partial, np.concatenate(tokens))
@@ -95,9 +95,9 @@ class TokenPool:
         name: the pool.
         words: turns captions into ids.
         drop: share of captions replaced by the empty caption.
-        emphasis: how often per epoch a picture comes whose caption says `left` or `right`, the
-            hardest ones; every other comes once. It changes which captions are seen, not the law
-            of pictures given a caption.
+        emphasis: how often per epoch an image comes whose caption says `left` or `right`, the
+            hardest ones; every other comes once. It changes which captions are seen, not the
+            distribution of images given a caption.
         seed: fixes order and dropping.
     """
 
@@ -127,7 +127,7 @@ class TokenPool:
             width: T; the longest row of the batch where not given.
 
         Returns:
-            ids [B, T] and labels [B, T], int64; labels are `IGNORE` everywhere but on picture
+            ids [B, T] and labels [B, T], int64; labels are `IGNORE` everywhere but on image
             tokens. Rows are padded on the right.
         """
         epoch, k = divmod(step, len(self._entries) // size)
@@ -140,7 +140,7 @@ class TokenPool:
         return self.pack(prompts, self.tokens[rows], width)
 
     def distinct(self, steps: int, size: int) -> int:
-        """How many different pictures the first `steps` batches of `size` hold."""
+        """How many different images the first `steps` batches of `size` hold."""
         epochs, k = divmod(steps, len(self._entries) // size)
         return len(self.prompts) if epochs else len(np.unique(self._epoch(0)[: k * size]))
 
@@ -158,14 +158,14 @@ class TokenPool:
     def pack(
         self, prompts: list[list[int]], tokens: np.ndarray, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Joins prompts and picture tokens [B, 256] into ids and labels [B, T]."""
+        """Joins prompts and image tokens [B, 256] into ids and labels [B, T]."""
         n_tokens = tokens.shape[1]
         width = width or max(map(len, prompts)) + n_tokens
         ids = torch.full((len(prompts), width), self.words.pad)
         labels = torch.full((len(prompts), width), IGNORE)
-        picture = torch.from_numpy(tokens.astype(np.int64))
+        image = torch.from_numpy(tokens.astype(np.int64))
         for b, prompt in enumerate(prompts):
             n = len(prompt)
             ids[b, :n] = torch.tensor(prompt)
-            ids[b, n : n + n_tokens] = labels[b, n : n + n_tokens] = picture[b]
+            ids[b, n : n + n_tokens] = labels[b, n : n + n_tokens] = image[b]
         return ids, labels

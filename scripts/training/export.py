@@ -31,7 +31,12 @@ from scripts.training.cards import (
     write_scenes_card,
 )
 from scripts.training.generator import load_generator
-from scripts.training.grammar_masked import DECODED, measure_answers, measure_bound, measure_laws
+from scripts.training.grammar_masked import (
+    DECODED,
+    measure_answers,
+    measure_bound,
+    measure_distributions,
+)
 from scripts.training.scenes import (
     measure_acceptance,
     measure_loss,
@@ -48,7 +53,7 @@ SCENES_POLICIES: tuple[tuple[Policy, float], ...] = (
     (SpeculativeJacobi(window=16), 2.0),
 )
 MASKED_ORDERS = (("random", 4), ("random", 16), ("confidence", 4))
-_LAW_PROMPTS = 20
+_DISTRIBUTION_PROMPTS = 20
 GENERATOR_FILES = ("config.json", "generation_config.json", "model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.safetensors")
 
@@ -228,9 +233,9 @@ def export_grammar_card(
         "parameters": sum(p.numel() for p in model.parameters()),
         "prompts_per_task": count,
         "answers": [measure_answers(model, order, n, count) for order, n in DECODED],
-        "laws_prompts": _LAW_PROMPTS,
+        "laws_prompts": _DISTRIBUTION_PROMPTS,
         "laws": [
-            {"order": order, **measure_laws(model, _LAW_PROMPTS, order)}
+            {"order": order, **measure_distributions(model, _DISTRIBUTION_PROMPTS, order)}
             for order in ("confidence", "left")
         ],
         "generator": measure_bound(model.to(device), device),
@@ -247,7 +252,7 @@ def export_features_card(work: str | Path, target: str | Path, count: int = 1000
     Args:
         work: of `train_features`; holds its log.
         target: holds the weights.
-        count: pictures for each figure.
+        count: images for each figure.
 
     Returns:
         The content of `card.json`.
@@ -300,7 +305,7 @@ def write_folder(target: Path, card: dict[str, Any], text: str) -> None:
 
 
 def training_cost(work: str | Path) -> dict[str, Any]:
-    """Steps, pictures, minutes and validation losses along the way, from a work folder's logs."""
+    """Steps, images, minutes and validation losses along the way, from a work folder's logs."""
     tokenizer = _lines(Path(work) / "tokenizer.jsonl")
     return {
         "tokenizer_steps": tokenizer[-1]["step"],

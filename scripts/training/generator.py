@@ -58,7 +58,7 @@ class GeneratorTraining:
     Attributes:
         steps: optimiser steps in all.
         fall: over how many last steps the step size falls to zero.
-        batch: pictures per step.
+        batch: images per step.
         rate: peak step size of Muon.
         rate_rest: peak step size of AdamW.
         warmup: steps of rise.
@@ -66,9 +66,9 @@ class GeneratorTraining:
         snapshots: steps at which the averaged weights are kept.
         compiled: `torch.compile` the model (needs a C compiler; a quarter faster on a CPU).
         start: folder of a trained generator to begin from, where the work folder has no state of
-            its own; steps and pictures are counted anew, or from `begin`.
-        begin: steps that `start` was trained for: counting and the data go on behind them.
-        emphasis: how often a picture with `left` or `right` in its caption comes for one other.
+            its own; steps and images are counted anew, or from `begin`.
+        begin: steps that `start` was trained for: counting and the data go on after them.
+        emphasis: how often an image with `left` or `right` in its caption comes for one other.
     """
 
     steps: int = 6000

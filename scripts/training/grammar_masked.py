@@ -186,8 +186,8 @@ def measure_answers(
     return row
 
 
-def answer_law(model: Any, prompt: Words, order: str = "confidence") -> dict[Words, float]:
-    """The law that decoding one slot a step has over the prompt's right answers; exact.
+def answer_distribution(model: Any, prompt: Words, order: str = "confidence") -> dict[Words, float]:
+    """The distribution that decoding one slot a step has over the prompt's right answers; exact.
 
     With the order fixed by the logits, what was drawn before fixes where the next token goes, so
     each answer has one path.
@@ -199,18 +199,20 @@ def answer_law(model: Any, prompt: Words, order: str = "confidence") -> dict[Wor
     return {answer: math.exp(v) for answer, v in zip(answers, logs.tolist(), strict=True)}
 
 
-def measure_laws(model: Any, count: int = 20, order: str = "confidence") -> dict[str, float]:
-    """Mean total variation between `answer_law` and the true law, by enumerable task."""
+def measure_distributions(
+    model: Any, count: int = 20, order: str = "confidence"
+) -> dict[str, float]:
+    """Mean total variation of `answer_distribution` from the true one, by enumerable task."""
     found = {}
     for task in ENUMERABLE:
         prompts = [e.prompt for e in make_examples(EVALUATION_SEED, range(count), task)]
-        values = [total_variation(p, answer_law(model, p, order)) for p in prompts]
+        values = [total_variation(p, answer_distribution(model, p, order)) for p in prompts]
         found[task] = round(sum(values) / len(values), 4)
     return found
 
 
 def measure_bound(model: Any, device: str = "cpu") -> dict[str, Any]:
-    """The bound on the validation loss, and the true law's own entropy, below which none gets."""
+    """The bound on the validation loss, and the true distribution's entropy, its least value."""
     return {
         "validation_nats_per_slot": round(Grammar().validate(model, device), 4),
         "entropy_nats_per_slot": round(true_entropy(2000), 4),
@@ -219,6 +221,6 @@ def measure_bound(model: Any, device: str = "cpu") -> dict[str, Any]:
 
 
 def true_entropy(count: int) -> float:
-    """Entropy of the true law, nats per slot, over the validation prompts."""
+    """Entropy of the true distribution, nats per slot, over the validation prompts."""
     examples = make_examples(VALIDATION_SEED, range(count))
     return sum(math.log(len(right_answers(e.prompt))) for e in examples) / (count * CANVAS)

@@ -52,14 +52,14 @@ def hide(slots: Tensor, counts: np.ndarray, rng: np.random.Generator) -> Tensor:
 
 
 def see_all(valid: Tensor) -> Tensor:
-    """Additive attention mask under which every position looks at every valid one.
+    """Additive attention mask under which every position attends to every valid one.
 
     Args:
         valid: [B, T] bool.
 
     Returns:
         [B, 1, T, T] float32, 0 or the lowest number. transformers' models take a mask of four
-        dimensions as it is, so a causal model given this one looks both ways.
+        dimensions as it is, so a causal model given this one attends both ways.
     """
     mask = torch.zeros(valid.shape, device=valid.device)
     mask.masked_fill_(~valid, torch.finfo(torch.float32).min)
@@ -76,7 +76,7 @@ def hidden_losses(
         ids: [B, T] int64, the whole truth, padded.
         hidden: [B, T] bool, what the model does not see.
         mask_id: stands in the hidden places.
-        pad_id: of padding, which nobody looks at.
+        pad_id: of padding, which no position attends to.
         shift: where the logits of position i stand: at i - shift.
 
     Returns:
@@ -218,14 +218,14 @@ def unmask(
             scores = logs.amax(-1)
         chosen = scores.masked_fill(~hidden, -torch.inf).topk(min(per_step, int(hidden[0].sum())))
         at = chosen.indices
-        laws = logs.gather(1, at[..., None].expand(-1, -1, logs.shape[-1]))
+        chosen_logs = logs.gather(1, at[..., None].expand(-1, -1, logs.shape[-1]))
         if given is not None:
             tokens = given.gather(1, at)
         elif temperature == 0:
-            tokens = laws.argmax(-1)
+            tokens = chosen_logs.argmax(-1)
         else:
-            flat = laws.exp().flatten(0, 1)
+            flat = chosen_logs.exp().flatten(0, 1)
             tokens = flat.multinomial(1, generator=rng).view(at.shape)
-        total += laws.gather(-1, tokens[..., None])[..., 0].sum(1)
+        total += chosen_logs.gather(-1, tokens[..., None])[..., 0].sum(1)
         canvas.scatter_(1, at, tokens)
     return canvas, total

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mmaccel.contracts import Policy
-from mmaccel.demo.scenes.checker import score_pictures
+from mmaccel.demo.scenes.checker import score_images
 from mmaccel.demo.scenes.data import EVALUATION_SEED, CaptionWords, make_captions, make_scenes
 from mmaccel.pipelines.picture_request import join
 from mmaccel.pipelines.text_to_image import TextToImage
@@ -32,7 +32,7 @@ from scripts.training.generator import load_generator, read_weights
 from scripts.training.optim import mixed_precision
 from scripts.training.scenes_tokenizer import psnr
 
-N_PICTURE_TOKENS = 256
+N_IMAGE_TOKENS = 256
 WIDTH, DEPTH, HEADS, INNER = 256, 6, 4, 704
 
 
@@ -52,7 +52,7 @@ def build_generator(words: CaptionWords) -> Any:
             num_hidden_layers=DEPTH,
             num_attention_heads=HEADS,
             num_key_value_heads=HEADS,
-            max_position_embeddings=words.max_words + 2 + N_PICTURE_TOKENS,
+            max_position_embeddings=words.max_words + 2 + N_IMAGE_TOKENS,
             tie_word_embeddings=False,
             initializer_range=0.02,
             bos_token_id=words.bos,
@@ -63,14 +63,14 @@ def build_generator(words: CaptionWords) -> Any:
     )
 
 
-def picture_loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the picture tokens, in nats.
+def image_loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the image tokens, in nats.
 
     Args:
         model: a causal LM.
-        ids: [B, T] int64, padded on the right (causal attention never looks at the padding, so
+        ids: [B, T] int64, padded on the right (causal attention never reaches the padding, so
             no mask is needed).
-        labels: [B, T] int64, `IGNORE` everywhere but on picture tokens.
+        labels: [B, T] int64, `IGNORE` everywhere but on image tokens.
 
     Returns:
         Scalar float32.
@@ -83,16 +83,16 @@ def picture_loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def validation_loss(model: Any, batches: list[tuple[Tensor, Tensor]], device: str) -> float:
-    """Mean `picture_loss` over batches of equal size, nats per token."""
+    """Mean `image_loss` over batches of equal size, nats per token."""
     model.eval()
     with mixed_precision(device):
-        total = sum(float(picture_loss(model, i.to(device), y.to(device))) for i, y in batches)
+        total = sum(float(image_loss(model, i.to(device), y.to(device))) for i, y in batches)
     model.train()
     return total / len(batches)
 
 
 class Scenes:
-    """Captions and pictures of a work folder, read token by token.
+    """Captions and images of a work folder, read token by token.
 
     Args:
         work: holds `tokenizer/`, the pools `train` and `validation` with their tokens.
@@ -125,7 +125,7 @@ class Scenes:
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
         """See `Task`."""
-        return picture_loss(model, ids, labels)
+        return image_loss(model, ids, labels)
 
     def validate(self, model: Any, device: str) -> float:
         """See `Task`."""
@@ -138,32 +138,32 @@ _SAMPLE_BATCH = 50
 def measure_tokenizer(
     tokenizer: PictureTokenizer, work: str | Path, count: int = 500
 ) -> dict[str, Any]:
-    """PSNR on the validation pool, and the checker's scores on real and on reconstructed pictures.
+    """PSNR on the validation pool, and the checker's scores on real and on reconstructed images.
 
     Args:
         tokenizer: to be measured.
         work: holds the pool `validation`.
-        count: pictures for the checker, from `EVALUATION_SEED`.
+        count: images for the checker, from `EVALUATION_SEED`.
     """
     held_out, _ = open_pool(work, "validation")
     _, captions, drawn = make_scenes(EVALUATION_SEED, range(count))
-    pictures = as_float(drawn.numpy())
-    again = torch.cat([tokenizer.decode(tokenizer.encode(p)) for p in pictures.split(100)])
+    images = as_float(drawn.numpy())
+    again = torch.cat([tokenizer.decode(tokenizer.encode(p)) for p in images.split(100)])
     return {
         "psnr_db": round(psnr(tokenizer, held_out), 2),
         "psnr_pictures": len(held_out),
         "vocab_size": tokenizer.vocab_size,
         "codes_used": int(tokenizer.encode(as_float(held_out)).unique().numel()),
         "checker_pictures": count,
-        "checker_on_pictures": _round(score_pictures(pictures, captions)),
-        "checker_on_reconstructions": _round(score_pictures(again, captions)),
+        "checker_on_pictures": _round(score_images(images, captions)),
+        "checker_on_reconstructions": _round(score_images(again, captions)),
     }
 
 
 def measure_loss(
     model: Any, work: str | Path, count: int = 2000, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Validation loss on `count` pictures of the pool `validation`, all captions kept."""
+    """Validation loss on `count` images of the pool `validation`, all captions kept."""
     words = CaptionWords(load_tokenizer(Path(work) / "tokenizer").vocab_size)
     data = TokenPool(work, "validation", words, drop=0.0)
     size = 50
@@ -185,7 +185,7 @@ def measure_samples(
     temperature: float = 1.0,
     seen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Draws pictures for fresh captions and has the checker read them.
+    """Draws images for fresh captions and has the checker read them.
 
     Args:
         model: the generator.
@@ -193,11 +193,11 @@ def measure_samples(
         policy: how to decode.
         count: number of captions, `EVALUATION_SEED` 0..count-1; caption k has seed k.
         guidance_scale, temperature: see `mmaccel.Filters`.
-        seen: captions that training had, as text; their pictures were others.
+        seen: captions that training had, as text; their images were others.
 
     Returns:
         The scores, each with the half-width of its 95 % interval (normal approximation), the scores
-        of the captions that are not in `seen`, and what the pictures cost.
+        of the captions that are not in `seen`, and what the images cost.
     """
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
     pipe = TextToImage(WordPictures(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
@@ -207,12 +207,10 @@ def measure_samples(
         captions, filters, policy=policy, seed=range(count), batch_size=_SAMPLE_BATCH
     )
     made = join(list(batches))
-    pictures = torch.cat(
-        [tokenizer.decode(t) for t in made.tokens.to(pipe.model.device).split(100)]
-    )
-    scores = score_pictures(pictures.cpu(), captions)
+    images = torch.cat([tokenizer.decode(t) for t in made.tokens.to(pipe.model.device).split(100)])
+    scores = score_images(images.cpu(), captions)
     new = [k for k, caption in enumerate(captions) if caption not in seen]
-    unseen = score_pictures(pictures.cpu()[new], [captions[k] for k in new]) if new else {}
+    unseen = score_images(images.cpu()[new], [captions[k] for k in new]) if new else {}
     return {
         "policy": repr(policy),
         "exactness": made.stats.exactness,
@@ -249,10 +247,10 @@ def measure_acceptance(
         work: of `train_generator`; its `snapshots/step-N` and `generator` are read.
         last_step: training step of `generator`.
         tokenizer: of the same model.
-        count: fresh captions, one picture each.
+        count: fresh captions, one image each.
 
     Returns:
-        One row per snapshot: step, validation nats (500 pictures), tokens per pass by setting.
+        One row per snapshot: step, validation nats (500 images), tokens per pass by setting.
     """
     work = Path(work)
     found = {int(f.name.split("-")[1]): f for f in (work / "snapshots").glob("step-*")}

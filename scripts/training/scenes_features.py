@@ -30,7 +30,7 @@ from mmaccel.demo.scenes.features import (
 from mmaccel.demo.scenes.layout import SHAPES
 
 FEATURES_SEED = 6  # of no other collection
-_DRAWN = 500  # pictures drawn together
+_DRAWN = 500  # images drawn together
 
 
 def train_features(
@@ -46,9 +46,9 @@ def train_features(
     Args:
         target: folder of the shipped weights; made where missing.
         work: folder of the log; made where missing.
-        count: distinct pictures.
+        count: distinct images.
         epochs: how often each is seen.
-        batch: pictures a step.
+        batch: images a step.
         rate: largest step size of AdamW, one cycle.
     """
     target, work = Path(target), Path(work)
@@ -56,7 +56,7 @@ def train_features(
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     began = time.time()
-    pictures, wanted = draw_examples(FEATURES_SEED, count)
+    images, wanted = draw_examples(FEATURES_SEED, count)
     model = SceneFeatures()
     optimiser = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     steps = count // batch * epochs
@@ -66,7 +66,7 @@ def train_features(
             total = 0.0
             order = torch.randperm(count)[: count // batch * batch]
             for rows in order.split(batch):
-                seen, right = _mirror(pictures[rows], {k: v[rows] for k, v in wanted.items()})
+                seen, right = _mirror(images[rows], {k: v[rows] for k, v in wanted.items()})
                 loss = measure_loss(model, seen, right)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
@@ -77,30 +77,30 @@ def train_features(
             line |= {"pictures": count, "seconds": round(time.time() - began, 1)}
             log.write(json.dumps(line) + "\n")
             log.flush()
-    model.eval().standardise(pictures[:2000])
+    model.eval().standardise(images[:2000])
     small = {k: v.half() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     save_file({k: v.contiguous() for k, v in small.items()}, target / "model.safetensors")
 
 
 def draw_examples(seed: int, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Pictures `[count, 3, 64, 64]` uint8 of a collection, and their `make_targets`."""
+    """Images `[count, 3, 64, 64]` uint8 of a collection, and their `make_targets`."""
     drawn, targets = [], []
     for first in range(0, count, _DRAWN):
-        scenes, _, pictures = make_scenes(seed, range(first, min(first + _DRAWN, count)))
-        drawn.append(pictures)
+        scenes, _, images = make_scenes(seed, range(first, min(first + _DRAWN, count)))
+        drawn.append(images)
         targets.append(make_targets(scenes))
     return torch.cat(drawn), {k: torch.cat([t[k] for t in targets]) for k in targets[0]}
 
 
-def measure_loss(model: SceneFeatures, pictures: Tensor, wanted: dict[str, Tensor]) -> Tensor:
+def measure_loss(model: SceneFeatures, images: Tensor, wanted: dict[str, Tensor]) -> Tensor:
     """The sum of all heads' losses, a scalar; sizes and places count where an object is.
 
     Args:
         model: to be trained.
-        pictures: `[B, 3, 64, 64]` uint8.
+        images: `[B, 3, 64, 64]` uint8.
         wanted: of `make_targets`.
     """
-    told = model.read(model(pictures))
+    told = model.read(model(images))
     is_there = wanted["shapes"] < len(SHAPES)
     loss = cross_entropy(told["ground"], wanted["ground"])
     loss = loss + 3 * cross_entropy(told["shapes"].flatten(0, 1), wanted["shapes"].flatten())
@@ -108,20 +108,20 @@ def measure_loss(model: SceneFeatures, pictures: Tensor, wanted: dict[str, Tenso
     return loss + 20 * (told["places"] - wanted["places"])[is_there].square().mean()
 
 
-def _mirror(pictures: Tensor, wanted: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def _mirror(images: Tensor, wanted: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Left and right changed in half of a batch."""
-    turned = torch.rand(len(pictures)) < 0.5
-    pictures = torch.where(turned[:, None, None, None], pictures.flip(-1), pictures)
+    turned = torch.rand(len(images)) < 0.5
+    images = torch.where(turned[:, None, None, None], images.flip(-1), images)
     places = wanted["places"].clone()
     places[turned, :, 0] *= -1
-    return pictures, wanted | {"places": places}
+    return images, wanted | {"places": places}
 
 
 @torch.no_grad()
 def measure_accuracy(count: int) -> dict[str, float]:
-    """Shares of unseen pictures, objects or pairs of objects of which the heads are right."""
-    pictures, wanted = draw_examples(VALIDATION_SEED, count)
-    told = load_features().read(extract_features(pictures))
+    """Shares of unseen images, objects or pairs of objects of which the heads are right."""
+    images, wanted = draw_examples(VALIDATION_SEED, count)
+    told = load_features().read(extract_features(images))
     is_there = wanted["shapes"] < len(SHAPES)
     shapes = told["shapes"].argmax(-1)
     right = []
@@ -142,7 +142,7 @@ def measure_accuracy(count: int) -> dict[str, float]:
 
 
 def measure_distances(count: int) -> dict[str, dict[str, float]]:
-    """Fréchet and kernel distances of damaged pictures from as many whole ones, by damage."""
+    """Fréchet and kernel distances of damaged images from as many whole ones, by damage."""
     frechet_of = load("mmaccel.evaluation.quality.frechet:frechet_of")
     squared_mmd = load("mmaccel.evaluation.quality.kid:squared_mmd")
     both = draw_reference(2 * count)
@@ -157,17 +157,17 @@ def measure_distances(count: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def add_noise(pictures: Tensor, strength: float) -> Tensor:
+def add_noise(images: Tensor, strength: float) -> Tensor:
     """Normal noise of a standard deviation, in 0..1 of full range, on `[N, 3, h, w]` in 0..1."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(pictures.shape, generator=generator)
-    return (pictures + strength * noise).clamp(0, 1)
+    noise = torch.randn(images.shape, generator=generator)
+    return (images + strength * noise).clamp(0, 1)
 
 
-def blur(pictures: Tensor, side: int) -> Tensor:
+def blur(images: Tensor, side: int) -> Tensor:
     """Means over squares of an odd side, on `[N, 3, h, w]`."""
     reach = side // 2
-    return avg_pool2d(pad(pictures, (reach,) * 4, mode="replicate"), side, 1)
+    return avg_pool2d(pad(images, (reach,) * 4, mode="replicate"), side, 1)
 
 
 DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {

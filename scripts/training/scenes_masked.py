@@ -1,4 +1,4 @@
-"""`scenes-masked`, the Llama of `scenes` looking both ways: the model, its task, its figures.
+"""`scenes-masked`, the Llama of `scenes` attending both ways: the model, its task, its figures.
 
 Chang et al., 2022, arXiv 2202.04200; Nie et al., 2025, arXiv 2502.09992.
 Departures: begun from the next-token model's weights, with one id more for the mask, and logits of
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.demo.scenes.checker import score_pictures
+from mmaccel.demo.scenes.checker import score_images
 from mmaccel.demo.scenes.data import EVALUATION_SEED, CaptionWords, make_captions
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
 from scripts.training.generator import read_weights
@@ -31,14 +31,14 @@ from scripts.training.masking import (
     unmask,
 )
 from scripts.training.optim import mixed_precision
-from scripts.training.scenes import N_PICTURE_TOKENS, Scenes, build_generator
+from scripts.training.scenes import N_IMAGE_TOKENS, Scenes, build_generator
 
 _TRAIN, _CHECK = 1, 2
 _GROWN = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class MaskedScenes(Scenes):
-    """Captions and pictures of a work folder, read through masks.
+    """Captions and images of a work folder, read through masks.
 
     Args:
         work, emphasis, one_shape: see `Scenes`.
@@ -69,12 +69,12 @@ class MaskedScenes(Scenes):
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
         """See `Task`."""
         rng = np.random.default_rng((_TRAIN, step))
-        counts = draw_counts(rng, len(ids), N_PICTURE_TOKENS)
+        counts = draw_counts(rng, len(ids), N_IMAGE_TOKENS)
         hidden = hide(slots_of(labels), counts, rng).to(ids.device)
         return masked_loss(self._losses(model, ids, hidden), hidden, self.power)
 
     def validate(self, model: Any, device: str) -> float:
-        """The bound on the negative log-likelihood per token; 500 pictures, fixed masks."""
+        """The bound on the negative log-likelihood per token; 500 images, fixed masks."""
         return self._checked(model, device, None)
 
     def at_share(self, model: Any, device: str, share: float) -> float:
@@ -88,9 +88,9 @@ class MaskedScenes(Scenes):
         for k, (ids, labels) in enumerate(self.checks):
             rng = np.random.default_rng((_CHECK, k))
             if share is None:
-                counts = draw_counts(rng, len(ids), N_PICTURE_TOKENS)
+                counts = draw_counts(rng, len(ids), N_IMAGE_TOKENS)
             else:
-                counts = np.full(len(ids), max(1, round(share * N_PICTURE_TOKENS)))
+                counts = np.full(len(ids), max(1, round(share * N_IMAGE_TOKENS)))
             hidden = hide(slots_of(labels), counts, rng).to(device)
             with mixed_precision(device):
                 total += float(masked_loss(self._losses(model, ids.to(device), hidden), hidden))
@@ -128,11 +128,11 @@ SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _BATCH = 50
 
 
-def picture_reader(model: Any, words: CaptionWords) -> MaskedModel:
+def image_reader(model: Any, words: CaptionWords) -> MaskedModel:
     """A masked generator with its ids, for the plain decoder."""
     return MaskedModel(
         model,
-        slots=N_PICTURE_TOKENS,
+        slots=N_IMAGE_TOKENS,
         tokens=words.n_image_tokens,
         mask_id=model.config.mask_token_id,
         pad_id=words.pad,
@@ -141,7 +141,7 @@ def picture_reader(model: Any, words: CaptionWords) -> MaskedModel:
 
 
 def measure_masked_loss(model: Any, work: str | Path, device: str = "cpu") -> dict[str, Any]:
-    """The bound and the loss at several shares of hidden slots; 500 pictures, fixed masks."""
+    """The bound and the loss at several shares of hidden slots; 500 images, fixed masks."""
     task = MaskedScenes(work, shift=model.config.logit_shift)
     bound = task.validate(model, device)
     return {
@@ -165,7 +165,7 @@ def measure_masked_samples(
     guidance_scale: float = 2.0,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """Fills canvases for fresh captions with the plain decoder; the checker reads the pictures.
+    """Fills canvases for fresh captions with the plain decoder; the checker reads the images.
 
     Args:
         model: of `build_masked`.
@@ -177,9 +177,9 @@ def measure_masked_samples(
         The scores, each with the half-width of its 95 % interval (normal approximation).
     """
     words = CaptionWords(tokenizer.vocab_size)
-    reader = picture_reader(model, words)
+    reader = image_reader(model, words)
     captions = make_captions(EVALUATION_SEED, range(count))
-    pictures = []
+    images = []
     for start in range(0, count, _BATCH):
         tokens, _ = unmask(
             reader,
@@ -191,12 +191,12 @@ def measure_masked_samples(
             free=words.unconditional(),
             guidance=guidance_scale,
         )
-        pictures.append(tokenizer.decode(tokens))
-    scores = score_pictures(torch.cat(pictures), captions)
+        images.append(tokenizer.decode(tokens))
+    scores = score_images(torch.cat(images), captions)
     return {
         "order": order,
         "per_step": per_step,
-        "passes": -(-N_PICTURE_TOKENS // per_step),
+        "passes": -(-N_IMAGE_TOKENS // per_step),
         "captions": count,
         "guidance_scale": guidance_scale,
         "temperature": temperature,

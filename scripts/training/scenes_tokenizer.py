@@ -1,8 +1,8 @@
-"""Trains the picture tokenizer of `scenes` by weighted squared error.
+"""Trains the image tokenizer of `scenes` by weighted squared error.
 
 Finite scalar quantization needs no auxiliary loss (arXiv 2309.15505, section 3), so the
 objective is the reconstruction error alone, weighted towards the objects, because a caption
-speaks of them and the ground is most of the picture: AdamW, a one-cycle learning rate, bfloat16
+speaks of them and the ground is most of the image: AdamW, a one-cycle learning rate, bfloat16
 autocast.
 """
 
@@ -37,32 +37,32 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 }
 
 
-def psnr(tokenizer: PictureTokenizer, pictures: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of reconstructions in decibels, of the mean error of all pictures.
+def psnr(tokenizer: PictureTokenizer, images: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of reconstructions in decibels, of the mean error of all images.
 
     Args:
         tokenizer: encodes and decodes.
-        pictures: [N, 3, 64, 64] uint8.
+        images: [N, 3, 64, 64] uint8.
     """
     errors = []
-    for start in range(0, len(pictures), 100):
-        real = as_float(pictures[start : start + 100])
+    for start in range(0, len(images), 100):
+        real = as_float(images[start : start + 100])
         again = tokenizer.decode(tokenizer.encode(real)).clamp(0, 1)
         errors.append((again - real).square().mean((1, 2, 3)))
     return -10 * math.log10(float(torch.cat(errors).mean()))
 
 
-def object_weight(pictures: Tensor, gain: float = 3.0) -> Tensor:
+def object_weight(images: Tensor, gain: float = 3.0) -> Tensor:
     """Weights that make outlines count: 1 + gain within two pixels of an object, else 1; mean 1.
 
     Args:
-        pictures: [B, 3, h, w] float in 0..1.
+        images: [B, 3, h, w] float in 0..1.
         gain: what objects count more.
 
     Returns:
         [B, 1, h, w] float32.
     """
-    light, dark = pictures.amax(1, keepdim=True), pictures.amin(1, keepdim=True)
+    light, dark = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     solid = (
         (light - dark > 0.5) | (dark > 0.8)
     ).float()  # the vivid and the white; grounds are neither
@@ -84,15 +84,15 @@ def train_tokenizer(
     Args:
         work: folder for pools, log and result.
         steps: optimiser steps.
-        batch: pictures per step.
-        pool: distinct training pictures.
+        batch: images per step.
+        pool: distinct training images.
         rate: peak learning rate.
         device: "cpu" or "cuda".
     """
     work = Path(work)
     make_pool(work, "tokenizer_pool", TOKENIZER_SEED, pool)
     make_pool(work, "validation", VALIDATION_SEED, 2000)
-    pictures, _ = open_pool(work, "tokenizer_pool")
+    images, _ = open_pool(work, "tokenizer_pool")
     held_out, _ = open_pool(work, "validation")
     torch.manual_seed(0)
     tokenizer = PictureTokenizer(**TOKENIZER_CONFIG).to(device)
@@ -105,7 +105,7 @@ def train_tokenizer(
     with (work / "tokenizer.jsonl").open("a", encoding="utf-8") as log:
         for step in range(1, steps + 1):
             real = as_float(
-                pictures[np.sort(order.choice(len(pictures), batch, replace=False))], device
+                images[np.sort(order.choice(len(images), batch, replace=False))], device
             )
             with mixed_precision(device):
                 again = tokenizer(real)

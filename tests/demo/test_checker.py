@@ -1,4 +1,4 @@
-"""The checker: real pictures pass, every kind of wrong picture fails the verdict it belongs to."""
+"""The checker: real images pass, every kind of wrong image fails the verdict it belongs to."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +9,12 @@ import torch
 
 from mmaccel.demo.scenes.checker import (
     Fit,
-    check_pictures,
+    check_images,
     core_size,
     find_pieces,
     is_shape,
     largest_piece,
-    score_pictures,
+    score_images,
 )
 from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.demo.scenes.layout import SHAPES, SceneObject, draw_scene, generator
@@ -26,7 +26,7 @@ PICTURES = DRAWN.float() / 255
 
 
 def test_real_pictures_are_right() -> None:
-    scores = score_pictures(PICTURES, CAPTIONS)
+    scores = score_images(PICTURES, CAPTIONS)
     assert scores["whole"] >= 0.97
     assert scores["background"] >= 0.99
 
@@ -66,7 +66,7 @@ def test_a_wrong_word_fails_its_own_verdict(verdict: str) -> None:
             if tried >= 30:
                 break
             tried += 1
-            judged = check_pictures(PICTURES[k : k + 1], [wrong])[0]
+            judged = check_images(PICTURES[k : k + 1], [wrong])[0]
             caught += not getattr(judged, verdict) and not judged.whole
     assert tried >= 15
     assert caught >= 0.97 * tried
@@ -78,7 +78,7 @@ def test_a_colour_too_many_is_wrong() -> None:
         if len(scene.objects) == 2 and scene.relations[0] != "inside":
             wanted = scene.objects[0]
             caption = f"a {wanted.colour} {wanted.shape}"
-            assert not check_pictures(drawn[k : k + 1].float() / 255, [caption])[0].colours
+            assert not check_images(drawn[k : k + 1].float() / 255, [caption])[0].colours
             return
     pytest.fail("no picture of two objects among sixty")
 
@@ -88,7 +88,7 @@ def thing(colour: str, shape: str, x: float, y: float, radius: float) -> SceneOb
 
 
 def drawn_scene(ground: str, *things: SceneObject) -> torch.Tensor:
-    """A picture [1, 3, 64, 64] with these objects and an ordinary ground."""
+    """An image [1, 3, 64, 64] with these objects and an ordinary ground."""
     rng = generator(99, 5)
     scene = replace(draw_scene(rng), objects=things, relations=(), background=ground)
     return render([scene], [draw_noise(rng)]).float() / 255
@@ -100,17 +100,17 @@ BLUE = thing("blue", "square", 40, 44, 13.5)
 
 def test_an_object_of_an_asked_colour_too_many_is_wrong() -> None:
     caption = ["a red circle above a blue square on grass"]
-    assert check_pictures(drawn_scene("grass", RED, BLUE), caption)[0].whole
+    assert check_images(drawn_scene("grass", RED, BLUE), caption)[0].whole
     for extra in (thing("red", "star", 50, 15, 9), thing("red", "circle", 50, 15, 8.5)):
-        judged = check_pictures(drawn_scene("grass", RED, BLUE, extra), caption)[0]
+        judged = check_images(drawn_scene("grass", RED, BLUE, extra), caption)[0]
         assert not judged.colours and not judged.whole
 
 
 def test_bands_of_several_grounds_are_no_ground() -> None:
-    picture = drawn_scene("grass", RED, BLUE)
-    picture[:, :, 22:40] = drawn_scene("sand", RED, BLUE)[:, :, 22:40]
-    picture[:, :, 40:] = drawn_scene("night", RED, BLUE)[:, :, 40:]
-    assert not check_pictures(picture, ["a red circle above a blue square on grass"])[0].background
+    image = drawn_scene("grass", RED, BLUE)
+    image[:, :, 22:40] = drawn_scene("sand", RED, BLUE)[:, :, 22:40]
+    image[:, :, 40:] = drawn_scene("night", RED, BLUE)[:, :, 40:]
+    assert not check_images(image, ["a red circle above a blue square on grass"])[0].background
 
 
 MALFORMED = {
@@ -136,12 +136,12 @@ MALFORMED = {
 
 @pytest.mark.parametrize("shape", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_objects_pass_as_no_shape(shape: Callable[..., torch.Tensor]) -> None:
-    picture = drawn_scene("grass", thing("red", "circle", 1000, 1000, 9))
+    image = drawn_scene("grass", thing("red", "circle", 1000, 1000, 9))
     y, x = torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij")
     for channel, value in enumerate(COLOUR_RGB["red"]):
-        picture[0, channel][shape(x, y)] = value
+        image[0, channel][shape(x, y)] = value
     for name in SHAPES:
-        assert not check_pictures(picture, [f"a red {name} on grass"])[0].whole
+        assert not check_images(image, [f"a red {name} on grass"])[0].whole
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,6 @@ def test_pieces_and_cores_by_hand() -> None:
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(ShapeError, match="2 captions"):
-        check_pictures(PICTURES[:1], CAPTIONS[:2])
+        check_images(PICTURES[:1], CAPTIONS[:2])
     with pytest.raises(OptionError, match="caption"):
-        check_pictures(PICTURES[:1], ["a dog"])
+        check_images(PICTURES[:1], ["a dog"])

@@ -1,4 +1,4 @@
-"""The grammar's data and checker: every task's answers by hand, the law, ids and back."""
+"""The grammar's data and checker: every task's answers by hand, the distribution, ids and back."""
 
 from collections import Counter
 

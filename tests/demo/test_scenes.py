@@ -15,11 +15,11 @@ SCENES = [draw_scene(generator(7, k)) for k in range(400)]
 
 
 def test_a_picture_depends_on_seed_and_index_alone() -> None:
-    _, captions, pictures = make_scenes(5, [3, 9, 4])
+    _, captions, images = make_scenes(5, [3, 9, 4])
     _, alone_captions, alone = make_scenes(5, [9])
     assert captions[1] == alone_captions[0]
-    assert torch.equal(pictures[1], alone[0])
-    assert pictures.dtype == torch.uint8 and pictures.shape == (3, 3, 64, 64)
+    assert torch.equal(images[1], alone[0])
+    assert images.dtype == torch.uint8 and images.shape == (3, 3, 64, 64)
     assert make_captions(5, [3, 9, 4]) == captions
     assert not torch.equal(make_scenes(6, [9])[2][0], alone[0])
 

@@ -70,7 +70,7 @@ def test_sizes_are_the_published_ones(
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: size.name)
 def test_a_model_built_on_the_device_is_like_any_other(size: Size) -> None:
-    """Buffers are those of the class, weights random, and a window sees picture tokens alone."""
+    """Buffers are those of the class, weights random, and a window sees image tokens alone."""
     small = shrink(size)
     model = build(small, CPU, torch.float32)
     usual = type(model)(model.config)
@@ -318,7 +318,7 @@ def test_canvases_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert made["figures"] == {"canvas_lossless_speed_up": slowest}
 
 
-def test_other_tokens_than_the_oracle_s_are_told(
+def test_other_tokens_than_the_reference_s_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, call = TextToImage.from_pretrained(masked_beside_plain(tmp_path)[0]), TextToImage.__call__
@@ -330,7 +330,7 @@ def test_other_tokens_than_the_oracle_s_are_told(
         return made
 
     monkeypatch.setattr(TextToImage, "__call__", spoilt)
-    with pytest.raises(CheckError, match=r"oracle's: LosslessUnmask\(drafts=16") as caught:
+    with pytest.raises(CheckError, match=r"reference's: LosslessUnmask\(drafts=16") as caught:
         measure_canvas(CPU, pipe, batches=(1,), repeats=1)
     assert [row["same"] for row in caught.value.found["canvas"][:3]] == [2, 2, 1]
 

@@ -126,7 +126,7 @@ def test_what_has_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main([*options, "toys"]) == 2
     assert "expected one that can run on toys" in " ".join(capsys.readouterr().err.split())
     assert main([*options, str(beside)]) == 2  # nothing masked about it
-    assert "expected a masked model of pictures" in " ".join(capsys.readouterr().err.split())
+    assert "expected a masked model of images" in " ".join(capsys.readouterr().err.split())
     ends = [*options[:4], "entropy-bounded 0.5 end", "--count", "1", "--model"]
     for model in ("toys", str(source)):  # no token ends a joint or a picture
         assert main([*ends, model]) == 2

@@ -25,8 +25,8 @@ from scripts.training.scenes_features import (
 
 def test_images_are_mirrored_with_their_places() -> None:
     torch.manual_seed(0)
-    pictures = torch.arange(8).expand(20, 3, 8, 8).to(torch.uint8)
-    turned, right = _mirror(pictures, {"places": torch.full((20, 7, 2), 0.25)})
+    images = torch.arange(8).expand(20, 3, 8, 8).to(torch.uint8)
+    turned, right = _mirror(images, {"places": torch.full((20, 7, 2), 0.25)})
     is_turned = turned[:, 0, 0, 0] == 7
     assert 0 < int(is_turned.sum()) < 20
     assert torch.equal(right["places"][:, 0, 0], torch.where(is_turned, -0.25, 0.25))
@@ -40,8 +40,8 @@ def test_the_shipped_network_reads_unseen_pictures() -> None:
 
 
 def test_damage_is_seen() -> None:
-    """Distances from 150 whole pictures, of 150 others, rise with noise and with blur. Weak
-    damage (a blur of 3 pixels) takes more pictures to be seen; the card has 1000."""
+    """Distances from 150 whole images, of 150 others, rise with noise and with blur. Weak
+    damage (a blur of 3 pixels) takes more images to be seen; the card has 1000."""
     drawn = draw_reference(300)
     reference = extract_features(drawn[:150]).numpy()
     others = drawn[150:].float() / 255

@@ -143,7 +143,7 @@ def test_the_grammar_card_holds_measured_figures(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "DECODED", (("confidence", 8),))
-    monkeypatch.setattr(export, "_LAW_PROMPTS", 1)
+    monkeypatch.setattr(export, "_DISTRIBUTION_PROMPTS", 1)
     plan = GeneratorTraining(steps=1, fall=1, batch=4, snapshots=())
     train_generator(work, Grammar(checks=100), plan)
     export_grammar(work, work / "out")

@@ -155,7 +155,7 @@ def test_given_tokens_are_put_and_weighed() -> None:
 
 
 def test_guidance_goes_from_the_free_prompt_towards_the_caption() -> None:
-    # the free prompt's law is uniform; guidance 0 is that law, so slots need not be alike
+    # the free prompt's distribution is uniform; guidance 0 takes it, so slots need not be alike
     tokens, _ = unmask(PAIR, [[1]] * 400, seed=0, free=[], guidance=0.0)
     assert 150 < int((tokens[:, 0] != tokens[:, 1]).sum()) < 250
     with pytest.raises(OptionError, match="unconditional"):

@@ -114,7 +114,7 @@ def test_training_begins_from_trained_weights(work: Path) -> None:
 
 
 class Tokens:
-    """A picture tokenizer of 15 codes whose pictures nobody looks at."""
+    """An image tokenizer of 15 codes whose images nobody looks at."""
 
     vocab_size, grid, size = 15, (16, 16), 4
 
@@ -149,18 +149,18 @@ def test_greedy_pictures_follow_the_model(
 
 def test_psnr_and_weights_by_hand() -> None:
     class Half(torch.nn.Module):
-        def encode(self, pictures: torch.Tensor) -> torch.Tensor:
-            return pictures
+        def encode(self, images: torch.Tensor) -> torch.Tensor:
+            return images
 
-        def decode(self, pictures: torch.Tensor) -> torch.Tensor:
-            return pictures + 0.1
+        def decode(self, images: torch.Tensor) -> torch.Tensor:
+            return images + 0.1
 
-    pictures = np.full((3, 3, 64, 64), 51, np.uint8)
-    assert psnr(Half(), pictures) == pytest.approx(20.0, abs=1e-3)  # type: ignore[arg-type]
-    picture = torch.full((1, 3, 9, 9), 0.5)
-    picture[0, :, 4, 4] = torch.tensor([0.9, 0.1, 0.1])
-    weight = object_weight(picture, gain=3.0)
+    images = np.full((3, 3, 64, 64), 51, np.uint8)
+    assert psnr(Half(), images) == pytest.approx(20.0, abs=1e-3)  # type: ignore[arg-type]
+    image = torch.full((1, 3, 9, 9), 0.5)
+    image[0, :, 4, 4] = torch.tensor([0.9, 0.1, 0.1])
+    weight = object_weight(image, gain=3.0)
     assert weight.mean() == pytest.approx(1.0)
     assert int((weight > 1).sum()) == 25
     assert float(weight.max() / weight.min()) == pytest.approx(4.0)
-    assert as_float(pictures).max() == pytest.approx(0.2)
+    assert as_float(images).max() == pytest.approx(0.2)

@@ -72,7 +72,7 @@ class GrammarText:
         said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if said.get("mask") != MASK or said.get("words") != list(WORDS):
             raise OptionError(
-                f"model: expected a masked model of pictures or the folder of grammar-masked, "
+                f"model: expected a masked model of images or the folder of grammar-masked, "
                 f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
                 "scripts/train_demo.py grammar-export"
             )
@@ -82,7 +82,7 @@ class GrammarText:
         self.model = MaskedLM(model.to(device), MASK, shift=shift, vocab_size=MASK)
 
     def prompt(self, prompts: Sequence[Words]) -> Prompt:
-        """Prompts of B rows; a row ends behind its first `end`."""
+        """Prompts of B rows; a row ends after its first `end`."""
         rows = [encode_prompt(words) for words in prompts]
         longest = max(map(len, rows))
         padded, device = [[*row, *[PAD] * (longest - len(row))] for row in rows], self.model.device
@@ -93,9 +93,9 @@ class GrammarText:
 
     @staticmethod
     def fill_up(tokens: Tensor, lengths: Tensor) -> list[list[int]]:
-        """Canvases `[B, L]` with `end` behind their rows' ends, as the checker reads them."""
-        behind = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
-        filled: list[list[int]] = tokens.masked_fill(behind, END).tolist()
+        """Canvases `[B, L]` with `end` after their rows' ends, as the checker reads them."""
+        past_end = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+        filled: list[list[int]] = tokens.masked_fill(past_end, END).tolist()
         return filled
 
 
@@ -111,17 +111,18 @@ def share_right(prompts: Sequence[Words], canvases: Sequence[Sequence[int]]) -> 
     return sum(right) / len(right)
 
 
-def total_variation(prompt: Words, law: Mapping[Words, float]) -> float:
-    """Total variation between a law and the true one, which is uniform over right answers.
+def total_variation(prompt: Words, distribution: Mapping[Words, float]) -> float:
+    """Total variation between a distribution and the true one, which is uniform over right answers.
 
     Args:
-        prompt: fixes the true law.
-        law: probabilities of some answers; what is missing to one is taken to lie on wrong ones.
+        prompt: fixes the true distribution.
+        distribution: probabilities of some answers; what is missing to one is taken to lie on wrong
+            ones.
 
     Returns:
         0..1.
     """
     answers = right_answers(prompt)
-    right = [law.get(answer, 0.0) for answer in answers]
+    right = [distribution.get(answer, 0.0) for answer in answers]
     on_right = sum(abs(p - 1 / len(answers)) for p in right)
     return (on_right + max(0.0, 1.0 - sum(right))) / 2

@@ -63,7 +63,7 @@ def decode_answer(ids: Sequence[int]) -> tuple[str, ...] | None:
     """The words before the first `end`.
 
     Returns:
-        None where there is no `end`, or something else behind it: the canvas is no answer.
+        None where there is no `end`, or something else after it: the canvas is no answer.
     """
     ids = list(ids)
     if END not in ids:
@@ -97,7 +97,7 @@ class Example(NamedTuple):
 
 
 def right_answers(prompt: Words) -> list[Words]:
-    """Every right answer of a prompt, each once; the data's law is uniform over them.
+    """Every right answer of a prompt, each once; the data's distribution is uniform over them.
 
     Args:
         prompt: a task and its words.

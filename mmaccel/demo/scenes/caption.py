@@ -2,7 +2,7 @@
 
 The language: `[the|a|an] [size] colour shape`, a relation, a second object, optionally `and`
 relation and a third object (both relations speak of the first object), and `on the grass` or
-`at night`, in front or behind. Every caption written here can be read by `read_caption`.
+`at night`, first or last. Every caption written here can be read by `read_caption`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def read_caption(caption: str) -> Reading:
         elif word in _RELATION_OF:
             relations.append(_RELATION_OF[word])
         elif word not in (*_FILLER, "and", "on", "at"):
-            raise _unreadable(caption, f"a word of the language in place of '{word}'")
+            raise _unreadable(caption, f"a word of the language instead of '{word}'")
     if not objects:
         raise _unreadable(caption, "at least one object, such as 'a red circle'")
     if len(relations) != len(objects) - 1 or len(objects) > 3:

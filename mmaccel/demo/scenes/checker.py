@@ -32,9 +32,9 @@ from mmaccel.demo.scenes.render import BACKGROUND_RGB, COLOUR_RGB, shape_depth
 from mmaccel.errors import ShapeError
 
 _CORE = 9  # pixels of core an object must have
-# The next five were set with a margin to what real pictures show after the tokenizer (500 of them).
+# The next five were set with a margin to what real images show after the tokenizer (500 of them).
 _SECOND = 25  # pixels of core that make a second piece of an asked colour an object of its own
-_GROUND = 0.8  # share of the pixels beside objects that show the ground asked for
+_GROUND = 0.8  # share of the pixels outside objects that show the ground asked for
 _EXPLAINED = 0.1  # of the variance around a piece, by the shape laid over it
 _EXTENT = 1.2  # of a piece, in diameters of the shape laid over it
 _OVERLAP = {"circle": 0.72, "square": 0.65, "triangle": 0.6, "star": 0.6, "ring": 0.5}
@@ -43,7 +43,7 @@ _NEAR = 5.0  # pixels: least distance of two objects told apart by direction
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is right about one picture; `whole` means all the others are."""
+    """What is right about one image; `whole` means all the others are."""
 
     background: bool
     colours: bool
@@ -57,36 +57,36 @@ class Verdict:
         return self.background and self.colours and self.shapes and self.sizes and self.relations
 
 
-def check_pictures(pictures: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges pictures.
+def check_images(images: Tensor, captions: Sequence[str]) -> list[Verdict]:
+    """Judges images.
 
     Args:
-        pictures: [B, 3, 64, 64] float in 0..1.
+        images: [B, 3, 64, 64] float in 0..1.
         captions: B captions of the scenes language, no colour twice in one caption.
 
     Returns:
-        One verdict per picture. A background, size or colour that the caption leaves open
+        One verdict per image. A background, size or colour that the caption leaves open
         cannot be wrong.
 
     Raises:
-        ShapeError: not B pictures.
+        ShapeError: not B images.
         OptionError: a caption cannot be read.
     """
-    if pictures.ndim != 4 or len(pictures) != len(captions) or pictures.shape[1] != 3:
+    if images.ndim != 4 or len(images) != len(captions) or images.shape[1] != 3:
         raise ShapeError(
-            f"pictures: expected [{len(captions)}, 3, h, w] for {len(captions)} captions, "
-            f"received {list(pictures.shape)}."
+            f"images: expected [{len(captions)}, 3, h, w] for {len(captions)} captions, "
+            f"received {list(images.shape)}."
         )
-    labels = classify_pixels(pictures)
+    labels = classify_pixels(images)
     return [
         _judge(p, row, read_caption(c))
-        for p, row, c in zip(pictures.float(), labels, captions, strict=True)
+        for p, row, c in zip(images.float(), labels, captions, strict=True)
     ]
 
 
-def score_pictures(pictures: Tensor, captions: Sequence[str]) -> dict[str, float]:
-    """Shares of right verdicts, by name, each 0..1 (arguments as `check_pictures`)."""
-    verdicts = check_pictures(pictures, captions)
+def score_images(images: Tensor, captions: Sequence[str]) -> dict[str, float]:
+    """Shares of right verdicts, by name, each 0..1 (arguments as `check_images`)."""
+    verdicts = check_images(images, captions)
     rows = [{**asdict(v), "whole": v.whole} for v in verdicts]
     return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
 
@@ -95,17 +95,17 @@ def ground_share(labels: np.ndarray, ground: str) -> float:
     """Share of the pixels that show no object which show a ground; labels [h, w] from
     `classify_pixels`.
     """
-    beside = ~np.isin(labels, [NAMES.index(c) for c in COLOURS])
-    return float((labels == NAMES.index(ground)).sum() / max(beside.sum(), 1))
+    is_ground = ~np.isin(labels, [NAMES.index(c) for c in COLOURS])
+    return float((labels == NAMES.index(ground)).sum() / max(is_ground.sum(), 1))
 
 
 def count_objects(labels: np.ndarray, colour: str) -> int:
-    """How many objects of a colour a picture has; labels [h, w] from `classify_pixels`."""
+    """How many objects of a colour an image has; labels [h, w] from `classify_pixels`."""
     cores = [core_size(piece) for piece in find_pieces(labels == NAMES.index(colour))]
     return int(any(core >= _CORE for core in cores[:1])) + sum(c >= _SECOND for c in cores[1:])
 
 
-def _judge(picture: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
+def _judge(image: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
     ground = wanted.background
     background = ground is None or ground_share(labels, ground) >= _GROUND
     colours = [o.colour for o in wanted.objects]
@@ -115,7 +115,7 @@ def _judge(picture: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
     fits = []
     for colour in colours:
         others = np.isin(labels, [NAMES.index(c) for c in colours if c != colour])
-        fits.append(fit_shape(picture, largest_piece(labels == NAMES.index(colour)), others))
+        fits.append(fit_shape(image, largest_piece(labels == NAMES.index(colour)), others))
     return Verdict(
         background,
         all(counts[colour] == (colour in colours) for colour in COLOURS),
@@ -126,7 +126,7 @@ def _judge(picture: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
 
 
 def is_shape(fit: Fit, shape: str) -> bool:
-    """Whether a piece of the picture is that shape: the best fit, and a good one."""
+    """Whether a piece of the image is that shape: the best fit, and a good one."""
     return (
         fit.shape == shape
         and fit.overlap >= _OVERLAP[shape]
@@ -191,16 +191,16 @@ def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
     return labels, torch.stack(hard), torch.stack(soft)
 
 
-def fit_shape(picture: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
-    """Fits a shape to a piece of a picture.
+def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
+    """Fits a shape to a piece of an image.
 
     Args:
-        picture: [3, h, w] float in 0..1.
+        image: [3, h, w] float in 0..1.
         mask: [h, w] bool, where the piece was found; at least one pixel.
         hidden: [h, w] bool, pixels that show another object; they count neither way.
 
     Returns:
-        The best fit; x and y are pixels from the picture's top left.
+        The best fit; x and y are pixels from the image's top left.
     """
     labels, hard, soft = _templates()
     rows, columns = np.nonzero(mask)
@@ -211,7 +211,7 @@ def fit_shape(picture: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
     near = (ys - cy) ** 2 + (xs - cx) ** 2 < reach**2
     free = ~(grow(hidden) & ~grow(mask))
     planes = np.stack([mask, free | mask, free & near]).astype(np.float32)
-    layers = torch.cat([torch.from_numpy(planes), picture])
+    layers = torch.cat([torch.from_numpy(planes), image])
     room = _HALF + _SHIFT
     layers = pad(layers, (room, room, room, room))
     layers = layers[:, cy : cy + 2 * room + 1, cx : cx + 2 * room + 1]
@@ -266,17 +266,17 @@ _BACKGROUND_LIGHT = {
 }
 
 
-def classify_pixels(pictures: Tensor) -> np.ndarray:
+def classify_pixels(images: Tensor) -> np.ndarray:
     """Names the pixels.
 
     Args:
-        pictures: [B, 3, h, w] float in 0..1.
+        images: [B, 3, h, w] float in 0..1.
 
     Returns:
         [B, h, w] int64, indices into `NAMES`.
     """
-    smooth = avg_pool2d(pad(pictures.float(), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    pixel = (0.5 * smooth + 0.5 * pictures).permute(0, 2, 3, 1)  # [B, h, w, 3]
+    smooth = avg_pool2d(pad(images.float(), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    pixel = (0.5 * smooth + 0.5 * images).permute(0, 2, 3, 1)  # [B, h, w, 3]
     distances = []
     for name in NAMES:
         prototype = torch.tensor(COLOUR_RGB.get(name) or BACKGROUND_RGB[name])

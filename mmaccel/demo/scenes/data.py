@@ -36,14 +36,14 @@ TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED, TOKENIZER_SEED = 1, 2, 3, 4
 
 
 def make_scenes(seed: int, indices: Iterable[int]) -> tuple[list[Scene], list[str], Tensor]:
-    """Makes captioned pictures.
+    """Makes captioned images.
 
     Args:
         seed: which collection.
-        indices: which pictures of it.
+        indices: which images of it.
 
     Returns:
-        Scenes, captions, and pictures [B, 3, 64, 64] uint8. The result for an index does not
+        Scenes, captions, and images [B, 3, 64, 64] uint8. The result for an index does not
         depend on the others.
     """
     scenes, captions, noises = [], [], []

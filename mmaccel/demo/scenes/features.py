@@ -1,8 +1,8 @@
-"""Scenes: features of pictures, by a small network that tells what is in them.
+"""Scenes: features of images, by a small network that tells what is in them.
 
-A Fréchet or kernel distance needs an extractor that knows its pictures. This one was trained to
-name ground, colours, shapes, sizes and places (`mmaccel.demo.train_features`); what its heads read
-are 64 numbers a picture. It knows scenes alone: distances of other pictures mean nothing.
+A Fréchet or kernel distance needs an extractor that knows its images. This one was trained to
+name ground, colours, shapes, sizes and places (`scripts.training.scenes_features`); what its heads
+read are 64 numbers an image. It knows scenes alone: distances of other images mean nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmaccel.errors import ShapeError
 
 FOLDER = Path(__file__).parents[1] / "weights" / "scenes-features"
 WIDTH = 64
-REFERENCE_SEED = 7  # of no other collection: no model was trained on its pictures
+REFERENCE_SEED = 7  # of no other collection: no model was trained on its images
 _CHANNELS = (12, 24, 32, 48, 64)  # of squares of 2x2 pixels, then of each convolution
 _MIXED = 128
 _BATCH = 100
@@ -29,15 +29,15 @@ _BATCH = 100
 
 class SceneFeatures(nn.Module):
     """Four convolutions, the last three strided, 64 features of mean 0 and deviation 1 over the
-    training pictures (once `standardise` was called), and heads that name what is in a picture.
+    training images (once `standardise` was called), and heads that name what is in an image.
     """
 
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.PixelUnshuffle(2)]
-        for k, (before, behind) in enumerate(zip(_CHANNELS, _CHANNELS[1:])):
+        for k, (before, after) in enumerate(zip(_CHANNELS, _CHANNELS[1:])):
             stride = 2 if k else 1
-            layers += [nn.Conv2d(before, behind, 3, stride, 1), nn.BatchNorm2d(behind), nn.SiLU()]
+            layers += [nn.Conv2d(before, after, 3, stride, 1), nn.BatchNorm2d(after), nn.SiLU()]
         side = CANVAS // 2 ** (len(_CHANNELS) - 1)
         self.trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * side * side, WIDTH))
         self.mean: Tensor
@@ -51,27 +51,27 @@ class SceneFeatures(nn.Module):
         self.sizes = nn.Linear(_MIXED, n * len(SIZES))
         self.places = nn.Linear(_MIXED, n * 2)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Pictures `[B, 3, 64, 64]` uint8, or float in 0..1, to features `[B, 64]` float32.
+    def forward(self, images: Tensor) -> Tensor:
+        """Images `[B, 3, 64, 64]` uint8, or float in 0..1, to features `[B, 64]` float32.
 
         Raises:
-            ShapeError: pictures of another size.
+            ShapeError: images of another size.
         """
-        if pictures.shape[1:] != (3, CANVAS, CANVAS):
+        if images.shape[1:] != (3, CANVAS, CANVAS):
             raise ShapeError(
-                f"pictures: expected [B, 3, {CANVAS}, {CANVAS}], received {list(pictures.shape)}; "
-                "these features are of scenes; give an extractor that knows your pictures"
+                f"images: expected [B, 3, {CANVAS}, {CANVAS}], received {list(images.shape)}; "
+                "these features are of scenes; give an extractor that knows your images"
             )
-        whole = pictures if pictures.is_floating_point() else pictures.float() / 255
+        whole = images if images.is_floating_point() else images.float() / 255
         features: Tensor = (self.trunk(2 * whole - 1) - self.mean) / self.scale
         return features
 
     @torch.no_grad()
-    def standardise(self, pictures: Tensor) -> None:
-        """Set mean and deviation of the features by pictures `[N, 3, 64, 64]`; for good, as what
+    def standardise(self, images: Tensor) -> None:
+        """Set mean and deviation of the features by images `[N, 3, 64, 64]`; for good, as what
         the heads read stays the same.
         """
-        found = torch.cat([self(part) for part in pictures.split(_BATCH)])
+        found = torch.cat([self(part) for part in images.split(_BATCH)])
         self.mean.add_(found.mean(0) * self.scale)
         self.scale.mul_(found.std(0))
 
@@ -119,16 +119,16 @@ def load_features(folder: Path = FOLDER) -> SceneFeatures:
 
 
 @torch.no_grad()
-def extract_features(pictures: Tensor) -> Tensor:
-    """Features `[N, 64]` float32 of pictures `[N, 3, 64, 64]` uint8 or float in 0..1.
+def extract_features(images: Tensor) -> Tensor:
+    """Features `[N, 64]` float32 of images `[N, 3, 64, 64]` uint8 or float in 0..1.
 
     Raises:
-        ShapeError: pictures of another size.
+        ShapeError: images of another size.
     """
     model = load_features()
-    return torch.cat([model(part) for part in pictures.split(_BATCH)])
+    return torch.cat([model(part) for part in images.split(_BATCH)])
 
 
 def draw_reference(count: int) -> Tensor:
-    """Pictures `[count, 3, 64, 64]` uint8 that no training saw, to measure distances from."""
+    """Images `[count, 3, 64, 64]` uint8 that no training saw, to measure distances from."""
     return make_scenes(REFERENCE_SEED, range(count))[2]

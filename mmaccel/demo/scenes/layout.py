@@ -1,4 +1,4 @@
-"""Scenes: what is in a picture, and where.
+"""Scenes: what is in an image, and where.
 
 A scene is one to three objects on a background. It is drawn from a counter-based generator
 keyed by (seed, index), so scene 17 of seed 3 is the same scene on every machine, whatever was
@@ -69,7 +69,7 @@ class Scene:
 
 
 def generator(seed: int, index: int) -> np.random.Generator:
-    """The random generator of picture `index` of `seed` (Philox, counter-based)."""
+    """The random generator of image `index` of `seed` (Philox, counter-based)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
 
 

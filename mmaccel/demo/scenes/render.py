@@ -2,7 +2,7 @@
 
 Shapes are signed distances (antialiased by one pixel), lit from one side, with a cast shadow, a
 texture of their own and film grain over everything. A batch is drawn at once; every step is
-elementwise, so a picture does not depend on its batch.
+elementwise, so an image does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHADOW = 3.0  # pixels
 
 
 def draw_noise(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The noise of one picture: grain [64, 64], middle [32, 32], low [8, 8], normal, float32."""
+    """The noise of one image: grain [64, 64], middle [32, 32], low [8, 8], normal, float32."""
     return (
         rng.standard_normal((CANVAS, CANVAS), dtype=np.float32),
         rng.standard_normal((32, 32), dtype=np.float32),
@@ -55,7 +55,7 @@ def render(
         noises: one `draw_noise` triple per scene.
 
     Returns:
-        Pictures [B, 3, 64, 64], uint8.
+        Images [B, 3, 64, 64], uint8.
     """
     grain, middle, low = (torch.from_numpy(np.stack(f)) for f in zip(*noises, strict=True))
     axis = torch.arange(CANVAS, dtype=torch.float32) + 0.5
@@ -63,15 +63,15 @@ def render(
     light = _column([s.light for s in scenes])
     lx, ly = light.cos(), light.sin()
     speckle = _resize(middle)
-    picture = _background(scenes, xs, ys, middle, _resize(low))
+    image = _background(scenes, xs, ys, middle, _resize(low))
     tone = 1 + 0.14 * ((xs - 32) * lx + (ys - 32) * ly) / 32
-    picture = picture * tone[:, None]
+    image = image * tone[:, None]
     for slot in (2, 1, 0):  # the first object is painted last: it may be inside the second
         rows = [b for b, s in enumerate(scenes) if len(s.objects) > slot]
         if rows:
             r = torch.tensor(rows)
-            picture[r] = _paint(
-                picture[r],
+            image[r] = _paint(
+                image[r],
                 [scenes[b].objects[slot] for b in rows],
                 xs,
                 ys,
@@ -79,8 +79,8 @@ def render(
                 ly[r],
                 speckle[r],
             )
-    picture = picture + (_column([s.grain for s in scenes]) * grain)[:, None]
-    return (picture.clamp(0, 1) * 255).round().to(torch.uint8)
+    image = image + (_column([s.grain for s in scenes]) * grain)[:, None]
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def _column(values: Sequence[float]) -> Tensor:
@@ -121,7 +121,7 @@ def _background(
 
 
 def _paint(
-    picture: Tensor,
+    image: Tensor,
     objects: Sequence,
     xs: Tensor,
     ys: Tensor,
@@ -141,8 +141,8 @@ def _paint(
     pattern = torch.where(texture == 1, stripes, torch.where(texture == 2, 0.07 * speckle, 0.0))
     shade = 0.92 + 0.20 * ((xs - x) * lx + (ys - y) * ly) / radius + pattern
     shade = shade * torch.where(depth < 1.3, 0.80, 1.0)  # a darker rim
-    picture = picture * (1 - 0.42 * shadow)[:, None]
-    return picture * (1 - cover)[:, None] + colour * (shade * cover)[:, None]
+    image = image * (1 - 0.42 * shadow)[:, None]
+    return image * (1 - cover)[:, None] + colour * (shade * cover)[:, None]
 
 
 def _coverage(

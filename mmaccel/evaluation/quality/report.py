@@ -74,7 +74,7 @@ def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str
     scenes, or it has none, or it is not of 64x64 pixels.
     """
     read_caption = load("mmaccel.demo.scenes.caption:read_caption")
-    check = load("mmaccel.demo.scenes.checker:check_pictures")
+    check = load("mmaccel.demo.scenes.checker:check_images")
     verdicts: list[dict[str, bool] | None] = [None] * len(items)
     readable = [k for k, item in enumerate(items) if _reads(read_caption, item.prompt)]
     for k in range(0, len(readable), batch_size):
