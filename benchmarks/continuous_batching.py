@@ -34,9 +34,9 @@ from mmaccel.catalog import make_policy
 from mmaccel.commands.run_setup import parse_fields
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
+from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.outputs.picture_files import write_whole
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.sampling_params import Filters
 
 
 @dataclass

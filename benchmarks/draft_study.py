@@ -19,10 +19,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
+from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.outputs.picture_files import write_whole
 from mmaccel.results import Progress
-from mmaccel.samplers.drafts import SOURCES
+from mmaccel.samplers.window.proposers import SOURCES
 
 
 def main() -> None:

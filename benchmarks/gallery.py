@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from mmaccel.batch.gallery import draw_page, read_side
 from mmaccel.batch.manifest import sha256_of, to_line
 from mmaccel.cli import main as generate
+from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.outputs.picture_files import write_whole
-from tests.browser import open_browser
+from tests.fixtures.browser import open_browser
 
 _SHOWN = """
 const done = arguments[arguments.length - 1];

@@ -25,7 +25,7 @@ from mmaccel.outputs.machine import describe_machine
 def build_pipe(layers: int, width: int, block: int) -> Any:
     """A pipeline over a tiny model that makes a block mask of a 2-D one."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from tests.llada2_bed import VOCAB, build_pipe
+    from tests.fixtures.llada2 import VOCAB, build_pipe
 
     pipe = build_pipe("blocks", block)
     config = pipe.model.config

@@ -428,7 +428,7 @@ def _folder() -> Path:
 @cache
 def _tiny_images() -> tuple[Path, Path, list[str]]:
     """Folders of a masked and a next-token model of 16 tokens an image, and three prompts."""
-    from tests.tiny_model import CAPTIONS, masked_beside_plain
+    from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 
     return *masked_beside_plain(_folder() / "tiny"), list(CAPTIONS)
 
@@ -477,7 +477,7 @@ def _text_model(name: str) -> Any:
     """Tiny language models with random weights."""
     import transformers
 
-    from tests.tiny_lms import build_lm
+    from tests.fixtures.tiny_lms import build_lm
 
     small: dict[str, Any] = dict(
         vocab_size=40, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.25,
@@ -576,12 +576,12 @@ def image_models() -> Runs:
 
     @cache
     def build(name: str) -> Any:
-        from tests.beds import build_bed, build_janus
+        from tests.fixtures.windows import build_bed, build_janus
 
         return build_janus() if name == "janus" else build_bed(name)
 
     def make(name: str, policy: Any, batch: int, given: dict[str, Any]) -> Row:
-        from tests.beds import LENGTHS, janus_prompts, prompts
+        from tests.fixtures.windows import LENGTHS, janus_prompts, prompts
 
         model = build(name)
         if name == "janus":
@@ -605,7 +605,7 @@ def glm_image_pipeline() -> Runs:
     """`GlmImagePipeline` of diffusers."""
 
     def make(short_name: str) -> Row:
-        from tests.glm_pipeline import build_pipeline
+        from tests.fixtures.glm_pipeline import build_pipeline
 
         pipe = build_pipeline()
         random = torch.Generator().manual_seed(5)
@@ -641,11 +641,11 @@ SOME_CANVAS = {
 @cache
 def _denoiser(name: str) -> Any:
     """Tiny modules with the forward signatures of published denoisers."""
-    from mmaccel.pipelines.denoisers import LuminaDenoiser
-    from mmaccel.pipelines.masked_lm import MaskedLM
-    from tests.denoiser_beds import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
-    from tests.sdar_bed import SDARBed
-    from tests.tiny_lms import build_lm
+    from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+    from mmaccel.pipelines.diffusion_lm.models import LuminaDenoiser
+    from tests.fixtures.denoisers import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
+    from tests.fixtures.sdar import SDARBed
+    from tests.fixtures.tiny_lms import build_lm
 
     mask, fast = {"mask_token_id": 39}, "Fast_dLLM_Qwen"
     endless = {"eos_token_id": None, "pad_token_id": None}
@@ -715,7 +715,7 @@ def llada2() -> Runs:
     }
 
     def make(policy: Any, reading: str, batch: int, given: dict[str, Any]) -> Row:
-        from tests.llada2_bed import build_pipe
+        from tests.fixtures.llada2 import build_pipe
 
         pipe = build_pipe(reading)
         policy = make_policy(policy[0], **policy[1]) if isinstance(policy, tuple) else policy
@@ -743,7 +743,7 @@ def diffusion_gemma() -> Runs:
     }  # this model cannot look at several canvases at once
 
     def generate(policy: Any, batch: int) -> Row:
-        from tests.diffusion_gemma_bed import build_model
+        from tests.fixtures.diffusion_gemma import build_model
 
         model = build_model()
         ids = torch.arange(3, 24).view(3, 7)[:batch]
@@ -751,7 +751,7 @@ def diffusion_gemma() -> Runs:
         return attached(model, make_policy(policy[0], **policy[1]), call)
 
     def pipeline(policy: Any) -> Row:
-        from tests.diffusion_gemma_bed import build_pipe
+        from tests.fixtures.diffusion_gemma import build_pipe
 
         pipe = build_pipe()
         call = partial(pipe, prompt=["hello", "abc"], gen_length=12)
@@ -768,7 +768,7 @@ def amused() -> Runs:
     """`AmusedPipeline` of diffusers."""
 
     def make(policy: Any, guidance: float, batch: int) -> Row:
-        from tests.amused_bed import build_pipe
+        from tests.fixtures.amused import build_pipe
 
         pipe = build_pipe()
         call = partial(
@@ -790,7 +790,7 @@ def amused() -> Runs:
 
 def checkpoints() -> Runs:
     """`TextToImage` over tiny checkpoints of every family it opens."""
-    from tests.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
+    from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
 
     @cache
     def opened(family: str) -> Any:
@@ -823,13 +823,13 @@ def speech() -> Runs:
 
     @cache
     def opened(family: str) -> Any:
-        from tests.speech_beds import build_speech
+        from tests.fixtures.speech import build_speech
 
         model, codec = build_speech(family, _folder() / f"{family}-speech")
         return mmaccel.TextToSpeech.from_pretrained(model, codec=codec)
 
     def make(family: str, policy: Any, batch_size: int | None, given: dict[str, Any]) -> Row:
-        from tests.speech_beds import SECONDS, TEXTS
+        from tests.fixtures.speech import SECONDS, TEXTS
 
         made = opened(family)(
             TEXTS, policy=make_policy(policy[0], **policy[1]), seed=[3, 4, 5],
@@ -861,7 +861,7 @@ def video() -> Runs:
 
     @cache
     def opened() -> Any:
-        from tests.video_beds import build_video
+        from tests.fixtures.video import build_video
 
         model, codec = build_video(_folder() / "cosmos")
         return mmaccel.ImageToVideo.from_pretrained(model, codec=codec)
@@ -941,7 +941,7 @@ def command_line() -> Runs:
     def speak() -> Row:
         import wave
 
-        from tests.speech_beds import TEXTS, build_speech
+        from tests.fixtures.speech import TEXTS, build_speech
 
         model, codec = build_speech("llasa", Path(tempfile.mkdtemp(dir=_folder())))
         out = Path(tempfile.mkdtemp(dir=_folder()))
@@ -959,7 +959,7 @@ def command_line() -> Runs:
     def animate() -> Row:
         from PIL import Image, ImageSequence
 
-        from tests.video_beds import build_video
+        from tests.fixtures.video import build_video
 
         model, codec = build_video(Path(tempfile.mkdtemp(dir=_folder())))
         start, out = _folder() / "start.png", Path(tempfile.mkdtemp(dir=_folder()))

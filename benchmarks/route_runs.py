@@ -18,13 +18,13 @@ from torch import Tensor
 
 from mmaccel.contracts import Policy
 from mmaccel.handle import attach
-from mmaccel.pipelines.caption_words import CaptionWords
-from mmaccel.pipelines.engine import UseGraphs
-from mmaccel.pipelines.picture_models import find_source
-from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
+from mmaccel.pipelines.runner.engine import UseGraphs
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.results import Progress, Stats
-from mmaccel.samplers.autoregressive import Autoregressive
-from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.jacobi import Jacobi
 
 PLAIN, WINDOWS = Autoregressive(), (16, 32, "adaptive")
 
@@ -55,7 +55,7 @@ class Routes:
         name: a demo model or a folder.
         length: tokens of a picture; None makes whole pictures.
         device: where to run.
-        cuda_graphs: of the picture pipeline, see `mmaccel.pipelines.engine.Engine`.
+        cuda_graphs: of the picture pipeline, see `mmaccel.pipelines.runner.engine.Engine`.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ from benchmarks.route_runs import Piece, Routes, Way, make_ways, summarize
 from mmaccel.commands.run_setup import check_count, open_folder
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.outputs.picture_files import write_whole
 
 
 def main(

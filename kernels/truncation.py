@@ -5,7 +5,7 @@ T. Brooks, A. Holynski, A. Efros, "InstructPix2Pix", CVPR 2023 (arXiv 2211.09800
 top-k, Fan et al. 2018 (arXiv 1805.04833); top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p,
 Nguyen et al. 2024 (arXiv 2407.01082).
 
-Departures: see `mmaccel.samplers.filters`, which puts these steps in order.
+Departures: see `mmaccel.samplers.sampling_params`, which puts these steps in order.
 """
 
 from __future__ import annotations

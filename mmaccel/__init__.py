@@ -20,48 +20,48 @@ if not os.path.isdir(os.path.join(_here, "kernels")):
 # Public name -> module that defines it. Nothing is imported before it is asked for, so that
 # `import mmaccel` needs no torch.
 _PUBLIC = {
-    "Autoregressive": "mmaccel.samplers.autoregressive",
-    "Jacobi": "mmaccel.samplers.jacobi",
-    "SpeculativeJacobi": "mmaccel.samplers.speculative_jacobi",
-    "Speculative": "mmaccel.samplers.speculative",
-    "GroupedSpeculative": "mmaccel.samplers.grouped_speculative",
-    "Stepwise": "mmaccel.samplers.stepwise",
-    "LosslessUnmask": "mmaccel.samplers.lossless_unmask",
-    "EntropyBounded": "mmaccel.samplers.entropy_bounded",
-    "ConfidentParallel": "mmaccel.samplers.confident_parallel",
-    "KLStable": "mmaccel.samplers.kl_stable",
-    "LocalLeap": "mmaccel.samplers.local_leap",
-    "AdaptiveBlock": "mmaccel.samplers.adaptive_block",
-    "RevisedParallel": "mmaccel.samplers.revised_parallel",
-    "MaskedParallel": "mmaccel.samplers.masked_parallel",
-    "CachePlan": "mmaccel.samplers.cache_plan",
-    "Filters": "mmaccel.samplers.filters",
+    "Autoregressive": "mmaccel.samplers.window.autoregressive",
+    "Jacobi": "mmaccel.samplers.window.jacobi",
+    "SpeculativeJacobi": "mmaccel.samplers.window.speculative_jacobi",
+    "Speculative": "mmaccel.samplers.window.speculative",
+    "GroupedSpeculative": "mmaccel.samplers.window.grouped_speculative",
+    "Stepwise": "mmaccel.samplers.canvas.stepwise",
+    "LosslessUnmask": "mmaccel.samplers.canvas.lossless_unmask",
+    "EntropyBounded": "mmaccel.samplers.canvas.entropy_bounded",
+    "ConfidentParallel": "mmaccel.samplers.canvas.confident_parallel",
+    "KLStable": "mmaccel.samplers.canvas.kl_stable",
+    "LocalLeap": "mmaccel.samplers.canvas.local_leap",
+    "AdaptiveBlock": "mmaccel.samplers.canvas.adaptive_block",
+    "RevisedParallel": "mmaccel.samplers.canvas.revised_parallel",
+    "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
+    "CachePlan": "mmaccel.samplers.canvas.cache_plan",
+    "Filters": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
     "Frames": "mmaccel.tokenizers_vq.frames",
-    "RepetitionAwareSampling": "mmaccel.pipelines.repetition_aware",
-    "WindowedRepetitionPenalty": "mmaccel.pipelines.repetition_penalty",
-    "TextToImage": "mmaccel.pipelines.text_to_image",
-    "TextToSpeech": "mmaccel.pipelines.text_to_speech",
-    "ImageToVideo": "mmaccel.pipelines.image_to_video",
-    "Clip": "mmaccel.pipelines.video",
-    "Clips": "mmaccel.pipelines.video",
-    "Speech": "mmaccel.pipelines.speech",
-    "Utterance": "mmaccel.pipelines.speech",
-    "Request": "mmaccel.pipelines.picture_request",
-    "RequestOutput": "mmaccel.pipelines.picture_request",
-    "CausalLMWindow": "mmaccel.pipelines.window_model",
-    "CachedBlocks": "mmaccel.pipelines.cached_blocks",
+    "RepetitionAwareSampling": "mmaccel.pipelines.logits.repetition",
+    "WindowedRepetitionPenalty": "mmaccel.pipelines.logits.repetition",
+    "TextToImage": "mmaccel.pipelines.text_to_image.pipeline",
+    "TextToSpeech": "mmaccel.pipelines.text_to_speech.pipeline",
+    "ImageToVideo": "mmaccel.pipelines.image_to_video.pipeline",
+    "Clip": "mmaccel.pipelines.image_to_video.types",
+    "Clips": "mmaccel.pipelines.image_to_video.types",
+    "Speech": "mmaccel.pipelines.text_to_speech.types",
+    "Utterance": "mmaccel.pipelines.text_to_speech.types",
+    "Request": "mmaccel.pipelines.text_to_image.outputs",
+    "RequestOutput": "mmaccel.pipelines.text_to_image.outputs",
+    "CausalLMWindow": "mmaccel.pipelines.causal_lm.model",
+    "CachedBlocks": "mmaccel.pipelines.diffusion_lm.llada2.block_cache",
     "attach": "mmaccel.handle",
     "decoder": "mmaccel.custom_generate",
     "supports": "mmaccel.handle",
-    "stateless": "mmaccel.pipelines.processor_kinds",
+    "stateless": "mmaccel.pipelines.logits.processor_support",
     "Handle": "mmaccel.handle",
     "TokenModel": "mmaccel.contracts",
     "VisualTokenizer": "mmaccel.contracts",
     "Policy": "mmaccel.contracts",
     "Prompt": "mmaccel.contracts",
-    "Places": "mmaccel.places",
+    "Places": "mmaccel.contracts",
     "Generation": "mmaccel.results",
     "Progress": "mmaccel.results",
     "Stats": "mmaccel.results",
@@ -78,7 +78,7 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import Policy, Prompt, TokenModel, VisualTokenizer
+    from mmaccel.contracts import Places, Policy, Prompt, TokenModel, VisualTokenizer
     from mmaccel.custom_generate import decoder
     from mmaccel.errors import (
         AttachError,
@@ -91,36 +91,37 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from mmaccel.handle import Handle, attach, supports
-    from mmaccel.pipelines.cached_blocks import CachedBlocks
-    from mmaccel.pipelines.image_to_video import ImageToVideo
-    from mmaccel.pipelines.picture_request import Request, RequestOutput
-    from mmaccel.pipelines.processor_kinds import stateless
-    from mmaccel.pipelines.repetition_aware import RepetitionAwareSampling
-    from mmaccel.pipelines.repetition_penalty import WindowedRepetitionPenalty
-    from mmaccel.pipelines.speech import Speech, Utterance
-    from mmaccel.pipelines.text_to_image import TextToImage
-    from mmaccel.pipelines.text_to_speech import TextToSpeech
-    from mmaccel.pipelines.video import Clip, Clips
-    from mmaccel.pipelines.window_model import CausalLMWindow
-    from mmaccel.places import Places
+    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+    from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
+    from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
+    from mmaccel.pipelines.image_to_video.types import Clip, Clips
+    from mmaccel.pipelines.logits.processor_support import stateless
+    from mmaccel.pipelines.logits.repetition import (
+        RepetitionAwareSampling,
+        WindowedRepetitionPenalty,
+    )
+    from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+    from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
     from mmaccel.results import Generation, Progress, Stats
-    from mmaccel.samplers.adaptive_block import AdaptiveBlock
-    from mmaccel.samplers.autoregressive import Autoregressive
-    from mmaccel.samplers.cache_plan import CachePlan
-    from mmaccel.samplers.confident_parallel import ConfidentParallel
-    from mmaccel.samplers.entropy_bounded import EntropyBounded
-    from mmaccel.samplers.filters import Filters
-    from mmaccel.samplers.grouped_speculative import GroupedSpeculative
-    from mmaccel.samplers.jacobi import Jacobi
-    from mmaccel.samplers.kl_stable import KLStable
-    from mmaccel.samplers.local_leap import LocalLeap
-    from mmaccel.samplers.lossless_unmask import LosslessUnmask
-    from mmaccel.samplers.masked_parallel import MaskedParallel
+    from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
+    from mmaccel.samplers.canvas.cache_plan import CachePlan
+    from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
+    from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
+    from mmaccel.samplers.canvas.kl_stable import KLStable
+    from mmaccel.samplers.canvas.local_leap import LocalLeap
+    from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+    from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
+    from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
+    from mmaccel.samplers.canvas.stepwise import Stepwise
     from mmaccel.samplers.noise import Noise
-    from mmaccel.samplers.revised_parallel import RevisedParallel
-    from mmaccel.samplers.speculative import Speculative
-    from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
-    from mmaccel.samplers.stepwise import Stepwise
+    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.window.autoregressive import Autoregressive
+    from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
+    from mmaccel.samplers.window.jacobi import Jacobi
+    from mmaccel.samplers.window.speculative import Speculative
+    from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
     from mmaccel.tokenizers_vq.frames import Frames
     from mmaccel.tokenizers_vq.grid import Grid
 

@@ -62,7 +62,7 @@ class Denoiser(Protocol):
     places, and on nothing that belongs to a row of the prompt. Only such a model takes `Places`,
     and its passes leave out rows that have ended; and `is_self_checked`, True where whoever made it
     has compared passes of it and found that it goes by `reads` and `block`: other models run
-    `mmaccel.samplers.canvas_leak.check_leaks` before their blocks are kept.
+    `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are kept.
     """
 
     vocab_size: int
@@ -106,7 +106,7 @@ class CanvasProgress:
         lengths: `[B]` int64, slots that hold a token and count.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
-        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.ledger`.
+        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.canvas.divergence`.
         rows: which row of the prompt stands in each of the B places, where there are `Places`;
             None where all rows do.
     """

@@ -50,8 +50,8 @@ class DemoModel:
     examples: tuple[str, ...]
 
 
-_SJD = "mmaccel.samplers.speculative_jacobi:SpeculativeJacobi"
-_LOOKUP = "mmaccel.samplers.speculative:Speculative"
+_SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
+_LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
 
 def _canvas(target: str, summary: str) -> Entry:
@@ -60,9 +60,9 @@ def _canvas(target: str, summary: str) -> Entry:
 
 POLICIES: dict[str, Entry] = {
     "autoregressive": Entry(
-        "mmaccel.samplers.autoregressive:Autoregressive", "token by token; the oracle"
+        "mmaccel.samplers.window.autoregressive:Autoregressive", "token by token; the oracle"
     ),
-    "jacobi": Entry("mmaccel.samplers.jacobi:Jacobi", "fixed point with frozen noise"),
+    "jacobi": Entry("mmaccel.samplers.window.jacobi:Jacobi", "fixed point with frozen noise"),
     "sjd": Entry(_SJD, "speculative Jacobi decoding, fresh drafts", {"coupling": "independent"}),
     "mc-sjd": Entry(_SJD, "speculative Jacobi decoding, maximal coupling", {"coupling": "maximal"}),
     "gumbel-sjd": Entry(
@@ -71,7 +71,7 @@ POLICIES: dict[str, Entry] = {
     "speculative": Entry(_LOOKUP, "a draft model (draft_model=), or prompt lookup without one"),
     "prompt-lookup": Entry(_LOOKUP, "drafts copied from before", {"draft_model": None}),
     "gsd": Entry(
-        "mmaccel.samplers.grouped_speculative:GroupedSpeculative",
+        "mmaccel.samplers.window.grouped_speculative:GroupedSpeculative",
         "grouped speculative decoding: other pictures, says what it spends",
     ),
     "stepwise": _canvas("stepwise:Stepwise", "one slot a pass; the oracle"),
@@ -88,11 +88,11 @@ POLICIES: dict[str, Entry] = {
 }
 
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
-    "glm_image": "mmaccel.pipelines.glm_image:GlmImage",
-    "imagegpt": "mmaccel.pipelines.imagegpt:ImageGPT",
-    "janus": "mmaccel.pipelines.janus:Janus",
+    "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
+    "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
+    "janus": "mmaccel.pipelines.models.janus:Janus",
 }
-_ANY_FAMILY = "mmaccel.pipelines.causal_lm:CausalLM"
+_ANY_FAMILY = "mmaccel.pipelines.causal_lm.family:CausalLM"
 _ENTRY_POINTS = "mmaccel.families"
 
 MODELS: dict[str, DemoModel] = {

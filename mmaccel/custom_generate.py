@@ -11,11 +11,11 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
-from mmaccel.pipelines.engine import Engine, UseGraphs
-from mmaccel.pipelines.generate_call import GenerateCall
-from mmaccel.pipelines.generate_service import GenerateService
-from mmaccel.pipelines.layout_mask import check_vocabulary
-from mmaccel.pipelines.targets import check_switch
+from mmaccel.pipelines.attach.generate import GenerateService
+from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.attach.layout_processor import check_vocabulary
+from mmaccel.pipelines.attach.unwrap import check_switch
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed
 

@@ -10,16 +10,16 @@ from typing import Any
 from mmaccel.catalog import find_family, load, make_policy, policy_names
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm import CausalLM
-from mmaccel.pipelines.engine import Engine, UseGraphs
-from mmaccel.pipelines.generate_service import GenerateService
-from mmaccel.pipelines.inject import Injection
-from mmaccel.pipelines.layout_mask import check_layout, check_vocabulary
-from mmaccel.pipelines.served_pipelines import find_pipeline, pipeline_policies, serve_pipeline
-from mmaccel.pipelines.targets import check_switch, find_generator
+from mmaccel.pipelines.attach.generate import GenerateService
+from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
+from mmaccel.pipelines.attach.patching import Injection
+from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
+from mmaccel.pipelines.attach.unwrap import check_switch, find_generator
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
-from mmaccel.samplers.drafts import check_source
 from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.window.proposers import check_source
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def attach(
     Args:
         target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
             diffusers pipeline with such a model in it, is looked into; one that is listed in
-            `mmaccel.pipelines.served_pipelines`; or a `Denoiser`, or a model of a family in
-            `mmaccel.pipelines.denoiser_families`, which then has `generate`.
+            `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in
+            `mmaccel.pipelines.diffusion_lm.registry`, which then has `generate`.
         policy: a policy, or its short name in `mmaccel.catalog`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
             draws one from torch's global generator at every sampled call, so that
@@ -132,7 +132,7 @@ def attach(
         layout: what is known about the tokens of every call, slot by slot from the first generated
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
             truncation, as by `prefix_allowed_tokens_fn`; fallen-back calls are masked or refused.
-        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.engine.Engine`; with "auto" the
+        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`; with "auto" the
             statistics say why passes are not captured.
         sync_every: captured passes between two looks of the host.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own

@@ -41,7 +41,7 @@ class Stats:
         total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
             for exact ones.
         nats: canvas policies: bound on the divergence from one commit a pass, summed over rows; see
-            `mmaccel.samplers.ledger`. 0.0 for exact ones.
+            `mmaccel.samplers.canvas.divergence`. 0.0 for exact ones.
         positions: canvas policies: entries that went through the model, over all rows of all
             passes.
         fed: window policies: entries that went through the model, over all rows of all passes, the

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.contracts import EndedRow, Places, Prompt, TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.engine import Engine
-from mmaccel.pipelines.picture_request import check_at_least_one
-from mmaccel.places import EndedRow, Places
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.text_to_image.outputs import check_at_least_one
 from mmaccel.results import OnStep, Stats
-from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
 
 Payload = TypeVar("Payload")
 

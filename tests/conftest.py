@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import mmaccel
-from tests.checkpoints import build_checkpoint
-from tests.speech_beds import FAMILIES, build_speech
-from tests.tiny_model import build_tiny
+from tests.fixtures.checkpoints import build_checkpoint
+from tests.fixtures.speech import FAMILIES, build_speech
+from tests.fixtures.tiny_model import build_tiny
 
 _FLOORS = ("kernels", "samplers", "pipelines", "tokenizers_vq")
 _HOMES = [Path(mmaccel.__file__).parent]

@@ -17,16 +17,16 @@ from torch import Tensor
 from benchmarks.gpu.parts import CheckError
 from mmaccel.contracts import Policy, Prompt
 from mmaccel.handle import attach
-from mmaccel.pipelines.engine import Engine
-from mmaccel.pipelines.text_to_image import TextToImage
-from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Generation
-from mmaccel.samplers.autoregressive import Autoregressive
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.jacobi import Jacobi
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
-from mmaccel.samplers.step_runner import StepRunner
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
+from mmaccel.samplers.window.step_runner import StepRunner
 
 MakeRunner = Callable[[bool, int, Any, Prompt, Policy, Filters], StepRunner]
 POLICIES: tuple[Policy, ...] = (

@@ -14,12 +14,12 @@ import torch
 
 from benchmarks.gpu.parts import CheckError
 from mmaccel.canvas_contracts import CanvasPolicy
-from mmaccel.pipelines.picture_request import Pictures
-from mmaccel.pipelines.text_to_image import TextToImage
-from mmaccel.samplers.entropy_bounded import EntropyBounded
-from mmaccel.samplers.lossless_unmask import LosslessUnmask
-from mmaccel.samplers.masked_parallel import MaskedParallel
-from mmaccel.samplers.stepwise import Stepwise
+from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
+from mmaccel.samplers.canvas.stepwise import Stepwise
 
 BATCHES = (1, 8)
 POLICIES: tuple[CanvasPolicy, ...] = (

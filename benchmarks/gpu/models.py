@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from mmaccel.pipelines.image_token_window import ImageTokenWindow
-from mmaccel.pipelines.window_model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 _SPREAD = 0.02
 

@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu.parts import CheckError
 from benchmarks.route_runs import Routes, Way
 from mmaccel.contracts import Policy
-from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.samplers.window.jacobi import Jacobi
 
 BATCHES = (1, 8, 64)
 SCALES = (1.0, 2.0)

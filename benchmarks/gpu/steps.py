@@ -20,14 +20,14 @@ from torch import Tensor
 from benchmarks.gpu.models import key_bytes, weight_bytes
 from benchmarks.gpu.parts import CheckError
 from mmaccel.contracts import Policy, Prompt, TokenModel
-from mmaccel.pipelines.engine import Engine
-from mmaccel.pipelines.image_token_window import ImageTokenWindow
-from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.samplers.autoregressive import Autoregressive
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.jacobi import Jacobi
+from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.step_runner import GraphKey, StaticBuffers, StepRunner
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.step_runner import GraphKey, StaticBuffers, StepRunner
 
 Clock = Callable[[], float]
 

@@ -11,7 +11,7 @@ from typing import Any
 from mmaccel.batch.item import SEEDS, Row
 from mmaccel.catalog import POLICIES
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.caption_words import split_words
+from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
 LONGEST_PROMPT = 20_000  # characters; far beyond what any text encoder here reads

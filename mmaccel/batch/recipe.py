@@ -8,15 +8,15 @@ from mmaccel.batch.item import Item
 from mmaccel.batch.setup import Setup
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import make_policy
-from mmaccel.opening import parse_size, pick_name
+from mmaccel.loading import parse_size, pick_name
+from mmaccel.outputs.image_files import plainly, short_hash
 from mmaccel.outputs.machine import versions
-from mmaccel.outputs.picture_files import plainly, short_hash
-from mmaccel.pipelines.picture_maker import GenerationSettings
-from mmaccel.pipelines.picture_model import choose_filters, encode_captions, spread_negatives
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings
+from mmaccel.pipelines.text_to_image.model import choose_filters, encode_captions, spread_negatives
 from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
 FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 

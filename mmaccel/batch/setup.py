@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setup:
         Raises:
             OptionError, UnsupportedModelError: as `mmaccel generate` does.
         """
-        from mmaccel.opening import open_pipeline
+        from mmaccel.loading import open_pipeline
 
         return open_pipeline(
             self.model,

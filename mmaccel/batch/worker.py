@@ -11,11 +11,11 @@ from mmaccel.batch.manifest import Record, sha256_of
 from mmaccel.batch.recipe import describe, fingerprint, make_recipe, negative_of
 from mmaccel.batch.setup import Setup
 from mmaccel.errors import OptionError
-from mmaccel.outputs.picture_files import write_png
+from mmaccel.outputs.image_files import write_png
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.picture_maker import Finished, GenerationSettings
-    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.pipelines.text_to_image.generator import Finished, GenerationSettings
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
 _NAMED = 20  # bad rows a message names
 
@@ -31,8 +31,8 @@ class Worker:
     """
 
     def __init__(self, setup: Setup) -> None:
-        from mmaccel.pipelines.model_folder import content_hash
-        from mmaccel.pipelines.picture_maker import ImageGenerator
+        from mmaccel.pipelines.loading.sources import content_hash
+        from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 
         self.setup = setup
         pipe = setup.open()
@@ -112,7 +112,7 @@ class Worker:
         rows: int,
     ) -> None:
         """Make items that may be decoded together."""
-        from mmaccel.pipelines.picture_request import Request
+        from mmaccel.pipelines.text_to_image.outputs import Request
 
         left = {item.key: item for item in items}
 

@@ -8,8 +8,13 @@ from mmaccel.comfy.record import Record
 from mmaccel.comfy.request import check_request, read_request, request_inputs, to_tensor
 from mmaccel.comfy.table import IMAGE, PREFIX, STATS, Host, Made, NodeSpec, Output
 from mmaccel.comfy.watch import Watch
-from mmaccel.pipelines.comparison import draw_comparison, make_plain, title_of, verdict
-from mmaccel.pipelines.picture_maker import warm_up
+from mmaccel.pipelines.text_to_image.contact_sheet import (
+    draw_comparison,
+    make_plain,
+    title_of,
+    verdict,
+)
+from mmaccel.pipelines.text_to_image.generator import warm_up
 
 _MOST = 64  # pictures that can be seen on one sheet
 

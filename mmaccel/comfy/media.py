@@ -17,10 +17,9 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.record import tell_run
 from mmaccel.comfy.request import SEEDS
 from mmaccel.comfy.table import PREFIX, Host, Made, NodeSpec, Output, Widget
-from mmaccel.pipelines.engine import UseGraphs
+from mmaccel.pipelines.loading.sources import content_files, find_model, is_hub_id
 from mmaccel.pipelines.media import RunProgress
-from mmaccel.pipelines.model_folder import content_files
-from mmaccel.pipelines.model_source import find_model, is_hub_id
+from mmaccel.pipelines.runner.engine import UseGraphs
 from mmaccel.results import Stats
 
 _REPORT = 0.1  # seconds between two reports of passes at least

@@ -12,14 +12,13 @@ from mmaccel.catalog import MODELS
 from mmaccel.comfy.kept_models import KeptModels, state_of
 from mmaccel.comfy.table import MODEL, PREFIX, Host, Made, NodeSpec, Output, Widget
 from mmaccel.errors import OptionError
-from mmaccel.opening import DTYPES
-from mmaccel.pipelines.checkpoint import Place
-from mmaccel.pipelines.engine import Engine, UseGraphs
-from mmaccel.pipelines.model_folder import check_place, content_files
-from mmaccel.pipelines.model_source import is_hub_id
-from mmaccel.pipelines.picture_maker import ImageGenerator
-from mmaccel.pipelines.picture_models import PICTURES, find_source
-from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.loading import DTYPES
+from mmaccel.pipelines.loading.checkpoint import Place
+from mmaccel.pipelines.loading.sources import check_place, content_files, is_hub_id
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.text_to_image.generator import ImageGenerator
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_image.registry import PICTURES, find_source
 from mmaccel.results import EXACT_DTYPE
 
 AUTO = "auto"

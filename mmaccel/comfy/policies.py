@@ -10,7 +10,7 @@ from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import POLICIES, make_policy
 from mmaccel.comfy.policy_widgets import policy_inputs
 from mmaccel.comfy.table import POLICY, PREFIX, Host, Made, NodeSpec, Output
-from mmaccel.pipelines.picture_model import pick_policy
+from mmaccel.pipelines.text_to_image.model import pick_policy
 
 _WHAT = {"window": "token after token", "canvas": "in any order"}
 _PROMISES = {

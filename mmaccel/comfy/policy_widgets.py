@@ -15,11 +15,11 @@ from mmaccel.catalog import POLICIES, load, make_policy
 from mmaccel.comfy.field_notes import field_notes
 from mmaccel.comfy.table import MODEL, Socket, Widget
 from mmaccel.errors import OptionError
-from mmaccel.samplers.cache_plan import KINDS
-from mmaccel.samplers.coupling import COUPLINGS
-from mmaccel.samplers.drafts import SOURCES
-from mmaccel.samplers.orders import ORDERS
-from mmaccel.samplers.select_quota import SCHEDULES
+from mmaccel.samplers.acceptance import COUPLINGS
+from mmaccel.samplers.canvas.cache_plan import KINDS
+from mmaccel.samplers.canvas.masked_parallel import SCHEDULES
+from mmaccel.samplers.canvas.orders import ORDERS
+from mmaccel.samplers.window.proposers import SOURCES
 
 _MANY, _LARGE = 2**20, 1e6  # where the library knows no bound
 _COUNTS = {  # field -> least, most

@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.picture_model import ImageModel
+    from mmaccel.pipelines.text_to_image.model import ImageModel
 
 _MOST = 4  # pictures side by side
 _GREY = (128, 128, 128)

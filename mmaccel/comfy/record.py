@@ -9,8 +9,8 @@ from typing import Any
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.request import Request
 from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, Made, NodeSpec, Output, Socket
-from mmaccel.pipelines.comparison import promise, title_of
-from mmaccel.pipelines.picture_request import Pictures
+from mmaccel.pipelines.text_to_image.contact_sheet import promise, title_of
+from mmaccel.pipelines.text_to_image.outputs import Pictures
 from mmaccel.results import Stats
 
 

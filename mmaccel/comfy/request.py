@@ -17,11 +17,11 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.picture_maker import GenerationSettings
-from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.picture_request import Pictures
-from mmaccel.pipelines.picture_request import Request as Wanted
-from mmaccel.samplers.filters import Filters
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings
+from mmaccel.pipelines.text_to_image.model import choose_filters
+from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import Request as Wanted
+from mmaccel.samplers.sampling_params import Filters
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -25,10 +25,10 @@ from mmaccel.comfy.table import (
     Socket,
     Widget,
 )
-from mmaccel.pipelines.speech import Speech, Utterance
-from mmaccel.pipelines.speech_models import CODECS, SPEECH
-from mmaccel.pipelines.speech_plan import check_call
-from mmaccel.pipelines.text_to_speech import TextToSpeech
+from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.pipelines.text_to_speech.plan import check_call
+from mmaccel.pipelines.text_to_speech.registry import CODECS, SPEECH
+from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
 
 LOAD_SPEAKER = load_node(
     "LoadSpeechModel",

@@ -22,11 +22,11 @@ from mmaccel.comfy.table import (
     Output,
     Socket,
 )
-from mmaccel.pipelines.image_to_video import CODEC, ImageToVideo
-from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.video import Clip
-from mmaccel.samplers.filters import Filters
+from mmaccel.pipelines.image_to_video.pipeline import CODEC, ImageToVideo
+from mmaccel.pipelines.image_to_video.types import Clip
+from mmaccel.pipelines.text_to_image.model import choose_filters
 from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.sampling_params import Filters
 
 LOAD_ANIMATOR = load_node(
     "LoadVideoModel",

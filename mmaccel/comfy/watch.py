@@ -11,7 +11,7 @@ import torch
 
 from mmaccel.comfy.preview import draw_progress, put_side_by_side
 from mmaccel.comfy.table import Host
-from mmaccel.pipelines.picture_request import Request, RequestOutput
+from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
 
 _REPORT, _PREVIEW = 0.1, 0.5  # seconds between two at least
 _SHARE = 4  # a preview waits this many times as long as the last one took

@@ -43,12 +43,12 @@ def animate(
     rest_collector()
     from mmaccel.commands.media_job import VideoJob, choose_policy, open_pipe
     from mmaccel.commands.run_setup import check_count, check_folder, given, open_folder
-    from mmaccel.opening import parse_dtype
+    from mmaccel.loading import parse_dtype
     from mmaccel.outputs.video_files import pick_format, read_frames
-    from mmaccel.pipelines.image_to_video import ImageToVideo
-    from mmaccel.pipelines.picture_model import choose_filters
-    from mmaccel.samplers.filters import Filters
+    from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
+    from mmaccel.pipelines.text_to_image.model import choose_filters
     from mmaccel.samplers.noise import check_seed
+    from mmaccel.samplers.sampling_params import Filters
 
     check_count("count", count)
     check_count("batch-size", batch_size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmaccel.catalog import policy_names
-from mmaccel.pipelines.picture_models import PICTURES
+from mmaccel.pipelines.text_to_image.registry import PICTURES
 
 if TYPE_CHECKING:
     from mmaccel.commands.measure import Row
@@ -49,11 +49,11 @@ def bench(
     from mmaccel.commands.terminal import Stopped
     from mmaccel.contracts import check_window
     from mmaccel.errors import OptionError
-    from mmaccel.opening import open_pipeline
-    from mmaccel.outputs.picture_files import write_whole
-    from mmaccel.pipelines.picture_model import choose_filters
-    from mmaccel.pipelines.word_pictures import WordPictures
-    from mmaccel.samplers.filters import Filters
+    from mmaccel.loading import open_pipeline
+    from mmaccel.outputs.image_files import write_whole
+    from mmaccel.pipelines.models.scenes import WordPictures
+    from mmaccel.pipelines.text_to_image.model import choose_filters
+    from mmaccel.samplers.sampling_params import Filters
 
     check_count("count", count)
     check_count("batch-size", batch_size)

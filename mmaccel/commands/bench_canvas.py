@@ -43,10 +43,10 @@ def bench_canvas(
 
     from mmaccel.commands.run_setup import open_folder
     from mmaccel.commands.terminal import Stopped, stderr_console
+    from mmaccel.outputs.image_files import write_whole
     from mmaccel.outputs.machine import describe_machine
-    from mmaccel.outputs.picture_files import write_whole
-    from mmaccel.pipelines.model_folder import check_place
-    from mmaccel.pipelines.picture_models import find_source
+    from mmaccel.pipelines.loading.sources import check_place
+    from mmaccel.pipelines.text_to_image.registry import find_source
 
     check_place(device, torch.float32)
     chosen, is_all = pick_setups(labels), model in ("all", "scenes")
@@ -124,7 +124,7 @@ def _measure(
     device: str,
 ) -> Iterator[dict[str, Any]]:
     """Rows as they are made, model by model; None stands for the joints."""
-    from mmaccel.pipelines.caption_words import read_masked
+    from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
     for source in sources:
         if source is None:
@@ -140,8 +140,8 @@ def _measure(
 def _pictures(
     source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int, device: str
 ) -> Iterator[dict[str, Any]]:
-    from mmaccel.opening import open_pipeline
-    from mmaccel.pipelines.caption_words import tokenizer_folder
+    from mmaccel.loading import open_pipeline
+    from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
     make = load("mmaccel.demo.scenes.data:make_captions")
     captions = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmaccel.pipelines.comparison import identical, verdict
+from mmaccel.pipelines.text_to_image.contact_sheet import identical, verdict
 from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.picture_request import Pictures
+    from mmaccel.pipelines.text_to_image.outputs import Pictures
 
 
 def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> None:

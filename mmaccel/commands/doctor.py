@@ -128,11 +128,11 @@ def _formats(device: str) -> str:
 def check_model(name: str) -> Finding:
     """Are the weights there, do they load, and does a pass make finite scores?"""
     try:
-        from mmaccel.opening import open_pipeline
-        from mmaccel.pipelines.comparison import make_plain
-        from mmaccel.pipelines.picture_maker import warm_up
-        from mmaccel.pipelines.picture_model import pick_policy
-        from mmaccel.pipelines.picture_models import find_source
+        from mmaccel.loading import open_pipeline
+        from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
+        from mmaccel.pipelines.text_to_image.generator import warm_up
+        from mmaccel.pipelines.text_to_image.model import pick_policy
+        from mmaccel.pipelines.text_to_image.registry import find_source
 
         source = find_source(name)
         if is_checkpoint(source):
@@ -153,14 +153,14 @@ def is_checkpoint(source: Path) -> bool:
 def check_checkpoint(folder: Path, name: str) -> Finding:
     """Can policies be attached to the transformers model of a folder, and does it draw?"""
     from mmaccel.errors import UnsupportedModelError
-    from mmaccel.pipelines.checkpoint import unreadable
+    from mmaccel.pipelines.loading.checkpoint import unreadable
 
     what = f"model {name}"
     try:
         import transformers
 
         from mmaccel.handle import supports
-        from mmaccel.pipelines.picture_models import find_picture_family
+        from mmaccel.pipelines.text_to_image.registry import find_picture_family
 
         transformers.utils.logging.disable_progress_bar()
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -25,7 +25,7 @@ def gallery(
     """
     from mmaccel.batch.gallery import draw_page
     from mmaccel.commands.run_setup import open_folder
-    from mmaccel.outputs.picture_files import write_whole
+    from mmaccel.outputs.image_files import write_whole
 
     page = folder / NAME if out is None else out
     text = draw_page(folder, against, page)

@@ -9,7 +9,7 @@ import typer
 
 from mmaccel.catalog import MODELS, POLICIES
 from mmaccel.commands.collector import rest_collector, wake_collector
-from mmaccel.pipelines.picture_models import PICTURES
+from mmaccel.pipelines.text_to_image.registry import PICTURES
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
@@ -95,7 +95,7 @@ def generate(
         parse_shard,
     )
     from mmaccel.commands.generate_batch import Wish, run_batch
-    from mmaccel.commands.picture_job import Job, run_job
+    from mmaccel.commands.image_job import Job, run_job
     from mmaccel.commands.run_setup import (
         check_count,
         check_folder,
@@ -105,10 +105,14 @@ def generate(
         parse_window,
     )
     from mmaccel.commands.terminal import Stopped
-    from mmaccel.opening import open_pipeline, pick_name
-    from mmaccel.pipelines.picture_model import choose_filters, encode_captions, spread_negatives
-    from mmaccel.samplers.filters import Filters
+    from mmaccel.loading import open_pipeline, pick_name
+    from mmaccel.pipelines.text_to_image.model import (
+        choose_filters,
+        encode_captions,
+        spread_negatives,
+    )
     from mmaccel.samplers.noise import Noise
+    from mmaccel.samplers.sampling_params import Filters
 
     single = {"caption": prompts, "--count": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}

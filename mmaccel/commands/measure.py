@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.pipelines.comparison import identical
-from mmaccel.pipelines.picture_maker import warm_up
+from mmaccel.pipelines.text_to_image.contact_sheet import identical
+from mmaccel.pipelines.text_to_image.generator import warm_up
 from mmaccel.results import promise_in
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy
-    from mmaccel.pipelines.picture_request import Pictures
-    from mmaccel.pipelines.text_to_image import TextToImage
-    from mmaccel.samplers.filters import Filters
+    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.samplers.sampling_params import Filters
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measure(
     Cost: a few passes per setup to warm up, then batch by batch every setup in a rotating order.
     """
     from mmaccel.commands.terminal import progress_bar
-    from mmaccel.pipelines.picture_request import join
+    from mmaccel.pipelines.text_to_image.outputs import join
 
     cells = [(f, s) for f in range(len(filters)) for s in range(len(setups))]
     seeds = [seed + k for k in range(len(captions))]

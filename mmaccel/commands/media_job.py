@@ -18,24 +18,24 @@ from mmaccel.catalog import make_policy
 from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.run_setup import given, merge_fields, parse_window
 from mmaccel.commands.terminal import Stopped, progress_bar
-from mmaccel.opening import parse_cuda_graphs, pick_name
+from mmaccel.loading import parse_cuda_graphs, pick_name
+from mmaccel.outputs.image_files import picture_name, plainly
 from mmaccel.outputs.machine import versions
-from mmaccel.outputs.picture_files import picture_name, plainly
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import write_video
+from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.media import RunProgress
-from mmaccel.pipelines.model_folder import content_hash
-from mmaccel.pipelines.picture_model import choose_filters
-from mmaccel.pipelines.picture_request import add_stats
-from mmaccel.pipelines.speech_plan import make_plan, pick_filters
+from mmaccel.pipelines.text_to_image.model import choose_filters
+from mmaccel.pipelines.text_to_image.outputs import add_stats
+from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_filters
 from mmaccel.results import EXACT_DTYPE, Stats, promise_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.speech import Utterance
-    from mmaccel.pipelines.video import Clip
-    from mmaccel.samplers.filters import Filters
+    from mmaccel.pipelines.image_to_video.types import Clip
+    from mmaccel.pipelines.text_to_speech.types import Utterance
+    from mmaccel.samplers.sampling_params import Filters
 
 _SPELLING = ("model", "policy", "policy_options")  # settings that others in a file name repeat
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.commands.run_setup import check_file_name, open_folder
+from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.outputs.picture_files import write_whole
 
 
 def new_report(device: str = "cpu", **facts: Any) -> dict[str, Any]:

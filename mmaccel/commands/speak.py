@@ -47,9 +47,9 @@ def speak(
 
     from mmaccel.commands.media_job import SpeechJob, choose_policy, open_pipe
     from mmaccel.commands.run_setup import check_count, check_folder, given, open_folder
-    from mmaccel.opening import parse_dtype
-    from mmaccel.pipelines.speech_plan import check_call
-    from mmaccel.pipelines.text_to_speech import TextToSpeech
+    from mmaccel.loading import parse_dtype
+    from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+    from mmaccel.pipelines.text_to_speech.plan import check_call
 
     check_count("batch-size", batch_size)
     name, chosen = choose_policy(policy, window, set_fields)

@@ -21,11 +21,11 @@ from mmaccel.demo.grammar.tasks import (
     right_answers,
 )
 from mmaccel.demo.scenes.checker import score_images
-from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Stats
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.stepwise import Stepwise
+from mmaccel.samplers.sampling_params import Filters
 
 _ENUMERABLE = ("replace", "shuffle", "tell")
 _PROMPTS, _DRAWS = 8, 100

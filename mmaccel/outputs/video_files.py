@@ -14,9 +14,9 @@ from zlib import error as zlib_error
 from torch import Tensor
 
 from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
-from mmaccel.outputs.picture_files import write_with_facts
-from mmaccel.pipelines.checkpoint import unreadable
-from mmaccel.pipelines.video_start import upright_rgb
+from mmaccel.outputs.image_files import write_with_facts
+from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
+from mmaccel.pipelines.loading.checkpoint import unreadable
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.demo.scenes.data import CaptionWords, make_scenes
-from mmaccel.pipelines.caption_words import split_words
+from mmaccel.pipelines.models.scenes_vocabulary import split_words
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
 _CHUNK = 250

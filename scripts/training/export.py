@@ -20,9 +20,9 @@ from mmaccel.demo.grammar.tasks import ASK, BOS, CANVAS, END, MASK, PAD, TASKS, 
 from mmaccel.demo.scenes.data import CaptionWords
 from mmaccel.demo.scenes.features import load_features
 from mmaccel.errors import OptionError
-from mmaccel.samplers.autoregressive import Autoregressive
-from mmaccel.samplers.jacobi import Jacobi
-from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
+from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
 from mmaccel.tokenizers_vq.load import load_tokenizer
 from scripts.training.cards import (
     write_features_card,

@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.checker import score_images
 from mmaccel.demo.scenes.data import EVALUATION_SEED, CaptionWords, make_captions, make_scenes
-from mmaccel.pipelines.picture_request import join
-from mmaccel.pipelines.text_to_image import TextToImage
-from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.word_pictures import WordPictures
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.jacobi import Jacobi
-from mmaccel.samplers.speculative_jacobi import SpeculativeJacobi
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.models.scenes import WordPictures
+from mmaccel.pipelines.text_to_image.outputs import join
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
 from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
 from mmaccel.tokenizers_vq.load import load_tokenizer
 from scripts.training.data import IGNORE, TokenPool, as_float, open_pool

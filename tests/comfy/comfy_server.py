@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from mmaccel.cli import main
-from tests.house.source import ROOT
+from tests.architecture.source import ROOT
 
 HOME = os.environ.get("COMFYUI_PATH", "")
 PYTHON = os.environ.get("COMFYUI_PYTHON", sys.executable)

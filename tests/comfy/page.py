@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.browser import open_browser
+from tests.fixtures.browser import open_browser
 
 _READY = (
     "return Boolean(window.app?.graph && window.app?.extensionManager &&"

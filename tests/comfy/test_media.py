@@ -23,12 +23,12 @@ from mmaccel.comfy.v1 import v1_class
 from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.speech import Speech, Utterance
+from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
 from mmaccel.results import Stats
 from tests.comfy.fake_comfy import Interrupted, install
 from tests.comfy.test_running import Host, policy, run
-from tests.media_beds import build_media, picture
-from tests.speech_beds import TEXTS
+from tests.fixtures.media import build_media, picture
+from tests.fixtures.speech import TEXTS
 
 SECONDS = 0.05
 START = torch.from_numpy(np.asarray(picture()).copy())[None].float() / 255

@@ -17,8 +17,8 @@ import mmaccel
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.commands import comfy as command
+from tests.architecture.source import ROOT, imports, modules
 from tests.comfy.fake_comfy import install
-from tests.house.source import ROOT, imports, modules
 
 PACK = ROOT / "mmaccel" / "comfy" / "pack"
 

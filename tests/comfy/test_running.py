@@ -25,11 +25,11 @@ from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal, run_node
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.picture_request import Request, RequestOutput
-from mmaccel.pipelines.text_to_image import TextToImage
+from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Progress
 from tests.comfy.fake_comfy import FakeComfy, Interrupted, install
-from tests.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, build_tiny, masked_beside_plain
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
-from mmaccel.pipelines.image_to_video import ImageToVideo
+from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
 from tests.comfy.comfy_server import HOME, PYTHON, SHELF, environment, make_base, running
-from tests.speech_beds import TEXTS, build_speech
-from tests.tiny_model import CAPTIONS, N_TOKENS
-from tests.video_beds import build_video
+from tests.fixtures.speech import TEXTS, build_speech
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
+from tests.fixtures.video import build_video
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")

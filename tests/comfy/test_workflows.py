@@ -12,7 +12,7 @@ from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import Widget
 from mmaccel.comfy.values import refusal
 from mmaccel.comfy.written import written_files
-from tests.house.source import ROOT
+from tests.architecture.source import ROOT
 
 SHELF = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
 API = sorted((SHELF / "api").glob("*.json"))

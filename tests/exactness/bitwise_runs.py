@@ -11,8 +11,8 @@ from mmaccel import Filters, Grid, Noise
 from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.results import Generation
-from tests.toy import ToyLanguage, law_by_hand, make_prompt
-from tests.toy_law import forced_by_hand
+from tests.fixtures.toy_distribution import forced_by_hand
+from tests.fixtures.toy_models import ToyLanguage, law_by_hand, make_prompt
 
 LENGTH = 27
 WINDOWS = (1, 2, 3, 5, 16, 64, "adaptive")

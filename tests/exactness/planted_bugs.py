@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.truncation import truncate
-from mmaccel.samplers import speculative, speculative_jacobi
-from mmaccel.samplers.accept import count_leading, residual
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.acceptance import count_leading, residual
 from mmaccel.samplers.noise import Fresh, Noise
-from mmaccel.samplers.window import WindowRun
-from tests.toy import ToyLanguage
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window import speculative, speculative_jacobi
+from mmaccel.samplers.window.run import WindowRun
+from tests.fixtures.toy_models import ToyLanguage
 
 Patch = pytest.MonkeyPatch
 GROUP = 4  # rows that advance together where a bug needs a small batch

@@ -1,7 +1,7 @@
 """Same seed, same tokens: `Jacobi` and `Autoregressive`, and both against loops written by hand.
 
 The hand-written loops share nothing with the samplers but the noise: plain Python over the toy
-language's logits, filters in floats (`tests.toy.law_by_hand`), one row at a time.
+language's logits, filters in floats (`tests.fixtures.toy_models.law_by_hand`), one row at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmaccel import Autoregressive, Filters, Grid, Jacobi, Noise, OptionError
 from mmaccel.contracts import Policy
-from mmaccel.samplers.drafts import SOURCES
+from mmaccel.samplers.window.proposers import SOURCES
 from tests.exactness.bitwise_runs import (
     GRID,
     LENGTH,
@@ -25,7 +25,7 @@ from tests.exactness.bitwise_runs import (
     loop_by_hand,
     run,
 )
-from tests.toy import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 
 @pytest.mark.parametrize("grid", [None, GRID], ids=["free", "grid"])

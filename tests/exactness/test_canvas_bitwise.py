@@ -7,10 +7,10 @@ import torch
 
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.samplers.filters import Filters
-from mmaccel.samplers.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.stepwise import Stepwise
+from mmaccel.samplers.sampling_params import Filters
 
 LENGTH, ROWS = 6, 12
 LAWS = families(LENGTH, 3)

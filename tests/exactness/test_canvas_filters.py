@@ -18,13 +18,13 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
-from mmaccel.samplers.entropy_bounded import EntropyBounded
-from mmaccel.samplers.evidence import Evidence
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
+from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.stepwise import Stepwise
-from tests.exactness.test_canvas_law import divergence, total_correlation, variation
-from tests.toy import law_by_hand
+from mmaccel.samplers.sampling_params import Filters
+from tests.exactness.test_canvas_distribution import divergence, total_correlation, variation
+from tests.fixtures.toy_models import law_by_hand
 
 LENGTH, TOKENS = 4, 3
 GROUPS = torch.tensor([[0.7, 0.25, 0.05], [0.5, 0.3, 0.2]], dtype=torch.float64)  # slots 0 2, 1 3

@@ -14,18 +14,18 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.samplers import evidence
-from mmaccel.samplers.canvas import Canvas
-from mmaccel.samplers.canvas_columns import Columns
-from mmaccel.samplers.canvas_look import CanvasLook
-from mmaccel.samplers.entropy_bounded import EntropyBounded
-from mmaccel.samplers.evidence import Evidence
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.canvas import predictions as evidence
+from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
+from mmaccel.samplers.canvas.layout import Columns
+from mmaccel.samplers.canvas.model_pass import CanvasLook
+from mmaccel.samplers.canvas.orders import Order
+from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
+from mmaccel.samplers.canvas.selector import Memory
+from mmaccel.samplers.canvas.state import Canvas
+from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.orders import Order
-from mmaccel.samplers.revised_parallel import RevisedParallel
-from mmaccel.samplers.select import Memory
-from mmaccel.samplers.stepwise import Stepwise
+from mmaccel.samplers.sampling_params import Filters
 
 LENGTH, TOKENS, ROWS = 4, 3, 8
 LAWS = families(LENGTH, TOKENS)
@@ -160,7 +160,7 @@ def emit_masks(patch: Patch) -> None:
         logits[..., TOKENS] = logits[..., :TOKENS].amax(-1) + 1
         return read(logits, *args, **{**options, "mask_token": -1})
 
-    patch.setattr("mmaccel.samplers.canvas_look.read_logits", unmasked)
+    patch.setattr("mmaccel.samplers.canvas.model_pass.read_logits", unmasked)
 
 
 def overspend(patch: Patch) -> None:

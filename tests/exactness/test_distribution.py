@@ -18,8 +18,8 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Policy
-from mmaccel.samplers.coupling import COUPLINGS
-from tests.toy_law import Setting, assert_exact, sample_tokens
+from mmaccel.samplers.acceptance import COUPLINGS
+from tests.fixtures.toy_distribution import Setting, assert_exact, sample_tokens
 
 PLAIN = Setting()
 ROWS = Setting(grid=Grid(rows=3, width=2, vocab_size=3))

@@ -18,7 +18,7 @@ from mmaccel import (
 from mmaccel.contracts import Policy
 from mmaccel.results import Progress
 from tests.exactness.bitwise_runs import LENGTH, OPTIONS, WINDOWS, assert_same, run
-from tests.toy import ToyLanguage
+from tests.fixtures.toy_models import ToyLanguage
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -11,7 +11,7 @@ import pytest
 from mmaccel import Autoregressive, Frames, Jacobi, Speculative, SpeculativeJacobi
 from mmaccel.catalog import make_policy
 from mmaccel.contracts import Policy
-from tests.toy_law import Setting, assert_exact, assert_rejected
+from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected
 
 
 def _allowed(slot: int) -> list[int]:

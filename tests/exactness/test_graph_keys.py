@@ -14,14 +14,14 @@ import torch
 
 from mmaccel import CausalLMWindow, Filters, Jacobi, Noise, SpeculativeJacobi
 from mmaccel.contracts import Policy
-from mmaccel.pipelines.cuda_graphs import GraphCache
+from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.draft_window import measure
-from mmaccel.samplers.window import WindowRun
+from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.token_buffer import measure
 from tests.exactness.test_graph_reuse import CALLS, GRID, Call, assert_like, decode
-from tests.replay import Replay
-from tests.tiny_lms import build_lm
-from tests.toy import make_prompt
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import make_prompt
 
 
 @pytest.fixture(scope="module")

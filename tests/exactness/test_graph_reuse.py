@@ -20,12 +20,12 @@ from mmaccel import (
 )  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.cuda_graphs import GraphCache
+from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from tests.exactness.test_captured import assert_like as assert_equal
-from tests.replay import Replay
-from tests.tiny_lms import VOCAB, build_lm
-from tests.toy import make_prompt
+from tests.exactness.test_graph_capture import assert_like as assert_equal
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import VOCAB, build_lm
+from tests.fixtures.toy_models import make_prompt
 
 GRID = Grid(rows=4, width=6, vocab_size=VOCAB, tokens=(4, VOCAB), row_end=3)
 FILTERED = {"guidance_scale": 2.0, "temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.01}

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from mmaccel import Filters, GroupedSpeculative, Noise, OptionError, SpeculativeJacobi
 from mmaccel.results import Stats
-from mmaccel.samplers.accept import count_leading
-from mmaccel.samplers.grouped_speculative import group_ratio
-from tests.toy import make_prompt
-from tests.toy_law import Setting, assert_exact, assert_rejected, measure
+from mmaccel.samplers.acceptance import count_leading
+from mmaccel.samplers.window.grouped_speculative import group_ratio
+from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected, measure
+from tests.fixtures.toy_models import make_prompt
 
 PLAIN = Setting()
 

@@ -14,7 +14,7 @@ import pytest
 from mmaccel import Jacobi, Speculative, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from tests.exactness import planted_bugs as bugs
-from tests.toy_law import Setting, assert_exact, assert_rejected
+from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected
 
 PLAIN = Setting()
 COLD = Setting(options={"temperature": 0.6}, vocab_size=4, length=4)

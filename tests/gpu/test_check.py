@@ -20,7 +20,7 @@ from benchmarks.gpu.timing import TIMINGS, timing_parts
 from benchmarks.report import fill_tables
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import KERNELS
-from tests.house.source import ROOT
+from tests.architecture.source import ROOT
 from tests.kernels.case import FLOATS, Case
 from tests.kernels.gpu_cases import run_cases
 

@@ -24,14 +24,14 @@ from benchmarks.gpu.scenes import measure_scenes
 from benchmarks.gpu.steps import Enough, Stopwatch, measure_steps, time_step
 from benchmarks.route_runs import Piece, Routes, Way
 from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi, TextToImage
-from mmaccel.pipelines.cuda_graphs import GraphCache
-from mmaccel.pipelines.engine import Engine
+from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Stats
-from mmaccel.samplers.step_runner import EagerRunner
-from tests.replay import Replay
-from tests.tiny_lms import build_lm
-from tests.tiny_model import masked_beside_plain
-from tests.toy import make_prompt
+from mmaccel.samplers.window.step_runner import EagerRunner
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_model import masked_beside_plain
+from tests.fixtures.toy_models import make_prompt
 
 CPU = torch.device("cpu")
 with torch.device("meta"):  # torch notes at the first use which functions make tensors: the real

@@ -9,7 +9,7 @@ import torch
 
 from mmaccel import CausalLMWindow, Jacobi, TextToImage
 from mmaccel.demo.scenes.data import CaptionWords
-from mmaccel.pipelines.word_pictures import WordPictures
+from mmaccel.pipelines.models.scenes import WordPictures
 from scripts.training import scenes
 from scripts.training.data import IGNORE, TokenPool, as_float
 from scripts.training.export import scenes_commands

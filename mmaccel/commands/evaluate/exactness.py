@@ -42,9 +42,9 @@ def exactness(
     from mmaccel.commands.report_files import check_file, new_report, write_json
     from mmaccel.commands.run_setup import check_count, parse_fields
     from mmaccel.errors import OptionError
-    from mmaccel.opening import open_pipeline, pick_name
-    from mmaccel.pipelines.comparison import make_plain
-    from mmaccel.pipelines.picture_model import choose_filters
+    from mmaccel.loading import open_pipeline, pick_name
+    from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
+    from mmaccel.pipelines.text_to_image.model import choose_filters
     from mmaccel.samplers.noise import check_seed
 
     check_count("count", count)

@@ -26,7 +26,7 @@ def export(
     from mmaccel.catalog import load
     from mmaccel.commands.run_setup import check_count, open_folder
     from mmaccel.errors import OptionError
-    from mmaccel.outputs.picture_files import write_whole
+    from mmaccel.outputs.image_files import write_whole
 
     module = "mmaccel.evaluation.export:"
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

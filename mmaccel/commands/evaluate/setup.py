@@ -9,7 +9,7 @@ from mmaccel.catalog import MODELS
 from mmaccel.errors import OptionError
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image import TextToImage
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
 
 def pick_captions(pipe: TextToImage, model: str, file: Path | None, count: int | None) -> list[str]:

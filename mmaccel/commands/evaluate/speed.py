@@ -44,9 +44,9 @@ def speed(
     from mmaccel.commands.report_files import new_report, write_lines
     from mmaccel.commands.run_setup import open_folder, parse_fields
     from mmaccel.errors import OptionError
-    from mmaccel.opening import open_pipeline, pick_name
-    from mmaccel.pipelines.comparison import make_plain
-    from mmaccel.pipelines.picture_model import choose_filters
+    from mmaccel.loading import open_pipeline, pick_name
+    from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
+    from mmaccel.pipelines.text_to_image.model import choose_filters
     from mmaccel.results import promise_in
 
     least = load("mmaccel.evaluation.speed.measure:LEAST_RUNS")
@@ -149,7 +149,7 @@ def _write_runs(out: Path, report: dict[str, Any], made: list[Any], plots: bool)
     """All runs, whole rounds or not, and a report of the sizes that were finished."""
     from mmaccel.catalog import load
     from mmaccel.commands.report_files import write_json, write_lines, write_text
-    from mmaccel.outputs.picture_files import write_whole
+    from mmaccel.outputs.image_files import write_whole
 
     lines = [run.to_dict() for run in made]
     if lines:

@@ -27,8 +27,8 @@ from mmaccel.demo.grammar.tasks import (
     right_answers,
 )
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.masked_lm import MaskedLM
-from mmaccel.pipelines.model_folder import check_place
+from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.loading.sources import check_place
 
 
 @dataclass(frozen=True)

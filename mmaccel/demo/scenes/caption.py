@@ -13,7 +13,7 @@ import numpy as np
 
 from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES, Scene, SceneObject
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.caption_words import split_words
+from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 _RELATION_WORDS: dict[str, tuple[str, ...]] = {
     "above": ("above", "above", "over"),

@@ -1,7 +1,7 @@
 """Scenes: captioned images, image `index` of `seed`, and the closed list of caption words.
 
 Training, validation and evaluation draw from different seeds, so they share no image. How captions
-become ids is `mmaccel.pipelines.caption_words`.
+become ids is `mmaccel.pipelines.models.scenes_vocabulary`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from mmaccel.demo.scenes.caption import write_caption
 from mmaccel.demo.scenes.layout import Scene, draw_scene, generator
 from mmaccel.demo.scenes.render import draw_noise, render
-from mmaccel.pipelines import caption_words
+from mmaccel.pipelines.models import scenes_vocabulary as caption_words
 
 WORDS = (
     "a an the and is of to on at in inside above over below under left right "
@@ -26,7 +26,7 @@ MAX_WORDS = 32
 
 @dataclass(frozen=True)
 class CaptionWords(caption_words.CaptionWords):
-    """The words of scenes; see `mmaccel.pipelines.caption_words.CaptionWords`."""
+    """The words of scenes; see `mmaccel.pipelines.models.scenes_vocabulary.CaptionWords`."""
 
     words: tuple[str, ...] = tuple(WORDS)
     max_words: int = MAX_WORDS

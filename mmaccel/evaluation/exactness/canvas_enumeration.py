@@ -29,9 +29,9 @@ from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import total_variation
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.samplers.evidence import Evidence
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.canvas.predictions import Evidence
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
 
 _LENGTH, _TOKENS = 4, 3
 _CLOSE = 1e-4  # between probabilities in float32 and float64

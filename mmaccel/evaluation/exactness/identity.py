@@ -19,11 +19,11 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.exactness.g_test import first_divergence
-from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.picture_request import Pictures
+from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.text_to_image.outputs import Pictures
 from mmaccel.results import EXACT_DTYPE
-from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
 
 _REACH = 4  # a gap of so many times the largest difference seen still counts as rounding
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
-from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
 
 LENGTH, VOCAB = 5, 3
 _DEPTH = 7  # tokens that count: the prompt and all others

@@ -20,9 +20,9 @@ from mmaccel.evaluation.exactness.distribution_checks import check_distribution,
 from mmaccel.evaluation.exactness.g_test import import_stats
 from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
 from mmaccel.evaluation.quality.features import Extract, extract_all
-from mmaccel.pipelines.picture_request import Pictures
+from mmaccel.pipelines.text_to_image.outputs import Pictures
 from mmaccel.results import EXACT_DTYPE
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.sampling_params import Filters
 
 _FAR = 1_000_003  # between the seeds of samples that have to be independent
 
@@ -76,7 +76,7 @@ class Plan:
 
     def run(self, policy: Any, filters: Filters, batch_size: int, shift: int = 0) -> Pictures:
         """All prompts under a policy."""
-        from mmaccel.pipelines.picture_request import join
+        from mmaccel.pipelines.text_to_image.outputs import join
 
         seeds = [(seed + shift) % 2**64 for seed in self.seeds]
         made = self.pipe.stream(

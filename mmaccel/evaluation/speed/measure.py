@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.samplers.filters import Filters
+from mmaccel.samplers.sampling_params import Filters
 
 STAGES = ("forward", "sampler", "pixel", "other")
 _FORGET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.one_run import alone
-from mmaccel.pipelines.picture_request import Pictures
-from mmaccel.pipelines.window_model import CausalLMWindow
-from mmaccel.pipelines.word_pictures import WordPictures
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.models.scenes import WordPictures
+from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.text_to_image.outputs import Pictures
 from mmaccel.results import Stats
-from mmaccel.samplers.filters import Filters
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
 BASELINES = ("transformers", "static", "compiled")

@@ -13,8 +13,8 @@ from mmaccel import Autoregressive, CausalLMWindow, Filters, Grid, Jacobi, Noise
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation
-from tests.tiny_lms import build_lm
-from tests.toy import make_prompt
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import make_prompt
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",

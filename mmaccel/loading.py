@@ -1,0 +1,117 @@
+"""Opens a picture model by what people write: on the command line, in a setup of a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmaccel.errors import OptionError
+from mmaccel.results import EXACT_DTYPE
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+
+DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
+CUDA_GRAPHS = ("auto", "on", "off")
+
+
+def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+    """The short name of a policy for a model of a kind, and its options; an exact one by default.
+
+    Raises:
+        OptionError: a policy of another kind.
+    """
+    from mmaccel.catalog import find_policy
+
+    if policy is not None:
+        find_policy(policy, kind)
+        return policy, options
+    if kind == "window":
+        return "jacobi", options
+    return "lossless-unmask", {"order": "halton"} | options
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """The value of `--size`: `768` or `1024x768`, width first.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise OptionError(
+            f"--size: expected pixels such as 768 or 1024x768, received {text!r}; width comes first"
+        )
+    return int(parts[0]), int(parts[-1])
+
+
+def parse_dtype(name: str) -> Any:
+    """The value of `--dtype` as torch has it.
+
+    Raises:
+        OptionError: none of `DTYPES`.
+    """
+    if name not in DTYPES:
+        raise OptionError(
+            f"--dtype: expected one of {', '.join(DTYPES)}, received {name!r}; "
+            f"{EXACT_DTYPE} keeps every promise"
+        )
+    import torch
+
+    return getattr(torch, name)
+
+
+def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
+    """The value of `--cuda-graphs` as `mmaccel.attach` takes it.
+
+    Raises:
+        OptionError: none of `CUDA_GRAPHS`.
+    """
+    if text not in CUDA_GRAPHS:
+        raise OptionError(
+            f"--cuda-graphs: expected one of {', '.join(CUDA_GRAPHS)}, received {text!r}; auto "
+            "uses them where that works"
+        )
+    return "auto" if text == "auto" else text == "on"
+
+
+def open_pipeline(
+    model: str,
+    device: str,
+    dtype: str = EXACT_DTYPE,
+    *,
+    size: str | None = None,
+    decoder: Path | None = None,
+    family: str | None = None,
+    cuda_graphs: str = "auto",
+) -> TextToImage:
+    """Load a text-to-image model on a device.
+
+    Args:
+        model: name, folder, file, or id of the hub.
+        device: as torch names it.
+        dtype: of the generator, one of `DTYPES`.
+        size, decoder, family, cuda_graphs: as on the command line.
+
+    Raises:
+        OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
+        MissingBackendError: `--cuda-graphs on` for another device than CUDA.
+    """
+    pixels = parse_size(size)
+    kind, use_graphs = parse_dtype(dtype), parse_cuda_graphs(cuda_graphs)
+    from transformers.utils import logging
+
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+
+    logging.disable_progress_bar()
+    return TextToImage.from_pretrained(
+        model,
+        device=device,
+        dtype=kind,
+        size=pixels,
+        decoder=decoder,
+        family=family,
+        cuda_graphs=use_graphs,
+    )

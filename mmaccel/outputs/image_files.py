@@ -1,0 +1,173 @@
+"""Pictures on disk: written whole or not at all, and carrying what they were made from."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.outputs.machine import versions
+from mmaccel.pipelines.models.scenes_vocabulary import split_words
+from mmaccel.results import promise_in
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from mmaccel.pipelines.text_to_image.outputs import Pictures
+
+_ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
+_LONGEST = 20  # characters of a word in a file name
+_BYTES = 60  # of a word: three, a seed and the rest stay within the 255 that systems allow
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write under a temporary name in the same folder, wait for the disk, then rename.
+
+    Args:
+        file: the final name.
+        write: writes the path it is given. If it fails or is stopped, nothing is left behind; only
+            a killed process leaves its `.tmp`.
+    """
+    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        write(partial)
+        _sync(partial)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
+def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path], object]) -> None:
+    """Write `facts` as JSON under the name of `file` with the suffix `.json`, then `file` itself.
+
+    Args:
+        file: the final name. If writing it fails, the JSON file stays.
+        facts: ready for JSON.
+        write: writes the path it is given; see `write_whole`.
+    """
+    text = json.dumps(dict(facts), indent=1) + "\n"
+    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
+    write_whole(file, write)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, where the system can say so."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # folders cannot be opened everywhere
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+    finally:
+        os.close(handle)
+
+
+def short_hash(settings: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits that tell runs of different settings apart, on every machine."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
+
+
+def picture_name(
+    seed: int, prompt: str, policy: str, recipe: Mapping[str, Any], suffix: str = ".png"
+) -> str:
+    """A file name that sorts by seed and can be read: `0003-a-red-circle-jacobi-1c9f03ab.png`.
+
+    Another caption, or anything else in `recipe`, gives another name: only the same picture is
+    overwritten. `policy` is a short name.
+    """
+    words = split_words(prompt)
+    mark = short_hash({"words": words, **recipe})
+    shown = [_shorten("".join(c for c in word if c.isalnum())) for word in words[:3]]
+    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, mark]) + suffix
+
+
+def _shorten(word: str) -> str:
+    """Its beginning, in whole characters."""
+    return word[:_LONGEST].encode("utf-8")[:_BYTES].decode("utf-8", "ignore")
+
+
+def describe(
+    prompt: str, seed: int, settings: Mapping[str, Any], batch: Pictures, index: int
+) -> dict[str, Any]:
+    """What a picture was made from and what it cost, ready for JSON.
+
+    Args:
+        prompt: its caption.
+        seed: its own seed.
+        settings: model, weights, policy and filters.
+        batch: what it was made in.
+        index: its place there.
+    """
+    tokens, passes = batch.tokens.shape[1], int(batch.passes[index])
+    return {
+        "prompt": prompt,
+        "seed": seed,
+        **settings,
+        "exactness": promise_in(batch.stats.exactness, settings["dtype"]),
+        "tokens": tokens,
+        "passes": passes,
+        "tokens_per_pass": tokens / passes,
+        "batch": {"pictures": len(batch.prompts), "stats": batch.stats.to_dict()},
+        "versions": versions(),
+    }
+
+
+def plainly(value: Any) -> Any:
+    """A field of a policy, ready for JSON."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
+    """`facts` as text: the caption, a line with the negative one where there is one, and one line
+    of settings, as Stable Diffusion tools read them.
+
+    Args:
+        facts: from `describe`, or another description with its names.
+        size: width and height of the picture, in pixels.
+    """
+    options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
+    settings = {
+        "Steps": facts["tokens"],
+        "Sampler": facts["policy"],
+        "CFG scale": facts["guidance_scale"],
+        "Seed": facts["seed"],
+        "Size": f"{size[0]}x{size[1]}",
+        "Model hash": facts["weights"][:10],
+        "Model": facts["model"],
+        "Policy": f"{facts['policy']}({options})",
+        "Exactness": facts["exactness"],
+        "Forward passes": facts.get("passes"),
+        **{name.replace("_", " "): facts.get(name) for name in _ALSO},
+        "Version": f"mmaccel {facts['versions']['mmaccel']}",
+    }
+    parts = [f"{name}: {_quoted(value)}" for name, value in settings.items() if value is not None]
+    lines = [" ".join(facts["prompt"].split())]
+    if facts.get("negative"):
+        lines.append(f"Negative prompt: {' '.join(facts['negative'].split())}")
+    return "\n".join([*lines, ", ".join(parts)])
+
+
+def _quoted(value: Any) -> str:
+    """A setting's value; in quotes where a reader would take part of it for the next setting."""
+    text = str(value)
+    return json.dumps(text) if any(c in text for c in ',:"\n') else text
+
+
+def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
+    """Write a PNG whose text chunks are `parameters` (for people) and `mmaccel` (JSON)."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_text("parameters", human_line(facts, image.size))
+    info.add_text("mmaccel", json.dumps(dict(facts)))
+    write_whole(file, lambda path: image.save(path, format="PNG", pnginfo=info))

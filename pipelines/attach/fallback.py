@@ -1,0 +1,191 @@
+"""What becomes of a call that no policy serves: it is refused, or run by the original and noted.
+
+A run of transformers' own decoding loop, measured from outside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout, Policy
+from mmaccel.errors import AttachError
+from mmaccel.pipelines.attach.layout_processor import with_layout
+from mmaccel.pipelines.attach.patching import original
+from mmaccel.results import Stats
+
+
+def run_original(
+    model: Any,
+    name: str,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    seed: int | Sequence[int] | None = None,
+) -> tuple[Any, Stats]:
+    """Run the method that an injection hides.
+
+    Args:
+        model: the model.
+        name: a decoding loop of `GenerationMixin`.
+        args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
+        options: those given by name.
+        seed: of torch's generators (the CPU's and the model's device's) while it runs; they stand
+            as before afterwards. Several are folded into one. None leaves the generators alone.
+            The generators are the process's own: seeded runs in several threads at once disturb
+            each other.
+
+    Returns:
+        What the loop returned, and tokens, passes and seconds. Every pass counts as one, the
+        prompt's included; a beam's tokens are those of the sequences handed over.
+    """
+    passes: list[None] = []
+    hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
+    began = time.perf_counter()
+    try:
+        with _seeded(seed, model.device):
+            out = original(model, name)(*args, **options)
+    finally:
+        hook.remove()
+    seconds = time.perf_counter() - began
+    ids = args[0] if args else options["input_ids"]
+    config = args[3] if len(args) > 3 else options["generation_config"]
+    tokens = getattr(out, "sequences", out)[:, ids.shape[1] :]
+    n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
+    row_passes = len(passes) if tokens.shape[0] == 1 else n_tokens
+    stats = Stats(tokens=n_tokens, passes=len(passes), row_passes=row_passes, seconds=seconds)
+    return out, stats
+
+
+@contextmanager
+def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[None]:
+    if seed is None:
+        yield
+        return
+    if isinstance(seed, Sequence):
+        text = ",".join(map(str, seed))
+        seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
+    own, on_device = torch.get_rng_state(), None
+    module: Any = None if device.type == "cpu" else torch.get_device_module(device.type)
+    torch.default_generator.manual_seed(seed)
+    with _current(module, device):
+        if module is not None:
+            on_device = module.get_rng_state()
+            module.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(own)
+        with _current(module, device):
+            if module is not None:
+                module.set_rng_state(on_device)
+
+
+def _current(module: Any, device: torch.device) -> Any:
+    """Makes `device` its backend's current one, where the backend has several."""
+    return module.device(device) if hasattr(module, "device") else nullcontext()
+
+
+def _count(tokens: Tensor, ends: Tensor | None) -> int:
+    """Tokens `[B, L]` up to and including each row's first end token."""
+    if ends is None:
+        return tokens.numel()
+    is_end = torch.isin(tokens, ends.to(tokens.device)).long()
+    return int((is_end.cumsum(1) - is_end == 0).sum())
+
+
+def find_caller() -> int:
+    """`stacklevel` with which the function that calls this warns in the name of the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("mmaccel", "transformers", "torch"):
+            break
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+@dataclass
+class Fallback:
+    """Runs the original methods of a model, or refuses to.
+
+    A layout goes with the call, as logits processors. Loops that take none are refused, since
+    what they make would not be what was asked for.
+
+    Args:
+        policy: what the call should have been decoded by.
+        seed: of the original's draws, see `run_original`.
+        strict: refuse always.
+        layout: what is known about the slots, or None.
+        history: statistics, to which each run's are added.
+        warned: reasons that were told before.
+    """
+
+    policy: Policy
+    seed: int | Sequence[int] | None
+    strict: bool
+    layout: Layout | None
+    history: list[Stats]
+    warned: set[str]
+
+    def run(self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any) -> Any:
+        """Run a decoding loop of transformers' own, warn once and note why.
+
+        Args:
+            model: the model.
+            name: of the loop.
+            reasons: why no policy runs.
+            *args: of the loop: ids `[B, T]`, processors, criteria and configuration, in this order
+                where they are not given by name.
+            **options: of the loop.
+
+        Raises:
+            AttachError: with `strict`, or a loop that cannot be held to the layout.
+        """
+        text = "; ".join(reasons)
+        if self.strict:
+            self.refuse(text)
+        if self.layout is not None:
+            names = ("input_ids", "logits_processor", "stopping_criteria", "generation_config")
+            options, args = dict(zip(names, args)) | options, args[len(names) :]
+            given = options["logits_processor"]
+            if type(given).__name__ != "LogitsProcessorList":
+                self.refuse_layout(f"a {type(given).__name__} in place of a LogitsProcessorList")
+            if getattr(options["generation_config"], "is_assistant", False):
+                self.refuse_layout("a model that drafts for another one")
+            n_prompt = options["input_ids"].shape[1]
+            options["logits_processor"] = with_layout(given, self.layout, n_prompt)
+            args = (*(options.pop(name) for name in names), *args)
+        self.warn(text)
+        out, stats = run_original(model, name, args, options, self.seed)
+        stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
+        self.history.append(stats)
+        return out
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise `AttachError`."""
+        raise AttachError(
+            f"generate: expected a call that {type(self.policy).__name__} can serve, received "
+            f"{reason}; leave that out, or attach with strict=False to run it without the policy"
+        )
+
+    def refuse_layout(self, reason: str) -> NoReturn:
+        """Raise `AttachError`: the original would run without the layout."""
+        raise AttachError(
+            f"generate: expected a call that can be held to a layout, received {reason}; leave "
+            "that out, or attach without layout"
+        )
+
+    def warn(self, reason: str) -> None:
+        """Tell the user's own line, once for each reason."""
+        if reason not in self.warned:
+            self.warned.add(reason)
+            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())

@@ -1,0 +1,124 @@
+"""A layout in transformers' terms: logits processors that hold its own loops to it, and its size.
+
+The mask stands where `prefix_allowed_tokens_fn` acts: behind guidance, before whatever looks at the
+scores as a law (temperature, top-k, top-p). `mmaccel.samplers.sampling_params` has the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.logits.processor_support import is_own
+
+_GUIDANCE = (
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+)
+_NEVER = float("-inf")
+
+
+class LayoutMask:
+    """A logits processor that leaves what a layout allows, or the one token it forces.
+
+    Args:
+        layout: of the tokens made.
+        n_prompt: T, prompt tokens of a row as transformers has them, padding included.
+    """
+
+    def __init__(self, layout: Layout, n_prompt: int) -> None:
+        self._layout, self._n_prompt = layout, n_prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
+        slots = self._slots(input_ids)
+        token, allowed = self._forced(slots), self._layout.allowed(slots)
+        if token is not None:
+            return _keep(scores, token)
+        if allowed is None:
+            return scores
+        mask = allowed.to(scores.device).broadcast_to(1, 1, scores.shape[-1])[0]
+        return scores.masked_fill(~mask, _NEVER)
+
+    def _slots(self, input_ids: Tensor) -> Tensor:
+        """`[1, 1]` int64: the slot all rows stand at."""
+        return torch.tensor([[input_ids.shape[1] - self._n_prompt]], device=input_ids.device)
+
+    def _forced(self, slots: Tensor) -> int | None:
+        forced = self._layout.forced(slots)
+        return None if forced is None or int(forced) < 0 else int(forced)
+
+
+class ForcedToken(LayoutMask):
+    """A logits processor for the end of the list: what is forced stands, whatever came between."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
+        token = self._forced(self._slots(input_ids))
+        if token is None:
+            return scores
+        kept = _keep(scores, token)
+        lost = ~kept[:, token].isfinite()  # otherwise its score counts, for beams
+        kept[lost, token] = 0.0
+        return kept
+
+
+def _keep(scores: Tensor, token: int) -> Tensor:
+    kept = torch.full_like(scores, _NEVER)
+    kept[:, token] = scores[:, token]
+    return kept
+
+
+def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
+    """A `LogitsProcessorList` with a layout in it; the given one stays as it is."""
+    first = 0
+    for index, processor in enumerate(processors):
+        if any(is_own(processor, name) for name in _GUIDANCE):
+            first = index + 1
+    mask, last = LayoutMask(layout, n_prompt), ForcedToken(layout, n_prompt)
+    return type(processors)([*processors[:first], mask, *processors[first:], last])
+
+
+def check_layout(layout: Any) -> None:
+    """Refuse what is no layout; None passes.
+
+    Raises:
+        OptionError: with what there is.
+    """
+    if layout is not None and (isinstance(layout, type) or not isinstance(layout, Layout)):
+        raise OptionError(
+            f"layout: expected one such as mmaccel.Frames or mmaccel.Grid, received {layout!r}; "
+            "leave it out where nothing is known about the slots"
+        )
+
+
+def check_vocabulary(layout: Layout | None, model: Any) -> None:
+    """Refuse a layout of another vocabulary than the model's; None passes.
+
+    Raises:
+        OptionError: with both sizes.
+    """
+    if layout is not None:
+        weight = getattr(model.get_output_embeddings(), "weight", None)  # else refused elsewhere
+        check_size(layout, None if weight is None else weight.shape[0])
+
+
+def check_size(layout: Layout | None, n_ids: int | None) -> None:
+    """Refuse a layout of another vocabulary than `n_ids` ids; None passes, on either side.
+
+    Raises:
+        OptionError: with both sizes.
+    """
+    if layout is None or n_ids is None:
+        return
+    allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64))
+    size = getattr(layout, "vocab_size", None if allowed is None else allowed.shape[-1])
+    if size is not None and size != n_ids:
+        raise OptionError(
+            f"layout: expected the model's {n_ids} ids, received a layout of {size}; "
+            f"give it vocab_size={n_ids}"
+        )

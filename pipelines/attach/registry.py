@@ -1,0 +1,113 @@
+"""What is served otherwise than by a loop of `generate`: some pipelines and models, denoisers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from mmaccel.contracts import Layout, check_policy
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.attach.layout_processor import check_layout
+from mmaccel.pipelines.attach.patching import Injection
+from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
+from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
+from mmaccel.pipelines.runner.engine import Engine
+
+PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pipeline`
+    "LLaDA2Pipeline": "mmaccel.pipelines.diffusion_lm.llada2.service:serve",
+    "AmusedPipeline": "mmaccel.pipelines.diffusion_lm.amused:serve",
+    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate:serve",
+    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.pipeline:serve",
+}
+_DENOISER = "mmaccel.pipelines.diffusion_lm.service:serve"
+_PACKAGES = ("diffusers", "transformers")
+OWN_POLICIES = {"cached-blocks": CachedBlocks}
+"""Policies of `LLaDA2Pipeline` alone, by short name."""
+
+
+def find_pipeline(target: Any) -> str | None:
+    """The class in `PIPELINES` that an object is of, or that of a denoiser (see
+    `mmaccel.pipelines.diffusion_lm.registry`); None where a loop of `generate` is served.
+    """
+    kinds = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] in _PACKAGES]
+    own = next((k.__name__ for k in kinds if k.__name__ in PIPELINES), None)
+    return own or find_denoiser(target)
+
+
+def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
+    """Short names of what can be attached to an object that `find_pipeline` names, out of all for a
+    canvas.
+
+    Raises:
+        OptionError, UnsupportedModelError: a model that no denoiser can be made of.
+    """
+    name = find_pipeline(target)
+    if name == "LLaDA2Pipeline":
+        return (*OWN_POLICIES, *canvas)
+    beyond = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
+    if name not in PIPELINES:
+        model = open_denoiser(target)
+        has_shadows = model.has_store and model.mask_token is not None
+        beyond = "" if has_shadows else "revised-parallel"
+    return tuple(policy for policy in canvas if policy != beyond)
+
+
+def serve_pipeline(
+    target: Any,
+    policy: Any,
+    seed: int | Sequence[int] | None,
+    strict: bool,
+    layout: Layout | None,
+    engine: Engine,
+    make: Callable[[str], Any],
+) -> tuple[Any, Injection]:
+    """Attach a policy to a pipeline or denoiser; see `mmaccel.attach`.
+
+    Args:
+        target: one that `find_pipeline` names.
+        policy: a policy or a short name.
+        seed, strict, layout, engine: as `attach` takes them.
+        make: a policy of a short name that is none of `OWN_POLICIES`.
+
+    Returns:
+        The service, with `policy` and `history`, and the way back.
+
+    Raises:
+        OptionError: no policy or layout, or one the pipeline cannot use; or `cuda_graphs=True`.
+        UnsupportedModelError: a model that no denoiser can be made of.
+        AttachError: the pipeline or its model has a policy already.
+    """
+    name = find_pipeline(target)
+    if engine.cuda_graphs is True:
+        raise OptionError(
+            f"cuda_graphs: expected 'auto' or False, received True; passes of a {name} are "
+            "not captured"
+        )
+    engine.check(target.device)
+    if isinstance(policy, str):
+        policy = OWN_POLICIES[policy]() if policy in OWN_POLICIES else make(policy)
+    check_layout(layout)
+    if isinstance(policy, CachedBlocks):
+        _check_cached(policy, name, seed, layout)
+    else:
+        check_policy(policy, "canvas")
+    module, _, function = PIPELINES.get(name or "", _DENOISER).partition(":")
+    served: tuple[Any, Injection] = getattr(import_module(module), function)(
+        target, policy, seed, strict, layout
+    )
+    return served
+
+
+def _check_cached(policy: CachedBlocks, name: str | None, seed: Any, layout: Any) -> None:
+    if name != "LLaDA2Pipeline":
+        raise OptionError(
+            f"policy: expected one that fills a canvas for a {name}, received {policy!r}, which is "
+            "LLaDA2Pipeline's; try EntropyBounded()"
+        )
+    for name, value in (("seed", seed), ("layout", layout)):
+        if value is not None:
+            raise OptionError(
+                f"{name}: expected none with {policy!r}, received one; the pipeline draws its own "
+                "tokens, give generator= to its call"
+            )

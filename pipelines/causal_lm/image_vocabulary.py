@@ -1,0 +1,62 @@
+"""A causal LM whose vocabulary holds picture tokens, as a model of those tokens alone.
+
+Chameleon, Emu3 and their kin speak text and pictures with one head. Behind a row's prompt only
+picture tokens can stand, and tokens that close rows of the grid; so the rest of the head is not
+computed, and samplers see a small vocabulary: the picture tokens in the order of their ids, the
+structural ones behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.contracts import Prompt
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+
+
+class ImageTokenWindow(CausalLMWindow):
+    """Text ids up to a row's prompt, picture tokens behind it; logits of picture tokens.
+
+    Args:
+        model: a transformers model that has its body in `model` and a head on top.
+        ids: N ids of picture tokens in the model's vocabulary, ascending.
+        structural: S ids of tokens that a layout puts in place; their logits are 0.
+
+    Attributes:
+        ids: `[N + S]` int64, the model's id of every picture token.
+    """
+
+    row_inputs, constants = ("_lengths",), ("ids", "_weight", "_bias")
+    options = (*CausalLMWindow.options, "_n_structural")
+
+    def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
+        super().__init__(model)
+        self.ids = torch.tensor([*ids, *structural], device=self.device)
+        self.vocab_size, self._n_structural = len(self.ids), len(structural)
+        head, first = model.get_output_embeddings(), ids[0]
+        is_run = list(ids) == list(range(first, first + len(ids)))
+        rows: Any = slice(first, first + len(ids)) if is_run else self.ids[: len(ids)]
+        self._weight = head.weight[rows]  # a view where the ids follow each other
+        self._bias = None if head.bias is None else head.bias[rows]
+        self._lengths: Tensor | None = None
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        """The next run is this prompt's, whose ids are the model's own; hands it back."""
+        self._lengths = prompt.lengths
+        return prompt
+
+    def _run(self, **inputs: Any) -> Any:
+        assert self._lengths is not None, "begin comes first"
+        tokens, n_kept = inputs["input_ids"], inputs.pop("logits_to_keep", 0)
+        is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
+        known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
+        inputs["input_ids"] = torch.where(is_text, tokens, known)
+        hidden = self.model.model(**inputs).last_hidden_state[:, -n_kept:]
+        logits = F.linear(hidden, self._weight, self._bias)
+        return SimpleNamespace(logits=F.pad(logits, (0, self._n_structural)))

@@ -1,0 +1,217 @@
+"""Self-checks of a causal LM: do its window passes, and our attention kernel, give its own logits?
+
+The checks of `mmaccel.pipelines.causal_lm.compatibility` read configurations and signatures. Some models
+build a causal mask of their own from the cache's length, and no signature says so; they would
+decode other tokens without an error. So every model runs a few made-up tokens once: in one call of
+its own, in window passes that roll back, and, where our attention kernel is to be used, in the same
+window passes under the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import MissingBackendError, UnsupportedModelError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.pipelines.causal_lm.attention import Choices
+from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+
+LENGTH = 9
+PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # where rows start and how wide; some roll back
+_passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention implementation
+_reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
+
+
+def check_windows(model: Any, window: CausalLMWindow) -> None:
+    """Refuse a model whose windows do not give what the model itself gives.
+
+    Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
+
+    Args:
+        model: one that `check_causal_lm` accepts, in evaluation mode.
+        window: around it.
+
+    Raises:
+        UnsupportedModelError: with what was seen.
+        MissingBackendError: kernels that MMACCEL_KERNELS=triton asks for cannot run.
+        RuntimeError: the device failed.
+
+    Cost: four short passes, until the model has passed once with its attention implementation.
+    """
+    implementation = model.config._attn_implementation
+    if _passed.get(model) == implementation:
+        return
+    if model.device.type == "meta":
+        _refuse(model, "no weights (the model is on the meta device)")
+    if window.max_positions is not None and window.max_positions < LENGTH:
+        return
+    try:
+        found = _compare_windows(model, window)
+    except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
+        raise
+    except Exception as error:  # generate is left to the original, unless the device failed
+        if is_device_error(error):
+            raise
+        _refuse(model, f"a {_say(error)}")
+    if not all(difference.is_telling for difference in found):
+        return
+    worst = max(found, key=lambda difference: difference.mean)
+    if not worst.within(Tolerance.of(model.dtype)):
+        _refuse(model, f"logits that are {worst}")
+    if "local" in (getattr(model.config, "attention_layers", None) or ()):
+        _refuse(model, "local attention, counted from the end of the cache,")  # wider than a check
+    _passed[model] = implementation
+
+
+def _refuse(model: Any, received: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"model: expected windows to give the model's own logits, received {received} from a "
+        f"{type(model).__name__}; its generate cannot be served"
+    )
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__} ({' '.join(str(error).split())[:80]})"
+
+
+@torch.no_grad()
+def _compare_windows(model: Any, window: CausalLMWindow) -> list[Difference]:
+    """Of every window pass, from one call of the model over all positions."""
+    ids = _make_ids(model, window.vocab_size)
+    window.reserve(2, LENGTH)  # which its position ids need
+    positions = torch.arange(LENGTH, device=ids.device).expand_as(ids)
+    own = model(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        position_ids=window.position_ids(positions),
+        use_cache=False,
+        return_dict=True,
+    ).logits  # [2, LENGTH, V]
+    return [
+        compare_logits(own.gather(1, at[..., None].expand(-1, -1, own.shape[-1])), logits)
+        for at, logits in _run_windows(window, ids)
+    ]
+
+
+def _run_windows(
+    window: CausalLMWindow, ids: Tensor, choices: Choices | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Positions `[2, W]` and logits `[2, W, V]` of every pass of `PASSES`, under our kernel if
+    choices are asked for.
+    """
+    window.reserve(2, LENGTH)
+    if choices is not None:
+        window.attention_reason, window.choices = "", choices
+    made = []
+    for starts, width in PASSES:
+        start = torch.tensor(starts, device=ids.device)
+        at = start[:, None] + torch.arange(width, device=ids.device)
+        made.append((at, window.forward(ids.gather(1, at), start)))
+    return made
+
+
+def _make_ids(model: Any, vocab_size: int) -> Tensor:
+    """The made-up tokens, `[2, LENGTH]` int64, the same for every model of a size."""
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    n_ids = vocab_size if table is None else min(vocab_size, table.shape[0])
+    spread = torch.Generator().manual_seed(0)
+    return torch.randint(n_ids, (2, LENGTH), generator=spread, device="cpu").to(model.device)
+
+
+def find_reason(window: CausalLMWindow) -> str:
+    """Why a window's passes keep the model's own attention; empty where they use our kernel.
+
+    The self-check of the kernel: every layer must have asked for the kernel once a pass, and the
+    logits must be those of the same passes under the model's own attention.
+
+    Raises:
+        MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason besides `model`.
+
+    Cost: at a model's first call, six short passes; none for `model`, nor for `auto` away from
+    CUDA devices or under `MMACCEL_KERNELS=torch`. The answer is kept for as long as the model
+    lives, and found again when its attention, dtype or device changes.
+    """
+    if window.attention == "model":
+        return "attention='model'"
+    reason = _find_reason(window)
+    refuse_own_attention(window.model, reason)
+    return reason
+
+
+def refuse_own_attention(model: Any, reason: str) -> None:
+    """Raise MissingBackendError where there is a reason and `MMACCEL_KERNELS=triton`."""
+    if reason and dispatch.mode() == "triton":
+        raise MissingBackendError(
+            f"{dispatch.VARIABLE}=triton: expected a model that attends by window_attention, "
+            f"received {type(model).__name__}: {reason}; or set {dispatch.VARIABLE}=auto"
+        )
+
+
+def _find_reason(window: CausalLMWindow) -> str:
+    model, kind = window.model, window.attention
+    if kind == "auto":
+        on_gpu = window.device.type == "cuda" or dispatch.mode() == "triton"
+        obstacle = None if on_gpu else f"the model is on {window.device}"
+        if dispatch.mode() == "torch":
+            obstacle = f"{dispatch.VARIABLE}=torch"
+        obstacle = obstacle or dispatch.find_obstacle(window.device.type)
+        if obstacle is not None:
+            return obstacle
+    key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
+    known = _reasons.setdefault(model, {})
+    if key in known:
+        return known[key]
+    reason, is_final = _check_kernel(window.plain(), wants_triton=kind == "auto")
+    if is_final:
+        known[key] = reason
+    return reason
+
+
+@torch.no_grad()
+def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]:
+    """The reason, and whether another self-check would find the same."""
+    model = plain.model
+    if getattr(model.config, "output_attentions", False):
+        return "the model gives out its attention weights", False
+    if plain.max_positions is not None and plain.max_positions < LENGTH:
+        return f"the model has {plain.max_positions} positions; a self-check needs {LENGTH}", True
+    if plain.device.type == "meta":
+        return "the model has no weights (it is on the meta device)", False
+    ids = _make_ids(model, plain.vocab_size)
+    choices: Choices = []
+    try:
+        received = _run_windows(plain, ids, choices)
+    except UnsupportedModelError as error:
+        return str(error), True
+    except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
+        raise
+    except Exception as error:  # the model's own attention is there, unless the device failed
+        if is_device_error(error):
+            raise
+        is_final = not isinstance(error, torch.OutOfMemoryError)
+        return f"under the kernel a {_say(error)}", is_final
+    asked = [layer for layer, _ in choices]
+    expected = list(range(len(plain.windows))) * len(PASSES)
+    if asked != expected:
+        return (
+            f"{type(model).__name__}: {len(asked)} of {len(expected)} calls of attention "
+            "asked transformers for a function by name"
+        ), True
+    refused = [choice.reason for _, choice in choices if choice.twin != "triton"]
+    if wants_triton and refused:
+        return refused[0], True
+    for (_, own), (_, logits) in zip(_run_windows(plain, ids), received):
+        difference = compare_logits(own, logits)
+        if not difference.is_telling:
+            return "the model's logits are NaN or all alike: nothing to compare", False
+        if not difference.within(Tolerance.of(model.dtype)):
+            return f"logits under the kernel are {difference}", True
+    return "", True

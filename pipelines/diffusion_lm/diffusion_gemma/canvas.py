@@ -1,0 +1,212 @@
+"""One canvas of DiffusionGemma, filled by a canvas policy over the model's own decoder.
+
+Source: `transformers.models.diffusion_gemma`, transformers 5.23, whose `generate` encodes what is
+there, makes a canvas of random tokens and runs its decoder on it again and again, each pass with
+the logits of the one before (T. Chen et al., "Analog Bits: Generating Discrete Data using Diffusion
+Models with Self-Conditioning", ICLR 2023, arXiv 2208.04202).
+
+Departures: what is committed stays. The library may take any token of a canvas back at any pass,
+and hands over the likeliest tokens of the last one, which nothing bounds.
+
+DiffusionGemma's own rule for ending a canvas early, within a run of a canvas policy.
+
+Source: `StableAndConfidentStoppingCriteria`, transformers 5.23: the likeliest tokens stay for some
+passes, and the mean entropy is low.
+
+Departures: a row that ends takes the token drawn for each open slot, where the library takes the
+likeliest of every slot; what that costs is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass, CanvasProgress
+from mmaccel.contracts import Layout
+from mmaccel.errors import OptionError
+from mmaccel.samplers.canvas.predictions import read_logits
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+
+_STRIDE = 0x9E3779B97F4A7C15  # odd, so that no two canvases of a seed have the same key
+
+
+class GemmaDecoder:
+    """The decoder behind what its encoder has read, as a `Denoiser` of one canvas.
+
+    Columns before the canvas mean nothing: the encoder's cache stands for the prompt.
+
+    Args:
+        step: what `generate` hands to its denoising step.
+        vocab_size: V.
+        length: L, slots of the canvas.
+        steps: N, passes that the temperature schedule is spread over.
+        dtype: of the logits that are carried to the next pass.
+
+    Attributes:
+        scores: `[B, L, V]` of the last pass, behind the logits processors.
+        positions: entries computed.
+    """
+
+    mask_token, block, has_store = None, None, False
+
+    def __init__(
+        self, step: Mapping[str, Any], vocab_size: int, length: int, steps: int, dtype: torch.dtype
+    ) -> None:
+        inputs = dict(step)
+        for name in ("current_canvas", "argmax_canvas", "finished_denoising", "cur_step"):
+            inputs.pop(name)
+        inputs.pop("sampler"), inputs.pop("diffusion_stopping_criteria")
+        self._forward: Callable[..., Any] = inputs.pop("decoder_forward")
+        self._ids: Tensor = inputs.pop("input_ids")
+        self._processors = inputs.pop("logits_processor")
+        self._carried: Tensor | None = inputs.pop("self_conditioning_logits")
+        inputs["decoder_attention_mask"] = inputs.pop("mask_mapping")
+        self._inputs, self._steps, self._dtype = inputs, steps, dtype
+        self.vocab_size, self._length, self._passes = vocab_size, length, 0
+        self.scores, self.positions = torch.empty(0), 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the prompt is."""
+        return self._ids.device
+
+    def reserve(self, rows: int, places: int) -> None:
+        """See `Denoiser.reserve`.
+
+        Raises:
+            OptionError: several canvases of a row at once.
+        """
+        if rows != self._ids.shape[0]:
+            raise OptionError(
+                f"policy: expected one canvas a row and pass, received {rows} for "
+                f"{self._ids.shape[0]} rows; a pass of this model depends on the one before it"
+            )
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        """One pass; see `Denoiser.forward`. Logits are those behind the logits processors."""
+        canvas = entries.tokens[:, -self._length :].contiguous()
+        torch.compiler.cudagraph_mark_step_begin()
+        out = self._forward(
+            decoder_input_ids=canvas, self_conditioning_logits=self._carried, **self._inputs
+        )
+        left = max(self._steps - self._passes, 1)  # the library counts steps that remain
+        cur_step = torch.tensor(left, device=canvas.device, dtype=torch.int32)
+        self.scores = self._processors(self._ids, out.logits.clone(), cur_step=cur_step)
+        self._carried = self.scores.to(self._dtype)
+        self._passes += 1
+        self.positions += canvas.numel()
+        queries = entries.queries - (entries.tokens.shape[1] - self._length)
+        index = queries[..., None].expand(-1, -1, self.vocab_size)
+        return self.scores.gather(1, index)  # [B, Q, V]
+
+
+class CanvasLayout:
+    """What is known of one canvas of several.
+
+    Args:
+        base: of all slots behind the prompt, or None.
+        offset: slots before this canvas.
+        ended: `[B]` bool, rows with an end token before it.
+        pad: what these hold.
+    """
+
+    def __init__(self, base: Layout | None, offset: int, ended: Tensor, pad: int) -> None:
+        self._base, self._offset, self._ended, self._pad = base, offset, ended, pad
+
+    @property
+    def columns(self) -> int:
+        """See `Layout`."""
+        return 0 if self._base is None else self._base.columns
+
+    @property
+    def frame(self) -> int:
+        """See `Layout`."""
+        return 0 if self._base is None else self._base.frame
+
+    def forced(self, slots: Tensor) -> Tensor:
+        """See `Layout`."""
+        forced = None if self._base is None else self._base.forced(slots + self._offset)
+        free = torch.full_like(slots, -1) if forced is None else forced
+        return torch.where(self._ended[:, None], self._pad, free)
+
+    def allowed(self, slots: Tensor) -> Tensor | None:
+        """See `Layout`."""
+        return None if self._base is None else self._base.allowed(slots + self._offset)
+
+
+def canvas_noise(noise: Noise, index: int) -> Noise:
+    """Noise of the canvas with this index: no slot of one has the noise of a slot of another."""
+    shift = index * _STRIDE % 2**64
+    return Noise(noise.seeds + (shift - 2**64 if shift >= 2**63 else shift), noise.items)
+
+
+Then = Callable[[int, Tensor, Tensor], None]
+"""Told after every pass of a canvas: its number from 0, tokens `[B, L]`, the likeliest where
+nothing stands, and scores `[B, L, V]`."""
+
+
+class StopRule:
+    """Ends rows whose likeliest tokens stay and are sure, by the library's own criterion.
+
+    Such a row takes the token drawn for each slot that is open.
+
+    Args:
+        criterion: of the likeliest tokens `[B, L]` and scores `[B, L, V]`; None: never.
+        decoder: whose last scores are looked at.
+        filters, noise, layout: of the run.
+        then: called after every pass, or None.
+
+    Attributes:
+        ended: `[B]` bool.
+        tokens: `[B, L]` int64, of the rows that ended.
+        nats: sum of the entropies of what these took at once.
+    """
+
+    def __init__(
+        self,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None,
+        decoder: GemmaDecoder,
+        filters: Filters,
+        noise: Noise,
+        layout: Layout,
+        then: Then | None,
+    ) -> None:
+        self._criterion, self._decoder, self._then = criterion, decoder, then
+        self._filters, self._noise, self._layout = filters, noise, layout
+        self.ended = torch.zeros_like(noise.seeds, dtype=torch.bool)
+        self.tokens, self.nats = torch.empty(0), 0.0
+
+    def __call__(self, progress: CanvasProgress) -> Tensor | None:
+        """See `OnCanvasStep`."""
+        scores, committed = self._decoder.scores, progress.is_committed
+        likely = torch.where(committed, progress.tokens, scores.argmax(-1))
+        if self._criterion is not None:
+            self._end(progress, likely, scores)
+            likely = torch.where(self.ended[:, None], self.tokens, likely)
+        if self._then is not None:
+            self._then(progress.passes - 1, likely, scores)
+        if self._criterion is None:
+            return None
+        return torch.where(self.ended, 0, progress.tokens.shape[1])
+
+    def _end(self, progress: CanvasProgress, likely: Tensor, scores: Tensor) -> None:
+        assert self._criterion is not None
+        if not self.tokens.numel():
+            self.tokens = progress.tokens
+        new = self._criterion(likely, scores) & ~self.ended
+        is_open = ~progress.is_committed & new[:, None]
+        slots = torch.arange(scores.shape[1], device=scores.device).expand_as(is_open)
+        seen = read_logits(
+            scores, 1, slots, is_open, mask_token=-1, filters=self._filters, noise=self._noise,
+            layout=self._layout,
+        )  # fmt: skip
+        assert seen.drawn is not None
+        taken = torch.where(is_open, seen.drawn, progress.tokens)
+        self.tokens = torch.where(new[:, None], taken, self.tokens)
+        self.nats += float(torch.where(is_open, seen.entropy, 0.0).sum())
+        self.ended = self.ended | new

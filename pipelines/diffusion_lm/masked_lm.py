@@ -1,0 +1,71 @@
+"""A transformers decoder as a `Denoiser`: any positions of a row, at any places, under any mask.
+
+Masked and block diffusion language models are decoders without a causal mask. The model is called
+as it is, with a prepared 4-D mask, over kept keys and values
+(`mmaccel.pipelines.diffusion_lm.cached`).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
+from mmaccel.pipelines.causal_lm.kv_cache import mask_reads
+from mmaccel.pipelines.diffusion_lm.cached import StoredDenoiser
+from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
+
+
+class MaskedLM(StoredDenoiser):
+    """Wraps a decoder; see `mmaccel.canvas_contracts.Denoiser`.
+
+    Args:
+        model: a transformers model with a language-modelling head, trained to fill in masks.
+        mask_token: id of an open slot; None for a model of uniform corruption.
+        shift: 1 if the logits at a position are those of the next one (Dream), 0 if they are its
+            own (LLaDA).
+        block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
+        vocab_size: V, if only the first V ids may be drawn.
+
+    Memory: keys and values of all places, taken at the first pass, and a mask `[R, 1, C, P]`.
+
+    Raises:
+        UnsupportedModelError: no decoder with ordinary attention over everything, or one that does
+            not go by the masks, positions and keys it is given.
+        OptionError: an option outside its domain, or a model in training mode that drops at random.
+
+    Cost: of the first one around a model, nine short passes at most.
+    """
+
+    options = plain_options = MappingProxyType({"return_dict": True})
+
+    is_self_checked = True
+
+    def __init__(
+        self,
+        model: Any,
+        mask_token: int | None,
+        *,
+        shift: int = 0,
+        block: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        windows = check_causal_lm(model)
+        if any(window is not None for window in windows):
+            raise UnsupportedModelError(
+                f"model: expected attention over everything in every layer, received a "
+                f"{type(model).__name__} with sliding windows; use another model"
+            )
+        most: int | None = getattr(text_config(model), "max_position_embeddings", None)
+        super().__init__(
+            model, mask_token, len(windows), most, shift=shift, block=block, vocab_size=vocab_size
+        )
+        check_denoiser(self)
+
+    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
+        """See `StoredDenoiser.mask`; numbers that are added to scores."""
+        return mask_reads(reads, entries.tokens.shape[1], self.dtype)

@@ -1,0 +1,219 @@
+"""Image to video: first frames to tokens, the rest of a clip's tokens by a policy, then frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import EndedRow, Policy, Prompt, TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.image_to_video.preprocessing import read_start
+from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
+from mmaccel.pipelines.loading.checkpoint import Place
+from mmaccel.pipelines.loading.sources import check_place, find_model
+from mmaccel.pipelines.media import (
+    RowPlan,
+    check_deliver,
+    decode_rows,
+    keep_payloads,
+    pick_max_num_seqs,
+)
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.text_to_image.model import check_filters, choose_filters, pick_policy
+from mmaccel.results import OnStep, Stats
+from mmaccel.samplers.noise import Noise, check_seed
+from mmaccel.samplers.sampling_params import Filters
+
+CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
+
+
+class ImageToVideo:
+    """Clips that begin with given frames, by any window policy. One run at a time: the model keeps
+    one cache.
+
+    Args:
+        video: the model.
+        source: folder it was loaded from, if known.
+        engine: how passes are carried out; None is `Engine()`.
+        codec: folder its codec was loaded from, if known.
+    """
+
+    def __init__(
+        self,
+        video: VideoModel,
+        source: Path | None = None,
+        engine: Engine | None = None,
+        codec: Path | None = None,
+    ) -> None:
+        self.video, self.source, self.codec = video, source, codec
+        self.engine = engine or Engine()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        codec: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        cuda_graphs: UseGraphs = "auto",
+    ) -> ImageToVideo:
+        """Load a model from disk or from the Hugging Face hub.
+
+        Args:
+            name: a folder, or an id of the hub (downloaded to its cache): Cosmos-Predict1-4B or
+                12B.
+            codec: the same of the codec, which turns tokens into frames; None takes the one that
+                the authors published, from the hub.
+            device: where to run.
+            dtype: of model and codec. "bitwise" is promised in float32 and float64.
+            cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+
+        Raises:
+            OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
+            UnsupportedModelError: files of another model, or missing or surplus tensors.
+        """
+        from mmaccel.pipelines.models.cosmos.video import load_cosmos
+
+        how = Engine(cuda_graphs)
+        how.check(device)
+        check_place(device, dtype)
+        source = find_model(name, {})
+        codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
+        video = load_cosmos(source, codec_source, Place(device, dtype))
+        return cls(video, source, how, codec_source)
+
+    def __call__(
+        self,
+        start: Any,
+        *,
+        policy: Policy | None = None,
+        seed: int | Sequence[int] = 0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        batch_size: int | None = None,
+        deliver: Callable[[Clip], None] | None = None,
+        on_step: OnStep | None = None,
+    ) -> Clips:
+        """Continue frames.
+
+        Args:
+            start: a PIL picture, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
+                float in 0..1. Of more frames than the model takes, the last ones count.
+            policy: how to decode; None is `Jacobi()`.
+            seed: one, or several for as many clips with the same start. A clip depends on its own
+                seed and start alone.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. None takes the value that the
+                model's authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
+            batch_size: clips that are decoded at a time at most; None decodes all together. The
+                next clip starts when one has finished.
+            deliver: called with every clip as soon as it is finished, in the order they end. An
+                exception from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running rows.
+
+        Returns:
+            Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change
+            the cost, not the frames.
+
+        Raises:
+            OptionError: an argument outside its domain, before any pass.
+            UnsupportedModelError: a codec that does not belong to the model.
+            NumericsError: the model or its codec returned NaN.
+            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
+        """
+        filters = choose_filters(
+            self.video.filters, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )
+        made: dict[int, Clip] = {}
+        stats = self.serve(
+            start, filters, policy=policy, seed=seed, batch_size=batch_size,
+            deliver=keep_payloads(made, deliver), on_step=on_step,
+        )  # fmt: skip
+        return Clips([made[k] for k in sorted(made)], stats)
+
+    def serve(
+        self,
+        start: Any,
+        filters: Filters,
+        *,
+        policy: Policy | None = None,
+        seed: int | Sequence[int] = 0,
+        batch_size: int | None = None,
+        deliver: Callable[[Clip], None],
+        on_step: OnStep | None = None,
+    ) -> Stats:
+        """Continue frames and pass each clip to `deliver` as soon as it is finished; keep none.
+
+        Args:
+            filters: temperature and truncation, without guidance; `video.filters` is what the
+                model's authors recommend.
+            start, policy, seed, batch_size, deliver, on_step: see `__call__`.
+
+        Returns:
+            Stats; `seconds` excludes the time spent in the codec and in `deliver`.
+
+        Raises:
+            OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
+        """
+        video, model = self.video, self.model
+        check_filters(filters)
+        if filters.guidance_scale != 1:
+            raise OptionError(
+                f"guidance_scale: expected 1, as a clip has no unconditional start, received "
+                f"{filters.guidance_scale}; leave it out"
+            )
+        checked = check_seed(seed)
+        seeds = [checked] if isinstance(checked, int) else list(checked)
+        max_num_seqs = pick_max_num_seqs(batch_size, len(seeds))
+        noise = Noise.from_seed(seeds, len(seeds), model.device)
+        chosen = pick_policy(policy, model)
+        frames = read_start(start, video.size, video.starts)
+        check_deliver(deliver)
+
+        def finish(row: EndedRow) -> Clip:
+            return finish_clip(video, given, len(frames), seeds[row.row], row)
+
+        with alone(model), torch.no_grad():
+            given = video.encode(frames)  # [f, h, w]
+            rows = given.flatten().expand(len(seeds), -1).to(model.device)
+            lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
+            plan = RowPlan(
+                prompt=Prompt(rows, lengths, 1, layout=video.layout),
+                length=(video.n_frames - len(given)) * video.layout.frame,
+                max_num_seqs=max_num_seqs,
+                filters=filters,
+                noise=noise,
+            )
+            return decode_rows(
+                model, self.engine, chosen, plan, finish=finish, deliver=deliver, on_step=on_step
+            )
+
+    @property
+    def model(self) -> TokenModel:
+        """What predicts the tokens."""
+        return self.video.window
+
+
+def finish_clip(video: VideoModel, given: Tensor, n_given: int, seed: int, row: EndedRow) -> Clip:
+    """Decode one row to frames, by itself, so that no other row affects it.
+
+    Args:
+        video: the model.
+        given: `[f, rows, columns]` int64, the tokens that the clip begins with.
+        n_given: pixel frames they were encoded from.
+        seed: of the row.
+        row: the tokens of the other frames.
+    """
+    new = row.tokens.to(given.device).view(-1, *given[0].shape)
+    whole = torch.cat((given, new))
+    return Clip(
+        row.row, seed, video.render(whole), n_given, len(given), video.fps, whole.cpu(),
+        row.passes, row.total_variation,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Types of image to video: the model an `ImageToVideo` needs, and the clips it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.results import Stats
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+
+class VideoModel(Protocol):
+    """A token model with its codec: frames to prompts, and tokens to frames. One class a family.
+
+    Attributes:
+        window: predicts the tokens, in raster order, frame after frame.
+        layout: rows and columns of a frame of tokens.
+        filters: temperature and truncation that the model's authors recommend.
+        n_frames: frames of tokens in a clip.
+        starts: numbers of pixel frames that a clip may begin with, smallest first.
+        size: width and height of the pixel frames.
+        fps: pixel frames a second.
+    """
+
+    window: TokenModel
+    layout: Grid
+    filters: Filters
+    n_frames: int
+    starts: tuple[int, ...]
+    size: tuple[int, int]
+    fps: float
+
+    def encode(self, frames: Tensor) -> Tensor:
+        """Encode the first frames of a clip to tokens.
+
+        Args:
+            frames: `[F, 3, height, width]` float32 in -1..1, on the CPU; F is one of `starts`.
+
+        Returns:
+            `[f, rows, columns]` int64: whole frames of tokens that depend on these frames alone.
+
+        Raises:
+            UnsupportedModelError: the codec's tokens are not the model's.
+        """
+
+    def render(self, tokens: Tensor) -> Tensor:
+        """Decode the tokens of a clip to frames.
+
+        Args:
+            tokens: `[n_frames, rows, columns]` int64.
+
+        Returns:
+            `[F, height, width, 3]` uint8, on the CPU.
+        """
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip.
+
+    Attributes:
+        index: of its seed in the list of the call.
+        seed: of this clip, in 0..2**64-1.
+        frames: `[F, height, width, 3]` uint8, on the CPU. It begins with the given frames, as the
+            codec reproduces them.
+        n_given: pixel frames that were given.
+        n_read: frames of tokens they were encoded to.
+        fps: frames a second.
+        tokens: `[frames, rows, columns]` int64, those of the given frames included, on the CPU.
+        passes: forward passes it took part in.
+        total_variation: as in `mmaccel.Stats`, of this clip.
+    """
+
+    index: int
+    seed: int
+    frames: Tensor
+    n_given: int
+    n_read: int
+    fps: float
+    tokens: Tensor
+    passes: int
+    total_variation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Finished clips in the order of the seeds, and the stats of the run."""
+
+    clips: list[Clip]
+    stats: Stats
+
+    def __len__(self) -> int:
+        """Number of clips."""
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> Clip:
+        """One clip."""
+        return self.clips[index]

@@ -1,0 +1,134 @@
+"""Where a model lies that was named: a path, one that ships, or an id of the Hugging Face hub.
+
+Which files of a model decide what it computes, and where it may be loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
+
+_HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+def find_model(name: str | Path, shipped: Mapping[str, Path], option: str = "model") -> Path:
+    """The folder or file of a model.
+
+    Args:
+        name: a path, a name of `shipped`, or an id of the hub, which `huggingface_hub` downloads to
+            its cache and finds there the next time.
+        shipped: what comes with the package, by name.
+        option: what named it, for the message.
+
+    Raises:
+        OptionError: there is none; with the names that ship.
+    """
+    reason = ""
+    if isinstance(name, str | Path) and str(name).strip():
+        for path in [*([shipped[str(name)]] if str(name) in shipped else []), Path(name)]:
+            if os.path.exists(path):  # which takes a name that is too long for no path
+                return path
+        if is_hub_id(str(name)):
+            try:
+                return _download(str(name))
+            except (OSError, ValueError) as error:
+                reason = f" ({' '.join(str(error).split())[:160]})"
+    known = f", or one of: {', '.join(shipped)}" if shipped else ""
+    raise OptionError(
+        f"{option}: expected a folder, a file, an id of the Hugging Face hub such as owner/name"
+        f"{known}; received {name if name is None else str(name)!r}{reason}; check the spelling"
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name may be an id of the hub, which only asking the hub can tell."""
+    return _HUB.fullmatch(name) is not None
+
+
+def _download(name: str) -> Path:
+    """From the hub, or what is cached of it where the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name))
+
+
+_CONFIGURING = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "words.json",
+    "model_index.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
+
+
+def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
+    """The files of a model that decide what it computes.
+
+    Args:
+        source: a folder, of which the weights count and the JSON files that say how they are used,
+            in the order of their names, those of the folders in it, and a picture tokenizer that
+            lies beside it; or a file of weights, with LlamaGen's tokenizer and T5 beside it.
+        decoder: a further file.
+    """
+    if source.is_file():
+        folder = source.parent
+        files = [source, *(f for f in _own_files(folder) if f.name.startswith("vq"))]
+        folders = [path for path in folder.iterdir() if path.is_dir() and "t5" in path.name]
+    else:
+        files, folders = _own_files(source), [path for path in source.iterdir() if path.is_dir()]
+        shelf = tokenizer_folder(source)
+        if shelf != source:
+            files += [path for path in _own_files(shelf) if path.stem == "tokenizer"]
+    for inner in sorted(folders):
+        files += _own_files(inner)
+    return [*files, *([] if decoder is None else [decoder])]
+
+
+def content_hash(source: Path, decoder: Path | None = None) -> str:
+    """SHA-256 of what a model computes with, as 64 hexadecimal digits; see `content_files`."""
+    digest = hashlib.sha256()
+    for file in content_files(source, decoder):
+        with file.open("rb") as opened:
+            digest.update(file.name.encode("utf-8"))
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Weights and configurations that lie in a folder itself."""
+    names = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return [path for path in names if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Refuse a device that holds no numbers here, and a dtype no model computes in.
+
+    Raises:
+        OptionError: with what the machine says.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise OptionError(
+            f"dtype: expected torch.float32, torch.bfloat16, torch.float16 or torch.float64, "
+            f"received {dtype!r}; float32 keeps every promise"
+        )
+    try:
+        float(torch.zeros(1, device=device, dtype=dtype))
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(
+            f"device: expected a device of this machine, received {device!r} ({reason}); use cpu"
+        ) from error

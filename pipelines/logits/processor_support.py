@@ -1,0 +1,174 @@
+"""Which logits processors a policy can serve, and how it calls them.
+
+A policy asks about drafts, some of which are thrown away. So it can only serve a processor whose
+answer depends on nothing but what it is asked. There are three kinds:
+
+- flat: looks at one position's scores only. All positions of a window go through it at once.
+- window: reads the tokens before the position too, and has a form that answers for all positions
+  of a window at once.
+- prefix: reads the tokens before the position too. It is called once per position, with the prefix
+  of that position.
+
+transformers' own processors are told apart by exact class, since a child class may do anything;
+those that remember earlier calls are on no list. A processor or `prefix_allowed_tokens_fn` of the
+caller's own is of the prefix kind if it is marked as stateless. An unmarked one runs the original
+loop, and the reason says how to mark it. Nothing checks a mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.logits.repetition import (
+    RepetitionAwareSampling,
+    WindowedRepetitionPenalty,
+    punish_prefix,
+)
+from mmaccel.samplers.sampling_params import Processor
+
+Kind = Literal["flat", "window", "prefix"]
+Asked = TypeVar("Asked", bound=Callable[..., Any])
+
+_HOME = "transformers.generation.logits_process"
+_FLAT = {
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "InfNanRemoveLogitsProcessor",
+    "LogitNormalization",
+    "MinPLogitsWarper",
+    "SuppressTokensLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TopHLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+}
+_PREFIX = {
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "ExponentialDecayLengthPenalty",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+    "WatermarkLogitsProcessor",
+}
+
+
+def is_own(processor: Any, name: str) -> bool:
+    """Whether the processor is of exactly that class of transformers."""
+    return type(processor).__module__ == _HOME and type(processor).__name__ == name
+
+
+def stateless(processor: Asked) -> Asked:
+    """Mark a logits processor or a `prefix_allowed_tokens_fn` as one that remembers nothing.
+
+    The mark promises: the answer for a row depends on that row alone (its number, its ids and its
+    scores). Earlier calls change nothing, and neither do the other rows of the batch. A policy then
+    asks about drafts too, in any order and more than once. Nothing checks the promise: where it is
+    broken, the tokens are not those of plain `generate`.
+
+    Args:
+        processor: a function, a method, or an object with `__call__`. A class can be decorated:
+            the mark is then its class attribute `is_stateless = True`, which may also be written
+            by hand.
+
+    Returns:
+        `processor` itself, its attribute `is_stateless` set to True. Where it takes no attributes
+        (a bound method, an object with slots), a wrapper that has the mark and calls it.
+
+    Raises:
+        OptionError: nothing that can be called.
+    """
+    if not callable(processor):
+        raise OptionError(
+            "stateless: expected a logits processor or a function, received "
+            f"{processor!r}; mark each processor of a list by itself"
+        )
+    try:
+        cast(Any, processor).is_stateless = True
+    except (AttributeError, TypeError, ValueError):
+        return cast(Asked, _Stateless(processor))
+    return processor
+
+
+class _Stateless:
+    """Carries the mark for what takes no attributes."""
+
+    is_stateless = True
+
+    def __init__(self, processor: Callable[[Any, Tensor], Any]) -> None:
+        self._processor = processor
+
+    def __call__(self, first: Any, second: Tensor) -> Any:
+        """Row or ids, and ids or scores: as the processor takes them."""
+        return self._processor(first, second)
+
+
+def find_window_form(processor: Any) -> Processor | None:
+    """What answers for a whole window in the place of a processor, if there is such a thing."""
+    if type(processor) in (RepetitionAwareSampling, WindowedRepetitionPenalty):
+        return processor.over_window
+    if is_own(processor, "RepetitionPenaltyLogitsProcessor"):
+        ignored = processor.prompt_ignore_length
+        if ignored is None or isinstance(ignored, int):  # else one per row
+            return partial(punish_prefix, penalty=processor.penalty, ignored=ignored or 0)
+    return None
+
+
+def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
+    """Sort a processor.
+
+    Args:
+        processor: as found in transformers' list.
+        assume_stateless: whether all of the caller's own count as marked.
+
+    Returns:
+        "flat", "window", "prefix", or the reason why it cannot be served.
+    """
+    if find_window_form(processor) is not None:
+        return "window"
+    name = type(processor).__name__
+    if is_own(processor, "PrefixConstrainedLogitsProcessor"):
+        function = processor._prefix_allowed_tokens_fn
+        if assume_stateless or _is_marked(processor) or _is_marked(function):
+            return "prefix"
+        return _explain(
+            f"a prefix_allowed_tokens_fn of the caller's own ({_name(function)})",
+            "prefix_allowed_tokens_fn=mmaccel.stateless(function)",
+        )
+    if type(processor).__module__ == _HOME:
+        return "flat" if name in _FLAT else "prefix" if name in _PREFIX else f"a {name}"
+    if assume_stateless or _is_marked(processor):
+        return "prefix"
+    return _explain(
+        f"a logits processor of the caller's own ({_name(processor)})",
+        "logits_processor=[mmaccel.stateless(processor)]",
+    )
+
+
+def _is_marked(processor: Any) -> bool:
+    return getattr(processor, "is_stateless", False) is True
+
+
+def _name(processor: Any) -> str:
+    """Of a function or method its name with its class, of an object that of its class."""
+    name: str = getattr(processor, "__qualname__", type(processor).__qualname__)
+    return name.rpartition("<locals>.")[2]
+
+
+def _explain(what: str, remedy: str) -> str:
+    return (
+        f"{what}, which may remember earlier calls (if it does not, pass {remedy}, "
+        "or attach with assume_stateless=True)"
+    )

@@ -1,0 +1,283 @@
+"""Chameleon's kin: Anole draws one size, Lumina-mGPT many.
+
+Models: Chameleon Team, "Chameleon: Mixed-Modal Early-Fusion Foundation Models", 2024 (arXiv
+2405.09818); E. Chern et al., "Anole", 2024 (arXiv 2407.06135), with Chameleon's guidance 3,
+temperature 0.7 and top-p 0.9; D. Liu et al., "Lumina-mGPT", 2024 (arXiv 2408.02657), with its
+authors' guidance 4, temperature 1 and top-k 2000. An image of Lumina-mGPT opens with its height and
+width in steps of 32 pixels, and every row of tokens ends with a token of its own.
+
+transformers' class masks image tokens in its logits and has no image decoder. Here the logits of
+image tokens are computed from the body and the head, and pixels come from a VQGAN of our own, whose
+weights are in the checkpoint (`model.vqmodel.decoder.*`) or in a file next to it.
+
+Departures: Lumina-mGPT's authors let the model choose the size it was asked for in words; here the
+tokens of the size are put in place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.loading.checkpoint import (
+    Place,
+    check_caption,
+    check_size,
+    count_tokens,
+    load_model,
+    load_processor,
+    read_weights,
+)
+from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
+from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+from mmaccel.tokenizers_vq.taming import rename_taming
+from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
+
+_OPEN, _END_OF_TURN = "<racm3:break>", "<reserved08706>"
+_DECODER = "model.vqmodel."  # names of its tensors in a checkpoint begin so
+_DECODER_FILES = ("vqgan.ckpt", "vqgan.safetensors", "tokenizer/vqgan.ckpt")
+
+_STEP = 32  # pixels of the sizes Lumina-mGPT has a token for
+_ROW_END = "<reserved08799>"
+_SIZES = 8800  # <reserved08801> is one step, and so on
+_SIDE = 768
+
+
+class ChameleonPictures(ImageModel):
+    """Chameleon as an `ImageModel`.
+
+    Args:
+        model: `ChameleonForConditionalGeneration`.
+        tokenizer: its text tokenizer.
+        decoder: turns codes of the VQGAN into pixels.
+        size: width and height in pixels.
+        row_end: name of the token that closes a row; None where there is none.
+    """
+
+    family = "Chameleon"
+    no_negatives = "whose authors guide away from a picture of nothing in particular"
+    filters = Filters(guidance_scale=3.0, temperature=0.7, top_p=0.9)
+    window: ImageTokenWindow
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        decoder: VQGAN,
+        size: tuple[int, int],
+        row_end: str | None = None,
+    ) -> None:
+        self.tokenizer, self.decoder = tokenizer, decoder
+        names = model.model.vocabulary_mapping
+        ids = names.image_tokens
+        structural = [] if row_end is None else [self.find(row_end)]
+        window = ImageTokenWindow(model, ids, structural)
+        closing = None if row_end is None else len(ids)
+        n_tokens = window.vocab_size
+        layout = Grid(*decoder.grid, n_tokens, tokens=(0, len(ids)), row_end=closing)
+        super().__init__(window, layout, size)
+        self._codes = torch.tensor([names.bpe2img[i] for i in ids], device=window.device)
+
+    def encode(self, caption: str) -> list[int]:
+        """A prompt as a user's turn, and what opens an image."""
+        text = self.say(check_caption(caption, self.tokenizer))
+        words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), *self.opening()]
+
+    def say(self, caption: str) -> str:
+        """A prompt as the user's turn has it."""
+        return caption
+
+    def opening(self) -> list[int]:
+        """Ids that open an image."""
+        return [self.find(_OPEN)]
+
+    def unconditional(self) -> list[int]:
+        """Ids before an image of nothing in particular."""
+        return [self.tokenizer.bos_token_id, *self.opening()]
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        """See `ImageModel.begin`."""
+        return self.window.begin(prompt)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """See `ImageModel.decode`."""
+        grid = tokens.view(-1, self.layout.rows, self.layout.columns)[..., : self.layout.width]
+        return self.decoder.decode(self._codes[grid.flatten(1)])
+
+    def find(self, name: str) -> int:
+        """The id of a special token.
+
+        Raises:
+            UnsupportedModelError: the tokenizer has none of this name.
+        """
+        found: int | None = self.tokenizer.convert_tokens_to_ids(name)
+        if found is None or found == self.tokenizer.unk_token_id:
+            raise UnsupportedModelError(
+                f"model: expected a tokenizer with {name}, received one without; "
+                "copy Chameleon's tokenizer files, or name another --family"
+            )
+        return found
+
+
+class LuminaPictures(ChameleonPictures):
+    """Lumina-mGPT as an `ImageModel`, in sides that are multiples of 32 pixels.
+
+    Args:
+        model, tokenizer, decoder, size: as in `ChameleonPictures`.
+    """
+
+    family = "Lumina-mGPT"
+    filters = Filters(guidance_scale=4.0, top_k=2000)
+
+    def __init__(self, model: Any, tokenizer: Any, decoder: VQGAN, size: tuple[int, int]) -> None:
+        super().__init__(model, tokenizer, decoder, size, _ROW_END)
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        """See `ImageModel.set_size`; the model has to have a token for both sides."""
+        rows, columns = count_grid(size, self.tokenizer, self.decoder.step)
+        self.size, self.decoder = size, self.decoder.resize((rows, columns))
+        self.layout = replace(self.layout, rows=rows, width=columns)
+
+    def say(self, caption: str) -> str:
+        """A prompt in the authors' sentence."""
+        size = f"{self.size[0]}x{self.size[1]}"
+        return f"Generate an image of {size} according to the following prompt:\n{caption}"
+
+    def opening(self) -> list[int]:
+        """Ids that open an image of the size, height first."""
+        sides = [self.find(f"<reserved{_SIZES + n // _STEP:05d}>") for n in self.size[::-1]]
+        return [*super().opening(), *sides]
+
+    def unconditional(self) -> list[int]:
+        """See `ChameleonPictures.unconditional`; the authors put no token before it."""
+        return self.opening()
+
+
+def load_chameleon(folder: Path, place: Place) -> ChameleonPictures:
+    """Load a checkpoint such as leloy/Anole-7b-v0.1-hf.
+
+    Raises:
+        OptionError: another size than the model's, or no image decoder.
+        UnsupportedModelError: files that are missing or do not fit.
+    """
+    model, tokenizer = load_body(folder, place)
+    shape = model.config.vq_config
+    size = (shape.resolution, shape.resolution)
+    check_size(place, size)
+    side = shape.resolution // 2 ** (len(shape.channel_multiplier) - 1)
+    decoder = load_decoder(folder, place, shape, (side, side))
+    return ChameleonPictures(model, tokenizer, decoder, size)
+
+
+def load_lumina(folder: Path, place: Place) -> LuminaPictures:
+    """Load a checkpoint such as Alpha-VLLM/Lumina-mGPT-7B-768.
+
+    Raises:
+        OptionError: sides that are no multiples of 32 pixels, or no image decoder.
+        UnsupportedModelError: files that are missing or do not fit.
+    """
+    names = [part for part in folder.parts if part == folder.name or part.startswith("models--")]
+    named = re.findall(r"-(512|768|1024)(?!\d)", " ".join(names))
+    side = int(named[-1]) if named else _SIDE
+    size = place.size or (side, side)
+    count_tokens(size, _STEP)
+    model, tokenizer = load_body(folder, place)
+    shape = model.config.vq_config
+    grid = count_grid(size, tokenizer, 2 ** (len(shape.channel_multiplier) - 1))
+    return LuminaPictures(model, tokenizer, load_decoder(folder, place, shape, grid), size)
+
+
+def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, int]:
+    """Rows and columns of tokens for a size in pixels, `step` of them a token.
+
+    Raises:
+        OptionError: sides that are no multiples of 32 pixels, or that have no token.
+    """
+    count_tokens(size, _STEP)
+    known = tokenizer.get_vocab()
+    if any(f"<reserved{_SIZES + side // _STEP:05d}>" not in known for side in size):
+        raise OptionError(
+            f"size: expected sides the model has a token for, received {size[0]}x{size[1]}; "
+            "draw smaller pictures"
+        )
+    return count_tokens(size, step)
+
+
+def load_body(folder: Path, place: Place) -> tuple[Any, Any]:
+    """The transformer, self-checked, and its text tokenizer; the VQGAN may be there or not."""
+    from transformers import AutoTokenizer, ChameleonForConditionalGeneration
+
+    tokenizer = load_processor(AutoTokenizer, folder)
+    model = load_model(
+        ChameleonForConditionalGeneration, folder, place, spare=rf"^{re.escape(_DECODER)}"
+    )
+    CausalLM().check(model)
+    return model, tokenizer
+
+
+def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) -> VQGAN:
+    """The VQGAN of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        place: where it goes; `decoder` names a file that goes before what the folder has.
+        shape: transformers' `ChameleonVQVAEConfig`.
+        grid: rows and columns of the codes.
+
+    Raises:
+        OptionError: no weights of an image decoder anywhere.
+        UnsupportedModelError: weights that do not fit.
+    """
+    beside = [folder / name for name in _DECODER_FILES if (folder / name).is_file()]
+    if place.decoder is not None:
+        weights = read_weights(place.decoder)
+    elif beside:
+        weights = read_weights(beside[0])
+    else:
+        weights = _read_inside(folder)
+    if not any(name.startswith("decoder.") for name in weights):
+        where = folder if place.decoder is None else place.decoder
+        raise OptionError(
+            f"decoder: expected weights of VQGAN's decoder, received none in {where}; "
+            "name Chameleon's vqgan.ckpt with --decoder, or put it into the folder"
+        )
+    config = VQGANConfig(
+        multipliers=tuple(shape.channel_multiplier),
+        channels=shape.base_channels,
+        z_channels=shape.latent_channels,
+        n_codes=shape.num_embeddings,
+        code_width=shape.embed_dim,
+        is_normalised=False,
+        attends=bool(shape.attn_resolutions),
+        n_blocks=shape.num_res_blocks,
+    )
+    named = rename_taming(weights, len(config.multipliers))
+    return load_tokenizer(named, grid, config).to(place.device)
+
+
+def _read_inside(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint's own `vqmodel`, if it has any."""
+    from safetensors import safe_open
+
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():
+                if name.startswith(_DECODER):
+                    found[name.removeprefix(_DECODER)] = opened.get_tensor(name)
+    for file in sorted(folder.glob("*.bin")) if not found else []:
+        own = {n: t for n, t in read_weights(file).items() if n.startswith(_DECODER)}
+        found |= {name.removeprefix(_DECODER): tensor for name, tensor in own.items()}
+    return found

@@ -1,0 +1,266 @@
+"""Cosmos' autoregressive transformer from its published file, as a window of transformers.
+
+Its layers are those of Qwen3 in transformers (grouped heads, normalised queries and keys, a gated
+feed-forward part), under other names and with rotary positions of a clip. Source: the published
+code of Cosmos-Predict1 (Apache 2.0); read there, written anew.
+
+Rotary positions along time, height and width, as Cosmos' autoregressive models have them.
+
+NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
+5.2: a token of a clip is turned by the angles of its frame, its row and its column, each in a part
+of the head's channels, and the larger models stretch low frequencies by YaRN (Peng et al., 2023,
+arXiv 2309.00071) without its factor on the attention. Frequencies and their order are those of the
+published code; read there, written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.self_check import check_windows
+from mmaccel.pipelines.loading.checkpoint import Place, fill, read_weights
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """How far a model was stretched beyond the clips it was first trained on.
+
+    Attributes:
+        shape: frames, rows and columns of those clips, in tokens.
+        scale: by which low frequencies are divided.
+        fast, slow: turns over those clips above which a frequency stays, and below which it is
+            divided.
+    """
+
+    shape: tuple[int, int, int]
+    scale: float = 2.0
+    fast: float = 4.0
+    slow: float = 1.0
+
+    def stretch(self, frequencies: Tensor, length: int) -> Tensor:
+        """Frequencies of an axis that was `length` tokens long."""
+        high, low = (2 * math.pi * turns / length for turns in (self.fast, self.slow))
+        kept = ((frequencies - low) / (high - low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.scale)
+
+
+def clip_angles(
+    shape: tuple[int, int, int], head_dim: int, theta: float, yarn: Yarn | None = None
+) -> Tensor:
+    """Angles of all tokens of a clip, in raster order.
+
+    Args:
+        shape: frames T, rows H and columns W, in tokens.
+        head_dim: D of a head; a third of its pairs, rounded down, each for height and width.
+        theta: base of the frequencies.
+        yarn: None for models that were not stretched.
+
+    Returns:
+        `[T * H * W, D / 2]` float32: pairs of time first, then of height, then of width.
+    """
+    plane = head_dim // 6
+    angles = []
+    for axis, pairs in enumerate((head_dim // 2 - 2 * plane, plane, plane)):
+        frequencies = 1.0 / theta ** (torch.arange(pairs, dtype=torch.float32) / pairs)
+        if yarn is not None:
+            frequencies = yarn.stretch(frequencies, yarn.shape[0 if axis == 0 else 1])
+        along = torch.outer(torch.arange(shape[axis], dtype=torch.float32), frequencies)
+        seen = [pairs if k == 3 else shape[k] if k == axis else 1 for k in range(4)]
+        angles.append(along.view(seen).expand(*shape, pairs))
+    return torch.cat(angles, -1).flatten(0, 2)
+
+
+class ClipRotary(nn.Module):
+    """Stands where a transformers model has its rotary embedding; a position is a token's number.
+
+    Args:
+        angles: see `clip_angles`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, angles: Tensor) -> None:
+        super().__init__()
+        angles = torch.cat((angles, angles), -1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions.
+
+        Args:
+            x: of whose dtype they are to be.
+            position_ids: `[R, W]` int64; what lies behind the clip gets the angles of its end, as
+                such positions are computed for nothing.
+
+        Returns:
+            Two of `[R, W, D]`.
+        """
+        at = position_ids.clamp(max=len(self.cos) - 1)
+        return self.cos[at].to(x.dtype), self.sin[at].to(x.dtype)
+
+
+FILES = ("model.pt", "model.safetensors")
+_SHAPE = (5, 40, 64)  # frames, rows and columns of the tokens of 33 frames of 1024 x 640 pixels
+_NAMES = {  # of a layer, here and in transformers
+    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+_OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_STRETCHED = 40  # layers of the published model that has YaRN
+
+
+def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tuple[int, int, int]]:
+    """The transformer, self-checked once, and the shape of its clips: frames, rows and columns.
+
+    Args:
+        folder: with one of `FILES`; what a `config.json` says under the names of the authors'
+            configuration goes before what the tensors and the published sizes tell.
+        place: device and dtype.
+
+    Raises:
+        UnsupportedModelError: another model, or tensors that are missing or surplus.
+    """
+    file = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise UnsupportedModelError(
+            f"model: expected a folder with {' or '.join(FILES)}, received {folder}; give that of "
+            "Cosmos-Predict1-4B or 12B"
+        )
+    weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
+    weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
+    config = _read_config(folder / "config.json")
+    shape = _shape_of(config, "video_latent_shape", _SHAPE, 2)
+    model = _build(_sizes(weights, file), config, shape)
+    fill(model, {_rename(name): value for name, value in weights.items()})
+    theta, head_dim = _number(config, "rope_theta", 500000), int(model.config.head_dim)
+    yarn = _yarn_of(config, len(model.model.layers))
+    model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
+    model = model.to(place.device, place.dtype).eval().requires_grad_(False)
+    window = CausalLMWindow(model)
+    check_windows(model, window)
+    return window, shape
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"model: expected JSON in {file}, received none ({error}); copy the folder again"
+        ) from error
+    return config if isinstance(config, dict) else {}
+
+
+def _shape_of(
+    config: Mapping[str, Any], name: str, default: tuple[int, int, int], least: int
+) -> tuple[int, int, int]:
+    value = config.get(name, default)
+    is_shape = isinstance(value, (list, tuple)) and len(value) == 3
+    if not is_shape or not all(type(n) is int and n > 0 for n in value) or value[0] < least:
+        raise UnsupportedModelError(
+            f"model: expected {name} of frames ({least} or more), rows and columns in its "
+            f"config.json, received {value!r}; copy the folder again"
+        )
+    frames, rows, columns = value
+    return frames, rows, columns
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A positive number of the configuration; null is what is not said."""
+    value = default if config.get(name) is None else config[name]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UnsupportedModelError(
+            f"model: expected {name} above 0 in its config.json, received {value!r}; copy the "
+            "folder again"
+        )
+    return float(value)
+
+
+def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+    """What the tensors tell of the model."""
+    if any("cross_attention" in name for name in weights):
+        raise UnsupportedModelError(
+            f"model: expected a Cosmos model that continues clips, received one that also reads "
+            f"text ({file}, with cross_attention); give Cosmos-Predict1-4B or 12B"
+        )
+    try:
+        first = {name: weights[f"layers.0.{name}.weight"].shape for name in _NAMES}
+        vocab_size, dim = weights["tok_embeddings.weight"].shape
+    except (KeyError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"model: expected the tensors of Cosmos' transformer in {file}, received "
+            f"{', '.join(sorted(weights)[:3])} … (none as {error}); give Cosmos-Predict1-4B or 12B"
+        ) from error
+    head_dim = first["attention.q_norm"][0]
+    numbers = [int(found[1]) for name in weights if (found := re.match(r"layers\.(\d+)\.", name))]
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": dim,
+        "intermediate_size": first["feed_forward.w1"][0],
+        "num_hidden_layers": 1 + max(numbers),
+        "num_attention_heads": first["attention.wq"][0] // head_dim,
+        "num_key_value_heads": first["attention.wk"][0] // head_dim,
+        "head_dim": head_dim,
+    }
+
+
+def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, int, int]) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    frames, rows, columns = shape
+    made = Qwen3Config(
+        **sizes, rms_norm_eps=_number(config, "norm_eps", 1e-5), tie_word_embeddings=False,
+        max_position_embeddings=frames * rows * columns, attention_bias=False,
+        use_sliding_window=False, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with torch.device("meta"):
+        return Qwen3ForCausalLM(made)
+
+
+def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
+    wanted = config.get("apply_yarn")
+    if wanted is None:
+        wanted = n_layers == _STRETCHED
+    if not isinstance(wanted, bool):
+        raise UnsupportedModelError(
+            f"model: expected apply_yarn true or false in its config.json, received {wanted!r}; "
+            "copy the folder again"
+        )
+    if not wanted:
+        return None
+    known = {name: value for name, value in config.items() if value is not None}
+    shape = _shape_of(known, "original_latent_shape", (3, *_SHAPE[1:]), 1)
+    scale = _number(config, "yarn_scale", 2)
+    fast, slow = _number(config, "yarn_beta_fast", 4), _number(config, "yarn_beta_slow", 1)
+    if fast <= slow:
+        raise UnsupportedModelError(
+            f"model: expected yarn_beta_fast above yarn_beta_slow in its config.json, received "
+            f"{fast:g} and {slow:g}; copy the folder again"
+        )
+    return Yarn(shape, scale, fast, slow)
+
+
+def _rename(name: str) -> str:
+    """The name in transformers of a tensor of the published file."""
+    found = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
+    if found and found[2] in _NAMES:
+        return f"model.{found[1]}{_NAMES[found[2]]}.weight"
+    outer = _OUTER.get(name.removesuffix(".weight"))
+    return name if outer is None else f"{outer}.weight"

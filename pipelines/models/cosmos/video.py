@@ -1,0 +1,159 @@
+"""Cosmos' autoregressive models that continue a picture or the beginning of a clip.
+
+NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
+5.2: Cosmos-Predict1-4B and 12B. 33 frames of 1024 x 640 pixels are 5 x 40 x 64 tokens of a causal
+codec; one frame, or nine, are given, the tokens of the others drawn one after the other.
+
+Departures: the authors then make the decoded frames finer with a diffusion model, and look over
+what comes in and goes out with guardrail models; neither is here. Of a first clip they encode all
+33 frames, the missing ones repeated; as the codec is causal, the tokens of the given frames are the
+same without, up to rounding, but we repeat as they do.
+
+A video codec that its authors publish as two TorchScript files: frames to tokens and back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import NumericsError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import Place, unreadable
+from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+FILES = ("encoder.jit", "decoder.jit")
+
+
+class JitCodec:
+    """Causal in time: the first frame is a frame of tokens, and every few behind it another.
+
+    NVIDIA, "Cosmos Tokenizer", 2024; the discrete ones for video (DV).
+
+    Both run without the optimiser of TorchScript: it compiles a file anew after the first calls,
+    and then rounds in another way (pytorch/pytorch issue 74534, which the authors name too).
+
+    Args:
+        folder: with `FILES`.
+        place: device and dtype.
+
+    Raises:
+        UnsupportedModelError: a file is missing, or no TorchScript.
+    """
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self._place, self._folder = place, folder
+        self._encoder, self._decoder = (_load(folder / name, place) for name in FILES)
+
+    @torch.no_grad()
+    def encode(self, frames: Tensor) -> Tensor:
+        """Tokens `[f, h, w]` int64 of frames `[F, 3, H, W]` float in -1..1.
+
+        Raises:
+            UnsupportedModelError: the encoder returns no tokens.
+        """
+        clip = frames.transpose(0, 1)[None].to(self._place.device, self._place.dtype)
+        with torch.jit.optimized_execution(False):
+            made = self._encoder(clip)  # (tokens, codes, loss of training)
+        tokens: Any = made[0] if isinstance(made, tuple) else made
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim != 4:
+            raise UnsupportedModelError(
+                f"codec: expected an encoder to whole numbers, one a token, received another in "
+                f"{self._folder}; give that of Cosmos-Tokenize1-DV8x16x16-720p"
+            )
+        return tokens[0].long()
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Frames `[F, 3, H, W]` float32 of tokens `[f, h, w]`; in -1..1, or a little beyond."""
+        with torch.jit.optimized_execution(False):
+            frames: Tensor = self._decoder(tokens[None].to(self._place.device))
+        return frames[0].transpose(0, 1).float()
+
+
+def _load(file: Path, place: Place) -> Any:
+    if not file.is_file():
+        raise UnsupportedModelError(
+            f"codec: expected {' and '.join(FILES)} in {file.parent}, received no {file.name}; "
+            "give the folder of Cosmos-Tokenize1-DV8x16x16-720p"
+        )
+    try:
+        module = torch.jit.load(str(file), map_location=place.device)
+    except unreadable() as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise UnsupportedModelError(
+            f"codec: expected TorchScript in {file}, received what torch refuses ({reason}); "
+            "copy the folder again"
+        ) from error
+    return module.eval().to(place.dtype)
+
+
+_TIME, _SPACE = 8, 16  # frames, and pixels a side, that a token stands for
+_STARTS = (1, 9)  # frames a clip may begin with: one frame of tokens, and two
+
+
+class CosmosVideo:
+    """A `VideoModel`.
+
+    Args:
+        window: the transformer.
+        shape: frames, rows and columns of a clip's tokens.
+        codec: frames to tokens and back.
+    """
+
+    filters = Filters(temperature=1.0, top_p=0.8)
+    fps = 25.0
+
+    def __init__(self, window: TokenModel, shape: tuple[int, int, int], codec: JitCodec) -> None:
+        self.window, self.codec = window, codec
+        self.n_frames, rows, columns = shape
+        self.layout = Grid(rows, columns, window.vocab_size)
+        self.size = (columns * _SPACE, rows * _SPACE)
+        self.starts = tuple(n for n in _STARTS if (n - 1) // _TIME + 1 < self.n_frames)
+
+    def encode(self, frames: Tensor) -> Tensor:
+        """See `VideoModel.encode`."""
+        missing = (self.n_frames - 1) * _TIME + 1 - len(frames)
+        whole = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
+        tokens = self.codec.encode(whole)
+        wanted = (self.n_frames, self.layout.rows, self.layout.width)
+        if tokens.shape != wanted or not 0 <= int(tokens.min()) <= int(tokens.max()) < (
+            self.window.vocab_size
+        ):
+            raise UnsupportedModelError(
+                f"codec: expected tokens {list(wanted)} in 0..{self.window.vocab_size - 1}, "
+                f"received {list(tokens.shape)} in {int(tokens.min())}..{int(tokens.max())}; give "
+                "a model and a codec that belong together"
+            )
+        return tokens[: (len(frames) - 1) // _TIME + 1]
+
+    def render(self, tokens: Tensor) -> Tensor:
+        """See `VideoModel.render`."""
+        frames = self.codec.decode(tokens)
+        if bool(frames.isnan().any()):
+            raise NumericsError(
+                "codec: expected frames in -1..1, received NaN; copy its files again"
+            )
+        return frames.add(1).mul(127.5).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu()
+
+
+def load_cosmos(source: Path, codec: Path, place: Place) -> CosmosVideo:
+    """Load the parts.
+
+    Args:
+        source: folder of the transformer.
+        codec: folder of a Cosmos tokenizer.
+        place: where they go, and in what.
+
+    Raises:
+        UnsupportedModelError: files that are missing or of another model, or parts that do not
+            belong together.
+    """
+    frames = JitCodec(codec, place)
+    window, shape = load_cosmos_window(source, place)
+    return CosmosVideo(window, shape, frames)

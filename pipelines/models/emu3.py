@@ -1,0 +1,129 @@
+"""Emu3-Gen: text and image tokens with one head, image rows closed by a token of their own.
+
+Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). What
+follows the last row of the grid is known and not generated. Guidance 3 against a negative prompt
+and top-k 2048 are the authors'; a negative prompt that is given replaces theirs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.contracts import Prompt
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.loading.checkpoint import (
+    Place,
+    check_caption,
+    count_tokens,
+    load_model,
+    load_processor,
+)
+from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+_STEP = 8  # pixels a token
+_SIDE = 720  # of the authors' images
+_PRAISE = " masterpiece, film grained, best quality."
+_NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, "
+    "cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, "
+    "username, blurry."
+)
+_BEHIND = 3  # tokens that `decode_image_tokens` drops at the end
+
+
+class Emu3Pictures(ImageModel):
+    """Emu3 as an `ImageModel`, in sides that are multiples of 8 pixels.
+
+    Args:
+        model: `Emu3ForConditionalGeneration`.
+        processor: `Emu3Processor`.
+        size: width and height in pixels.
+    """
+
+    family, no_negatives = "Emu3", None
+    examples = ("a portrait of a young girl.",)
+    filters = Filters(guidance_scale=3.0, top_k=2048)
+    window: ImageTokenWindow
+
+    def __init__(self, model: Any, processor: Any, size: tuple[int, int]) -> None:
+        self.model, self.processor = model, processor
+        names = model.model.vocabulary_mapping
+        self.window = ImageTokenWindow(model, names.image_tokens, [names.eol_token_id])
+        self.set_size(size)
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        """See `ImageModel.set_size`."""
+        rows, columns = count_tokens(size, _STEP)
+        n_codes = self.window.vocab_size - 1  # the last token ends a row
+        self.size = size
+        self.layout = Grid(rows, columns, n_codes + 1, tokens=(0, n_codes), row_end=n_codes)
+        self._negative = self._encode(_NEGATIVE)
+
+    def encode(self, caption: str) -> list[int]:
+        """A prompt with the authors' words after it, the grid's size, what opens an image."""
+        return self._encode(check_caption(caption, self.processor.tokenizer) + _PRAISE)
+
+    def encode_negative(self, caption: str) -> list[int]:
+        """A negative prompt as the authors' own is written: without their words of praise."""
+        return self._encode(check_caption(caption, self.processor.tokenizer))
+
+    def unconditional(self) -> list[int]:
+        """The authors' negative prompt."""
+        return self._negative
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        """See `ImageModel.begin`."""
+        return self.window.begin(prompt)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """See `ImageModel.decode`."""
+        ids = F.pad(self.window.ids[tokens], (0, _BEHIND))
+        parts = [  # one by one: the decoder takes more memory than all the rest
+            self.model.decode_image_tokens(
+                image_tokens=row[None], height=self.layout.rows, width=self.layout.width
+            )
+            for row in ids
+        ]
+        pixels = torch.cat(parts).float()  # [B, 3, H, W]
+        shown = self.processor.image_processor
+        mean, std = (
+            pixels.new_tensor(v)[:, None, None] for v in (shown.image_mean, shown.image_std)
+        )
+        return pixels * std + mean
+
+    def _encode(self, text: str) -> list[int]:
+        width, height = self.size
+        made = self.processor(
+            text=[text],
+            return_for_image_generation=True,
+            ratio=f"{width}:{height}",
+            image_area=width * height,
+            return_tensors="pt",
+        )
+        ids: list[int] = made["input_ids"][0].tolist()
+        return ids
+
+
+def load_emu3(folder: Path, place: Place) -> Emu3Pictures:
+    """Load a checkpoint such as BAAI/Emu3-Gen-hf.
+
+    Raises:
+        OptionError: sides that are no multiples of 8 pixels.
+        UnsupportedModelError: files that are missing or do not fit.
+    """
+    from transformers import Emu3ForConditionalGeneration, Emu3Processor
+
+    size = place.size or (_SIDE, _SIDE)
+    count_tokens(size, _STEP)
+    processor = load_processor(Emu3Processor, folder)
+    model = load_model(Emu3ForConditionalGeneration, folder, place)
+    CausalLM().check(model)
+    return Emu3Pictures(model, processor, size)

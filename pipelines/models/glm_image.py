@@ -1,0 +1,263 @@
+"""GLM-Image: a small preview grid, then the large one, at positions of three axes.
+
+Model: Z.ai, "GLM-Image", 2026. `GlmImageForConditionalGeneration` of transformers draws the two
+grids, 32 pixels a token; diffusers' `GlmImagePipeline`, whose first stage it is, paints the image
+over the large one. The policy decodes the first stage, the second is the pipeline's own.
+
+The positions (time, row, column) of image tokens are no function of the cache's length alone: the
+model computes them from the prompt and the grids when a call begins, and keeps them. Here each call
+has a table of its own, so that rows may be at different positions. Temperature and top-p are those
+of the checkpoint's `generation_config.json`.
+
+Departures: the library's sampling may also draw one of the special ids of the image head; here
+only those of the codebook can be drawn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.loading.checkpoint import (
+    Place,
+    check_caption,
+    count_tokens,
+    load_model,
+    unreadable,
+)
+from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_KEPT = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")  # of the model, per call
+_STEP = 32  # pixels a token
+_SIDE = 1024
+
+
+class GlmImage(CausalLM):
+    """`GlmImageForConditionalGeneration`; text to image."""
+
+    name: ClassVar[str] = "glm_image"
+    served: ClassVar[frozenset[str]] = frozenset({"image_grid_thw", "images_per_sample"})
+    known: ClassVar[frozenset[str]] = frozenset({"prepare_inputs_for_generation"})
+
+    def wrap(self, model: Any) -> CausalLMWindow:
+        """The model in windows, all positions those of text."""
+        return GlmImageWindow(model)
+
+    def open(self, call: GenerateCall) -> CausalLMWindow:
+        """The model in windows, at the positions of the call's grids."""
+        return GlmImageWindow(call.model, make_positions(call))
+
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """What only the original can serve."""
+        grids = call.others.get("image_grid_thw")
+        if grids is None or not grids.numel():
+            yield "a call without image_grid_thw"
+        elif call.length is not None and call.length > 1 + _positions(call)[1].shape[-1]:
+            yield "more tokens than its grids have"
+        if call.guidance is not None:
+            yield "guidance for a model whose positions depend on the prompt"
+
+
+class GlmImageWindow(CausalLMWindow):
+    """The model in windows.
+
+    Args:
+        model: `GlmImageForConditionalGeneration`.
+        table: `[R, 3, P]` int64 of `make_positions`; None for text.
+        vocab_size: as in `CausalLMWindow`.
+    """
+
+    row_inputs = ("_table",)
+
+    def __init__(
+        self, model: Any, table: Tensor | None = None, vocab_size: int | None = None
+    ) -> None:
+        super().__init__(model, vocab_size=vocab_size)
+        self._table = table
+
+    def plain(self) -> CausalLMWindow:
+        """As in `CausalLMWindow`, at positions of three axes."""
+        window = GlmImageWindow(self.model)
+        window.attention = "model"
+        return window
+
+    def begin(self, table: Tensor) -> None:
+        """The next run stands at these positions."""
+        self._table = table
+
+    def make_static(self, value: Tensor) -> Tensor:
+        """As in `StaticModelBuffers`, with as many positions as there is room for."""
+        return self.fit(value, value[..., :1].expand(-1, -1, self._positions)).clone()
+
+    def fit(self, own: Tensor, static: Tensor) -> Tensor:
+        """A table of as many positions as another's: cut, or with its last position repeated."""
+        room = static.shape[-1]
+        return own[..., :room] if own.shape[-1] >= room else _lengthen(own, room)
+
+    def position_ids(self, positions: Tensor) -> Tensor:
+        """Positions `[R, W]` in the cache to `[3, R, W]`; behind the last grid, the last one's."""
+        if self._table is None:
+            return super().position_ids(positions).expand(3, -1, -1)
+        index = positions.clamp(max=self._table.shape[-1] - 1)[:, None].expand(-1, 3, -1)
+        return self._table.gather(2, index).transpose(0, 1)
+
+
+def make_positions(call: GenerateCall) -> Tensor:
+    """`[B, 3, P]` int64: the prompt's positions without its padding, then the grids'."""
+    prompt, grids = _positions(call)
+    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(call.mask)]
+    longest = max(row.shape[1] for row in rows)
+    return torch.stack([_lengthen(row, longest) for row in rows])
+
+
+def _positions(call: GenerateCall) -> tuple[Tensor, Tensor]:
+    """Positions of the prompt `[3, B, T]` and of the grids `[B, 3, L]`, by the model's own code."""
+    inner, others = call.model.model, call.others
+    before = {name: getattr(inner, name) for name in _KEPT}
+    try:
+        prompt, _ = inner.get_rope_index(
+            call.ids,
+            image_grid_thw=others["image_grid_thw"],
+            images_per_sample=others.get("images_per_sample"),
+            attention_mask=call.mask.long(),
+        )  # [3, B, T]
+        return prompt, inner._cached_decode_position_ids
+    finally:
+        for name, value in before.items():
+            setattr(inner, name, value)
+
+
+def _lengthen(row: Tensor, length: int) -> Tensor:
+    """`[..., 3, P]` to `[..., 3, length]` by repeating the last position."""
+    behind = row[..., -1:].expand(*row.shape[:-1], length - row.shape[-1])
+    return torch.cat([row, behind], -1)
+
+
+class GlmImagePictures(ImageModel):
+    """GLM-Image as an `ImageModel`, in sides that are multiples of 32 pixels.
+
+    Args:
+        pipe: `GlmImagePipeline`.
+        size: width and height in pixels.
+        painting: further arguments of the pipeline's call, such as num_inference_steps.
+    """
+
+    family = "GLM-Image"
+    no_guidance = "GLM-Image's first part was trained without guidance"
+    no_negatives = "whose first part was trained without guidance"
+    window: GlmImageWindow
+
+    def __init__(self, pipe: Any, size: tuple[int, int], **painting: Any) -> None:
+        self.pipe, self.painting = pipe, painting
+        self.model = pipe.vision_language_encoder
+        n_codes = self.model.config.vq_config.num_embeddings
+        self.window = GlmImageWindow(self.model, vocab_size=n_codes)
+        self.set_size(size)
+        given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as the pipeline
+        self.filters = Filters(
+            temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
+        )
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        """See `ImageModel.set_size`."""
+        count_tokens(size, _STEP)
+        self.size = size
+        self._grids = self._prepare("a")["image_grid_thw"]  # the large one, then the preview
+        self._n_large = int(self._grids[0].prod())
+        self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
+
+    def encode(self, caption: str) -> list[int]:
+        """A prompt as a user's turn, both grids' sizes, and the token that opens an image."""
+        text = check_caption(caption, self.pipe.processor.tokenizer)
+        ids: list[int] = self._prepare(text)["input_ids"][0].tolist()
+        return ids
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        """See `ImageModel.begin`; the window is told the positions of all rows."""
+        batch, longest = prompt.tokens.shape
+        rows = zip(prompt.tokens, prompt.lengths)
+        ids = torch.stack([row.roll(longest - int(n)) for row, n in rows])
+        index = torch.arange(longest, device=ids.device)
+        others = {
+            "attention_mask": (index >= longest - prompt.lengths[:, None]).long(),
+            "image_grid_thw": self._grids.to(ids.device).repeat(batch, 1),
+            "images_per_sample": torch.full((batch,), len(self._grids), device=ids.device),
+        }
+        call = GenerateCall(self.model, ids, None, None, None, others=others)
+        self.window.begin(make_positions(call))
+        return prompt
+
+    def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
+        """See `ImageModel.render`; the pipeline's noise is that of the seeds."""
+        rows, columns = int(self._grids[0, 1]), int(self._grids[0, 2])
+        large = tokens[:, -self._n_large :].view(-1, 1, rows, columns)
+        fine = F.interpolate(large.float(), scale_factor=2, mode="nearest").long().flatten(1)
+        drawn = self.pipe(
+            prompt=list(captions),
+            width=self.size[0],
+            height=self.size[1],
+            prior_token_ids=fine,
+            generator=[torch.Generator().manual_seed(seed % 2**63) for seed in seeds],
+            **self.painting,
+        )
+        images: list[Image] = drawn.images
+        return images
+
+    def _prepare(self, caption: str) -> Any:
+        said = [{"type": "text", "text": caption}]
+        processor, (width, height) = self.pipe.processor, self.size
+        text = processor.apply_chat_template([{"role": "user", "content": said}], tokenize=False)
+        return processor(text=[text], target_h=height, target_w=width, return_tensors="pt")
+
+
+def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
+    """Load a checkpoint such as zai-org/GLM-Image.
+
+    Raises:
+        OptionError: sides that are no multiples of 32 pixels.
+        UnsupportedModelError: files that are missing or do not fit.
+    """
+    from diffusers import AutoencoderKL, GlmImagePipeline
+    from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
+    from transformers import GlmImageForConditionalGeneration, T5EncoderModel
+
+    size = place.size or (_SIDE, _SIDE)
+    count_tokens(size, _STEP)
+    with warnings.catch_warnings():  # of diffusers, whose older versions know the older name alone
+        warnings.simplefilter("ignore", FutureWarning)
+        parts = {
+            name: load_model(kind, folder / name, place, dtype_name=dtype_name)
+            for name, kind, dtype_name in (
+                ("vision_language_encoder", GlmImageForConditionalGeneration, "dtype"),
+                ("text_encoder", T5EncoderModel, "dtype"),
+                ("transformer", GlmImageTransformer2DModel, "torch_dtype"),
+                ("vae", AutoencoderKL, "torch_dtype"),
+            )
+        }
+    try:
+        pipe = GlmImagePipeline.from_pretrained(folder, local_files_only=True, **parts)
+    except unreadable() as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedModelError(
+            f"model: expected a GlmImagePipeline in {folder}, received one that diffusers refuses "
+            f"({reason}); copy the folder again"
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    GlmImage().check(pipe.vision_language_encoder)
+    return GlmImagePictures(pipe, size)

@@ -1,0 +1,134 @@
+"""ImageGPT: pixels of a palette as tokens, in raster order, without prompts.
+
+Model: M. Chen et al., "Generative Pretraining from Pixels", ICML 2020. Top-k 40 is what the model's
+documentation uses. Its attention cuts a causal mask of its own from a table, by the length of the
+cache, and takes no other; a window whose rows are at different positions needs one for each row. So
+a pass puts its own masks into that table.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.loading.checkpoint import Place, check_size, load_model, load_processor
+from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+
+_TABLES = r"\.attn\.(masked_)?bias$"  # causal masks, which older files keep
+
+
+class ImageGPT(CausalLM):
+    """`ImageGPTForCausalImageModeling`."""
+
+    name: ClassVar[str] = "imagegpt"
+
+    def wrap(self, model: Any) -> CausalLMWindow:
+        """The model in windows, with causal tables of each pass's own."""
+        return _Tables(model)
+
+
+class _Tables(CausalLMWindow):
+    reserved = (*CausalLMWindow.reserved, "_table")
+    _table: Tensor
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Also makes room for one table `[R, 1, S, S]` of booleans, shared by all layers."""
+        super().reserve(rows, positions)
+        room = positions + 1
+        self._table = torch.zeros(rows, 1, room, room, dtype=torch.bool, device=self.device)
+
+    @property
+    def _shown(self) -> torch.Tensor:
+        """Tables of the pass's rows."""
+        assert self._placement is not None
+        return self._table[: self._placement.rows]
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """As in `CausalLMWindow`; what a window has beyond the table scores nothing: zeros."""
+        inside = super().forward(tokens[:, : self._table.shape[-1]], start)
+        return F.pad(inside, (0, 0, 0, tokens.shape[1] - inside.shape[1]))
+
+    def _swapped(self) -> dict[str, Tensor]:
+        """Every layer's causal table, replaced by the pass's."""
+        names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
+        return super()._swapped() | dict.fromkeys(names, self._shown)
+
+    def _run(self, **inputs: Any) -> Any:
+        seen = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
+        width, span = seen.shape[2:]
+        self._shown[:, :, span - width : span, :span] = seen  # where the model looks for it
+        return super()._run(**inputs)
+
+
+class ImageGPTPictures(ImageModel):
+    """ImageGPT as an `ImageModel` of one size, whose only prompt is the empty one.
+
+    Args:
+        model: `ImageGPTForCausalImageModeling`.
+        palette: `[V - 1, 3]`, colours in -1..1.
+    """
+
+    family = "ImageGPT"
+    no_guidance = "ImageGPT takes no captions"
+    no_negatives = "which takes no captions"
+    examples = ("",)
+    filters = Filters(top_k=40)
+
+    def __init__(self, model: Any, palette: Tensor) -> None:
+        window = ImageGPT().wrap(model)
+        side = isqrt(model.config.n_positions)
+        super().__init__(window, Grid(side, side, window.vocab_size), (side, side))
+        self._palette, self._start = palette.to(window.device), model.config.vocab_size - 1
+
+    def encode(self, caption: str) -> list[int]:
+        """The token that opens every image.
+
+        Raises:
+            OptionError: a prompt.
+        """
+        if not isinstance(caption, str) or caption.strip():
+            raise OptionError(
+                f"prompt: expected none, as ImageGPT takes no captions, received {caption!r}; "
+                "leave it out"
+            )
+        return [self._start]
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """See `ImageModel.decode`."""
+        side = self.layout.rows
+        pixels = self._palette[tokens].view(-1, side, side, 3).permute(0, 3, 1, 2)
+        return pixels / 2 + 0.5
+
+
+def load_imagegpt(folder: Path, place: Place) -> ImageGPTPictures:
+    """Load a checkpoint such as openai/imagegpt-small.
+
+    Raises:
+        OptionError: another size than the model's.
+        UnsupportedModelError: files that are missing or do not fit, or a palette of another length.
+    """
+    from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
+
+    model = load_model(ImageGPTForCausalImageModeling, folder, place, spare=_TABLES)
+    side = isqrt(model.config.n_positions)
+    check_size(place, (side, side))
+    clusters = load_processor(ImageGPTImageProcessor, folder).clusters
+    wanted = (model.config.vocab_size - 1, 3)
+    if clusters is None or torch.as_tensor(clusters).shape != wanted:
+        received = "none" if clusters is None else list(torch.as_tensor(clusters).shape)
+        raise UnsupportedModelError(
+            f"model: expected a palette {list(wanted)} in preprocessor_config.json, received "
+            f"{received}; copy the folder again"
+        )
+    ImageGPT().check(model)
+    return ImageGPTPictures(model, torch.as_tensor(clusters).float())

@@ -1,0 +1,295 @@
+"""LlamaGen as image models: from class labels, and from prompts, which go through flan-t5-xl.
+
+Model: P. Sun et al., 2024 (arXiv 2406.06525), from the files its authors published. They draw
+classes with guidance 4 and top-k 2000, prompts with guidance 7.5 and top-k 1000.
+
+Departures: the authors repair and strip prompts with ftfy and BeautifulSoup; here they are put in
+lower case. Prompts that are too long are refused, not cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import (
+    Place,
+    check_caption,
+    count_tokens,
+    fill,
+    load_model,
+    load_processor,
+    read_weights,
+)
+from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
+from mmaccel.pipelines.models.llamagen.transformer import (
+    LlamaGenConfig,
+    LlamaGenTransformer,
+    resize,
+)
+from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
+
+_STEP = 16  # pixels a token
+_FILES = (".pt", ".pth", ".safetensors")
+_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # GPT-B, -L, -XL, -XXL, -3B
+
+
+class LlamaGenPictures(ImageModel):
+    """What both kinds of LlamaGen share: squares, and the tokenizer VQ-16.
+
+    Args:
+        window: of the transformer.
+        tokenizer: VQ-16.
+    """
+
+    family = "LlamaGen"
+    no_negatives = "whose authors guide away from a condition that was learned for none"
+    window: LlamaGenWindow
+
+    def __init__(self, window: LlamaGenWindow, tokenizer: VQGAN) -> None:
+        (rows, columns), step = tokenizer.grid, tokenizer.step
+        layout = Grid(rows, columns, window.vocab_size)
+        super().__init__(window, layout, (columns * step, rows * step))
+        self.tokenizer = tokenizer
+
+    def set_size(self, size: tuple[int, int]) -> None:
+        """See `ImageModel.set_size`: a square whose sides are multiples of 16 pixels."""
+        side = count_side(size, self.tokenizer.step)
+        model = resize(self.window.model, side**2)
+        window = LlamaGenWindow(model, self.window.attention)
+        LlamaGenPictures.__init__(self, window, self.tokenizer.resize((side, side)))
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """See `ImageModel.decode`."""
+        return self.tokenizer.decode(tokens)
+
+
+class ClassPictures(LlamaGenPictures):
+    """LlamaGen as an `ImageModel` whose prompts are class labels."""
+
+    examples = ("207", "360", "387", "974", "88", "979", "417", "279")
+    filters = Filters(guidance_scale=4.0, top_k=2000)
+
+    def encode(self, caption: str) -> int:
+        """The label's number.
+
+        Raises:
+            OptionError: no number, or no label.
+        """
+        text, n_classes = str(caption).strip(), self.window.model.config.num_classes
+        if not text.isdecimal() or int(text) >= n_classes:
+            raise OptionError(
+                f"prompt: expected the number of a class, 0..{n_classes - 1} (ImageNet's order), "
+                f"received {caption!r}; write for example 207"
+            )
+        return int(text)
+
+    def make_prompt(self, encoded: Sequence[int], guided: bool, negatives: Any) -> Prompt:
+        """See `ImageModel.make_prompt`."""
+        labels = torch.tensor(list(encoded), device=self.window.device)
+        return replace(self.window.condition(labels, guided), layout=self.layout)
+
+
+class CaptionPictures(LlamaGenPictures):
+    """LlamaGen as an `ImageModel` whose prompts go through T5.
+
+    Args:
+        window, tokenizer: as in `LlamaGenPictures`.
+        words: T5's tokenizer.
+        encoder: T5's encoder.
+    """
+
+    examples = ("a photo of a red fox in the snow",)
+    filters = Filters(guidance_scale=7.5, top_k=1000)
+
+    def __init__(self, window: LlamaGenWindow, tokenizer: VQGAN, words: Any, encoder: Any) -> None:
+        super().__init__(window, tokenizer)
+        self.words, self.encoder = words, encoder
+
+    def encode(self, caption: str) -> list[int]:
+        """T5's ids of a prompt in lower case.
+
+        Raises:
+            OptionError: none, or more than the model has positions for.
+        """
+        ids: list[int] = self.words(check_caption(caption, self.words).lower())["input_ids"]
+        room = self.window.model.config.cls_token_num
+        if len(ids) > room:
+            raise OptionError(
+                f"prompt: expected at most {room} tokens, received {len(ids)}; shorten the caption"
+            )
+        return ids
+
+    @torch.no_grad()
+    def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
+        """See `ImageModel.make_prompt`; features stand on the right, zeros before them."""
+        room, device = self.window.model.config.cls_token_num, self.window.device
+        rows = [[*ids, *[self.words.pad_token_id] * (room - len(ids))] for ids in encoded]
+        lengths = torch.tensor([len(ids) for ids in encoded], device=device)
+        mask = torch.arange(room, device=device) < lengths[:, None]  # [B, T]
+        made = self.encoder(
+            input_ids=torch.tensor(rows, device=device), attention_mask=mask.long()
+        ).last_hidden_state * mask[..., None].to(self.encoder.dtype)
+        features = torch.stack([row.roll(room - len(ids), 0) for row, ids in zip(made, encoded)])
+        prompt = self.window.condition_on_captions(features, mask.flip(1), guided)
+        return replace(prompt, layout=self.layout)
+
+
+def load_llamagen(source: Path, place: Place) -> LlamaGenPictures:
+    """Load a transformer of LlamaGen's authors, with the tokenizer (and T5) next to it.
+
+    Args:
+        source: a file such as `c2i_L_256.pt`, or a folder with one.
+        place: where it goes; `decoder` names the tokenizer's file, such as `vq_ds16_c2i.pt`.
+
+    Raises:
+        OptionError: no such file, several, or a size that is no square.
+        UnsupportedModelError: tensors that are missing, surplus or of another shape.
+    """
+    folder = source if source.is_dir() else source.parent
+    file = _only(folder, r"[ct]2i", "transformer", "c2i_L_256.pt") if source.is_dir() else source
+    decoder = place.decoder or _only(folder, r"^vq", "tokenizer (--decoder)", "vq_ds16_c2i.pt")
+    named = re.search(r"_(256|384|512)\b", file.stem)
+    side = int(named[1]) if named else 256
+    rows = count_side(place.size or (side, side), _STEP)
+    model = load_transformer(
+        read_weights(file), block_size=rows**2, dtype=place.dtype, device=place.device
+    )
+    tokenizer = load_tokenizer(read_weights(decoder), (rows, rows)).to(place.device)
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer of {model.config.vocab_size} codes, received "
+            f"{tokenizer.vocab_size} in {decoder}; give the one of the same size"
+        )
+    window = LlamaGenWindow(model)
+    if not model.config.caption_dim:
+        return ClassPictures(window, tokenizer)
+    return CaptionPictures(window, tokenizer, *load_t5(folder, place))
+
+
+def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
+    """The file of a folder whose name begins with or has a pattern."""
+    files = [f for f in sorted(folder.iterdir()) if f.suffix in _FILES]
+    found = [f for f in files if re.search(pattern, f.stem)]
+    found = [f for f in found if pattern.startswith("^") or not f.stem.startswith("vq")]
+    if len(found) != 1:
+        raise OptionError(
+            f"model: expected one file with LlamaGen's {what} in {folder}, such as {example}, "
+            f"received {[f.name for f in found] or 'none'}; name the file itself"
+        )
+    return found[0]
+
+
+def count_side(size: tuple[int, int], step: int) -> int:
+    """Tokens a side of a square image, `step` pixels each.
+
+    Raises:
+        OptionError: no square, or sides that are no multiples of `step`.
+    """
+    rows, columns = count_tokens(size, step)
+    if rows != columns:
+        raise OptionError(f"size: expected a square, received {size[0]}x{size[1]}; try {min(size)}")
+    return rows
+
+
+def load_t5(folder: Path, place: Place) -> tuple[Any, Any]:
+    """Tokenizer and encoder of the T5 that lies in a folder next to the transformer.
+
+    Raises:
+        OptionError: there is none.
+        UnsupportedModelError: transformers cannot read it.
+    """
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    places = [
+        f for f in sorted(folder.iterdir()) if "t5" in f.name and (f / "config.json").exists()
+    ]
+    if not places:
+        raise OptionError(
+            f"model: expected T5 in {folder}, such as flan-t5-xl/config.json, received none; "
+            "download google/flan-t5-xl there"
+        )
+    encoder = load_model(T5EncoderModel, places[0], place)
+    return load_processor(AutoTokenizer, places[0]), encoder
+
+
+def load_transformer(
+    weights: Mapping[str, Tensor],
+    *,
+    block_size: int = 256,
+    n_head: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> LlamaGenTransformer:
+    """Build the transformer that a checkpoint's tensors fit.
+
+    Args:
+        weights: of `read_weights`.
+        block_size: tokens of an image: 256 for 256 pixels a side, 576 for 384, 1024 for 512. The
+            tensors do not tell.
+        n_head: heads of a layer; None takes the published size with this width.
+        dtype, device: where and in what to run.
+
+    Raises:
+        OptionError: a width no published size has, and no `n_head`.
+        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
+    """
+    table = weights.get("tok_embeddings.weight")
+    if table is None:
+        raise UnsupportedModelError(
+            f"weights: expected a LlamaGen transformer with tok_embeddings.weight, received "
+            f"{', '.join(sorted(weights)[:4])} …; give the file of the transformer"
+        )
+    vocab_size, dim = table.shape
+    heads = _HEADS.get(dim) if n_head is None else n_head
+    if heads is None:
+        raise OptionError(
+            f"n_head: expected the number of heads for width {dim}, received none; published "
+            f"widths are {', '.join(map(str, _HEADS))}"
+        )
+    labels = weights.get("cls_embedding.embedding_table.weight")
+    caption = weights.get("cls_embedding.uncond_embedding")
+    config = LlamaGenConfig(
+        dim=dim,
+        n_layer=1
+        + max((int(k.split(".")[1]) for k in weights if k.startswith("layers.")), default=0),
+        n_head=heads,
+        vocab_size=vocab_size,
+        block_size=block_size,
+        cls_token_num=1 if caption is None else caption.shape[0],
+        num_classes=1 if labels is None else labels.shape[0] - 1,
+        caption_dim=0 if caption is None else caption.shape[1],
+    )
+    with torch.device("meta"):
+        model = LlamaGenTransformer(config)
+    fill(model, weights)
+    return model.to(device, dtype).eval().requires_grad_(False)
+
+
+def load_tokenizer(
+    weights: Mapping[str, Tensor], grid: tuple[int, int], config: VQGANConfig | None = None
+) -> VQGAN:
+    """Build the image tokenizer; by default that of 16 pixels a token, `vq_ds16`, with as many
+    codes as there are.
+
+    Raises:
+        UnsupportedModelError: as in `load_transformer`.
+    """
+    if config is None:
+        table = weights.get("quantize.embedding.weight")
+        config = VQGANConfig() if table is None else VQGANConfig(n_codes=table.shape[0])
+    with torch.device("meta"):
+        tokenizer = VQGAN(config, grid)
+    fill(tokenizer, weights)
+    return tokenizer.float().eval().requires_grad_(False)

@@ -1,0 +1,114 @@
+"""Llasa: a Llama that continues text with the codes of X-codec2, one every 20 ms.
+
+Z. Ye et al., "Llasa: Scaling Train-Time and Inference-Time Compute for Llama-based Speech
+Synthesis", 2025 (arXiv 2502.04128); the codec is X-codec2 of the same paper, in transformers.
+
+Departures: only codes and the end token may be drawn; the authors draw from the whole vocabulary
+and drop what is no code. No speech prompt: the model chooses the voice. The chat template of Llama
+tells the model today's date; here it is always the one that template falls back to, so that a text
+sounds the same tomorrow.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import Place, check_caption, load_model
+from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.frames import Frames
+
+_START = "<|SPEECH_GENERATION_START|>"
+_DATE = "26 Jul 2024"
+_ENCODERS = ("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_encoder")
+
+
+class LlasaSpeech:
+    """A `SpeechModel`.
+
+    Args:
+        window: the language model.
+        tokenizer: of transformers, with a chat template.
+        codec: `Xcodec2Model`; its encoders are not used.
+
+    Raises:
+        UnsupportedModelError: a tokenizer without the codes of the codec, or without a template
+            that lets the model go on where its answer begins.
+    """
+
+    filters = Filters(temperature=0.8, top_k=50)  # 50: generate's own, which their call leaves
+    repetition_penalty = 1.0
+    voices: tuple[str, ...] = ()
+
+    def __init__(self, window: TokenModel, tokenizer: Any, codec: Any) -> None:
+        self.window, self.tokenizer, self.codec = window, tokenizer, codec
+        count = math.prod(codec.config.quantization_levels)
+        self._first = find_range(tokenizer, "<|s_{}|>", 0, count)
+        (end,) = find_ids(tokenizer, "<|SPEECH_GENERATION_END|>")
+        self.layout = Frames(((self._first, self._first + count),), window.vocab_size, (end,))
+        self.sample_rate: int = codec.config.sampling_rate
+        self.frame_samples: int = codec.config.hop_length
+        self._try_template()
+
+    def encode(self, text: str, voice: str | None) -> list[int]:
+        """See `SpeechModel.encode`."""
+        if voice is not None:
+            raise OptionError(
+                f"voice: expected none for Llasa, which chooses by itself, received {voice!r}; "
+                "leave it out"
+            )
+        words = check_caption(text, self.tokenizer, "text to say")
+        asked = f"<|TEXT_UNDERSTANDING_START|>{words}<|TEXT_UNDERSTANDING_END|>"
+        chat = [
+            {"role": "user", "content": f"Convert the text to speech:{asked}"},
+            {"role": "assistant", "content": _START},
+        ]
+        options = dict(tokenize=True, return_dict=True, continue_final_message=True)
+        made = self.tokenizer.apply_chat_template(chat, date_string=_DATE, **options)
+        ids: list[int] = made["input_ids"]
+        return ids
+
+    def _try_template(self) -> None:
+        (start,) = find_ids(self.tokenizer, _START)
+        try:
+            ids, reason = self.encode("a", None), "a prompt that ends otherwise"
+        except Exception as error:  # templates are programs, and raise what they like
+            ids, reason = [], " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        if ids[-1:] != [start]:
+            raise UnsupportedModelError(
+                f"model: expected a tokenizer with a chat template that ends with {_START}, "
+                f"received {reason}; copy the folder again, with its tokenizer files"
+            )
+
+    def render(self, tokens: Tensor, seed: int) -> Tensor:
+        """See `SpeechModel.render`; the codec draws nothing."""
+        codes = (tokens - self._first)[None, None]  # [1, 1, n]
+        sound = self.codec.decode(codes.to(self.codec.device)).audio_values.flatten()
+        return sound.float().clamp(-1, 1).cpu()
+
+
+def load_llasa(source: Path, tokenizer: Any, codec: Path, place: Place) -> LlasaSpeech:
+    """Load the parts.
+
+    Args:
+        source: folder of the language model.
+        tokenizer: its tokenizer.
+        codec: folder of an `Xcodec2Model`.
+        place: where they go; the codec in float32.
+
+    Raises:
+        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
+            together.
+    """
+    from transformers import Xcodec2Model
+
+    sound = load_model(Xcodec2Model, codec, Place(place.device))
+    for name in _ENCODERS:
+        setattr(sound, name, None)  # 70 % of its parameters
+    return LlasaSpeech(load_window(source, place), tokenizer, sound)

@@ -1,0 +1,141 @@
+"""Orpheus: a Llama that continues text with the codes of SNAC, seven every 85 ms.
+
+Canopy Labs, "Orpheus TTS", 2025. Codec: H. Siuzdak, F. Grötschla, L. A. Lanzendörfer, "SNAC:
+Multi-Scale Neural Audio Codec", 2024 (arXiv 2410.14411), in the package `snac`. A frame holds one
+code of the coarsest level, two of the next and four of the finest, depth first: slots 0, (1, 4) and
+(2, 3, 5, 6). Slot s of a frame has ids of its own.
+
+Departures: each slot draws from its own ids alone, and the end stands between frames only; the
+authors draw from the whole vocabulary and drop what does not fit. All frames are turned into sound
+at once, not in overlapping chunks. SNAC's decoder adds noise of its own: it is drawn by the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import Place, check_caption, unreadable
+from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.frames import Frames
+
+_LEVELS = ((0,), (1, 4), (2, 3, 5, 6))  # slots of a frame, by level of the codec
+_SLOTS = sum(map(len, _LEVELS))
+_DRAWING = Lock()  # of two codecs in two threads, as torch's generators are the process's
+_FIRST = 10  # number of the first code's token; those before it are marks
+
+
+class OrpheusSpeech:
+    """A `SpeechModel`.
+
+    Args:
+        window: the language model.
+        tokenizer: of transformers.
+        codec: `snac.SNAC` of three levels.
+
+    Raises:
+        UnsupportedModelError: a tokenizer without the codes of the codec, or another codec.
+    """
+
+    filters = Filters(temperature=0.6, top_p=0.8)
+    repetition_penalty = 1.3
+    voices = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
+
+    def __init__(self, window: TokenModel, tokenizer: Any, codec: Any) -> None:
+        self.window, self.tokenizer, self.codec = window, tokenizer, codec
+        if list(codec.vq_strides) != [4, 2, 1]:
+            raise UnsupportedModelError(
+                f"codec: expected a SNAC of three levels, strides [4, 2, 1], received strides "
+                f"{list(codec.vq_strides)}; give snac_24khz"
+            )
+        self._codes: int = codec.codebook_size
+        name = "<custom_token_{}>"
+        self._first = find_range(tokenizer, name, _FIRST, _SLOTS * self._codes)
+        start, speech, end = find_ids(tokenizer, *(name.format(k) for k in (3, 1, 2)))
+        self._before = [start]
+        self._after = [*find_ids(tokenizer, "<|eot_id|>", name.format(4), name.format(5)), speech]
+        self.layout = Frames.interleaved(
+            self._first, self._codes, _SLOTS, window.vocab_size, (end,)
+        )
+        self.sample_rate: int = codec.sampling_rate
+        self.frame_samples = int(codec.hop_length) * codec.vq_strides[0]
+
+    def encode(self, text: str, voice: str | None) -> list[int]:
+        """See `SpeechModel.encode`; fine-tuned models have voices that `voices` does not list."""
+        who: Any = self.voices[0] if voice is None else voice
+        if (
+            not isinstance(who, str)
+            or not who.strip()
+            or any(c in ":<>" or not c.isprintable() for c in who)
+        ):
+            raise OptionError(
+                f"voice: expected a name such as {', '.join(self.voices)}, received {who!r}; "
+                "leave it out"
+            )
+        words = check_caption(text, self.tokenizer, "text to say")
+        ids: list[int] = self.tokenizer(f"{who.strip()}: {words}")["input_ids"]
+        return [*self._before, *ids, *self._after]
+
+    def render(self, tokens: Tensor, seed: int) -> Tensor:
+        """See `SpeechModel.render`; the codec's noise is drawn by `seed`, here and nowhere else."""
+        slots = torch.arange(len(tokens), device=tokens.device) % _SLOTS
+        frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
+        device = next(self.codec.parameters()).device
+        codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
+        with _seeded(device, seed):
+            sound = self.codec.decode(codes).flatten()
+        return sound.float().clamp(-1, 1).cpu()
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Draw by a seed on one device; its state comes back, and no other device's is touched."""
+    is_cuda = device.type == "cuda"
+    with _DRAWING, torch.random.fork_rng([device] if is_cuda else []):
+        if is_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+        yield
+
+
+def load_orpheus(source: Path, tokenizer: Any, codec: Path, place: Place) -> OrpheusSpeech:
+    """Load the parts.
+
+    Args:
+        source: folder of the language model.
+        tokenizer: its tokenizer.
+        codec: folder with config.json and pytorch_model.bin of a SNAC.
+        place: where they go; the codec in float32.
+
+    Raises:
+        MissingBackendError: the package `snac` is not installed.
+        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
+            together.
+    """
+    try:
+        from snac import SNAC
+    except ImportError as error:
+        raise MissingBackendError(
+            "codec: expected the package snac, which Orpheus' codec is in, received none; "
+            "pip install snac"
+        ) from error
+    try:
+        sound = SNAC.from_pretrained(str(codec)).to(place.device).eval()
+    except unreadable() as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UnsupportedModelError(
+            f"codec: expected config.json and pytorch_model.bin of a SNAC in {codec}, received "
+            f"what snac refuses ({reason}); copy the folder again"
+        ) from error
+    return OrpheusSpeech(load_window(source, place), tokenizer, sound)

@@ -1,0 +1,152 @@
+"""Images from prompts in a closed list of words: the models that ship with the package.
+
+One decodes token after token, with a causal LM; the other fills a canvas, with a decoder that has
+no causal mask. The image tokenizer of the second may lie in the folder of another model next to it,
+whose tokens these are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.canvas_contracts import Denoiser
+from mmaccel.contracts import TokenModel, VisualTokenizer
+from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.self_check import check_windows
+from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.loading.checkpoint import Place, check_size, load_model, unreadable
+from mmaccel.pipelines.models.scenes_vocabulary import (
+    FILE,
+    CaptionWords,
+    read_masked,
+    tokenizer_folder,
+)
+from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.grid import Grid
+from mmaccel.tokenizers_vq.load import load_tokenizer
+
+
+class WordPictures(ImageModel):
+    """An `ImageModel` of three parts, which draws one size.
+
+    Args:
+        window: predicts image tokens, V of `tokenizer`: token after token, or in any order.
+        tokenizer: turns tokens into images.
+        words: turns prompts into ids.
+    """
+
+    no_negatives = None
+    filters = Filters(guidance_scale=2.0)
+
+    def __init__(
+        self, window: TokenModel | Denoiser, tokenizer: VisualTokenizer, words: CaptionWords
+    ) -> None:
+        side: int = tokenizer.size  # type: ignore[attr-defined]
+        super().__init__(window, Grid(*tokenizer.grid, tokenizer.vocab_size), (side, side))
+        self.tokenizer, self.words = tokenizer, words
+        self.pad, self.examples = words.pad, (words.words[0],)
+
+    def encode(self, caption: str) -> list[int]:
+        """See `mmaccel.pipelines.models.scenes_vocabulary.CaptionWords.encode`."""
+        return self.words.encode(caption)
+
+    def encode_negative(self, caption: str) -> list[int]:
+        """A negative prompt, in the words of any other."""
+        return self.encode(caption)
+
+    def unconditional(self) -> list[int]:
+        """Ids of the empty prompt."""
+        return self.words.unconditional()
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """See `ImageModel.decode`."""
+        return self.tokenizer.decode(tokens)
+
+
+def load_words(folder: Path, place: Place) -> WordPictures:
+    """Load a model of ours. Nothing is downloaded.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
+            `tokenizer.safetensors` (the image tokenizer), and `words.json`.
+        place: where to run; the tokenizer stays in float32.
+
+    Raises:
+        OptionError: a file is missing, or such a device, dtype or size.
+        UnsupportedModelError: no causal LM, or one of another vocabulary.
+    """
+    tokenizer, words = load_vocabulary(folder, folder, place)
+    check_size(place, (tokenizer.size, tokenizer.size))
+    model = load_decoder(folder, place, words.vocab_size)
+    check_windows(model, CausalLMWindow(model))
+    window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
+    return WordPictures(window, tokenizer, words)
+
+
+def load_masked_words(folder: Path, place: Place) -> WordPictures:
+    """Load a masked model of ours. Nothing is downloaded.
+
+    Args:
+        folder: holds `config.json`, `model.safetensors` and `words.json`; the image tokenizer
+            lies there too, or in the folder that `words.json` names.
+        place: where to run; the tokenizer stays in float32.
+
+    Raises:
+        OptionError: a file is missing, or no masked model; or such a device, dtype or size.
+        UnsupportedModelError: no decoder, or one of another vocabulary.
+    """
+    said = read_masked(folder)
+    if said is None:
+        raise OptionError(
+            f"model: expected {FILE} with the mask's id in {folder}, received none; "
+            "leave the family out"
+        )
+    tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, place)
+    check_size(place, (tokenizer.size, tokenizer.size))
+    model = load_decoder(folder, place, words.vocab_size + 1)
+    window = MaskedLM(
+        model, said["mask"], shift=said.get("logit_shift", 0), vocab_size=tokenizer.vocab_size
+    )
+    return WordPictures(window, tokenizer, words)
+
+
+def load_vocabulary(shelf: Path, folder: Path, place: Place) -> tuple[Any, CaptionWords]:
+    """The image tokenizer of one folder and the words of another.
+
+    Raises:
+        OptionError, UnsupportedModelError: as `load_words`.
+    """
+    try:
+        tokenizer = load_tokenizer(shelf).to(place.device)
+        words = CaptionWords.load(folder, tokenizer.vocab_size)
+    except unreadable() as error:
+        if isinstance(error, MMAccelError):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise UnsupportedModelError(
+            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in {shelf} as "
+            f"they were written, received files that cannot be read ({reason}); copy them again"
+        ) from error
+    return tokenizer, words
+
+
+def load_decoder(folder: Path, place: Place, n_ids: int) -> Any:
+    """A decoder of `n_ids` ids.
+
+    Raises:
+        OptionError, UnsupportedModelError: as `load_words`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(AutoModelForCausalLM, folder, place)
+    if model.config.vocab_size != n_ids:
+        raise UnsupportedModelError(
+            f"model: expected a vocabulary of {n_ids} ids (picture tokens, special ids and words), "
+            f"received {model.config.vocab_size}; the files do not belong together"
+        )
+    return model

@@ -1,0 +1,250 @@
+"""CUDA graphs: a step is captured once per window width and launched as one thing from then on.
+
+The graphs of a run and the static buffers they read and write form an entry of a cache, by
+`GraphKey`. A later run with the same key copies its inputs into these buffers and replays the same
+graphs; everything else of that run is new. An entry is in the hands of one run at a time: a run
+takes it out of the cache and brings it back when it has all its tokens, so nested and concurrent
+runs have entries of their own, and an interrupted run leaves none.
+
+The first step of a width runs as it is, on a stream of its own (libraries set themselves up at
+their first call, which no graph may contain); the second is captured; from then on it is replayed.
+All widths of an entry share a memory pool, which is safe because they never run at once and leave
+nothing in it for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.samplers.window.step_runner import GraphKey, StaticBuffers
+
+Replay = Callable[[], None]
+
+
+@dataclass
+class GraphEntry(StaticBuffers):
+    """The static buffers of one key, and the graphs that read and write them, by width.
+
+    Attributes:
+        graphs: what replays a captured step.
+        warm: keys of steps that ran once.
+        pool, stream: memory of the graphs, and where they are captured; None before the first.
+    """
+
+    graphs: dict[Hashable, Replay] = field(default_factory=dict)
+    warm: set[Hashable] = field(default_factory=set)
+    pool: Any = None
+    stream: torch.cuda.Stream | None = None
+
+
+class GraphCache:
+    """Entries of finished runs, the latest of each key.
+
+    Args:
+        size: entries kept; the oldest goes first.
+    """
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+        self.version = 0  # of a run that started before the last `clear`, nothing is kept
+        self._entries: dict[GraphKey, GraphEntry] = {}
+        self._lock = RLock()  # freeing an entry may run code that clears a cache
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are empty."""
+        return GraphCache, (self.size,)
+
+    def take(self, key: GraphKey) -> GraphEntry | None:
+        """Take the entry of a key out of the cache.
+
+        Entries of a model that died, or whose state is another one now, are dropped.
+        """
+        with self._lock:
+            for other in list(self._entries):
+                is_same = other.model == key.model
+                if (is_same and other.model_state != key.model_state) or other.model() is None:
+                    del self._entries[other]
+            return self._entries.pop(key, None)
+
+    def put(self, key: GraphKey, entry: GraphEntry, version: int) -> None:
+        """Keep the entry of a run that started at `version`."""
+        with self._lock:
+            if version == self.version:
+                self._entries.pop(key, None)
+                self._entries[key] = entry
+                while len(self._entries) > self.size:
+                    del self._entries[next(iter(self._entries))]
+
+    def clear(self) -> bool:
+        """Drop all entries; whether there were some."""
+        with self._lock:
+            self.version += 1
+            found = bool(self._entries)
+            self._entries.clear()
+        return found
+
+
+class CudaGraphRunner:
+    """`mmaccel.samplers.window.step_runner.StepRunner` by CUDA graphs, on one device.
+
+    Args:
+        device: where the model is.
+        sync_every: steps between two synchronisations with the host, at least 1.
+        falls_back: whether steps run eagerly where there is no memory for a graph; otherwise the
+            error is raised.
+        cache: entries that runs take and bring back; None keeps none.
+
+    Attributes:
+        reason: why steps run eagerly although they should be captured; empty otherwise.
+        captures: steps captured so far.
+
+    Memory: what one step of the widest window takes, as long as the entry lives.
+    """
+
+    is_static = True
+
+    def __init__(
+        self,
+        device: torch.device,
+        sync_every: int = 1,
+        falls_back: bool = True,
+        cache: GraphCache | None = None,
+    ) -> None:
+        self.device, self.sync_every, self.falls_back = device, sync_every, falls_back
+        self.reason, self.captures = "", 0
+        self._cache = GraphCache(0) if cache is None else cache
+        self.has_cache = cache is not None
+        self.load(None, {})
+
+    @property
+    def name(self) -> str:
+        """ "cuda graphs", or "eager" once there was no memory for one."""
+        return "eager" if self.reason else "cuda graphs"
+
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> GraphEntry:
+        """See `StepRunner.load`."""
+        found = None if key is None else self._cache.take(key)
+        if found is None:
+            found = GraphEntry({name: value.clone() for name, value in inputs.items()})
+        else:
+            for name, value in inputs.items():
+                found.inputs[name].copy_(value)
+        self._key, self._entry, self._version = key, found, self._cache.version
+        return found
+
+    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
+        """See `StepRunner.reserve`."""
+        own: Any = model  # a key was made for a `GraphModel` alone
+        if self._key is None:
+            model.reserve(rows, positions)
+        elif self._entry.model is None:
+            self._entry.model = own.reserve_static(rows, positions)
+        else:
+            own.load_static(self._entry.model)
+
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `StepRunner.run_step`.
+
+        Raises:
+            torch.OutOfMemoryError: no memory for the graph, unless `falls_back`.
+        """
+        if self.reason or key is None:
+            step()
+            return bool(self.reason)
+        graphs, warm = self._entry.graphs, self._entry.warm
+        if key in graphs:
+            graphs[key]()
+            return True
+        if key not in warm:
+            warm.add(key)
+            self._warm_up(step)
+            return False
+        replay, complaint = self._try(step)
+        if replay is None:  # a capture cannot use memory that is cached
+            self.free_memory()
+            replay, complaint = self._try(step)
+        if replay is None:
+            return self._fall_back(step, complaint)
+        graphs[key] = replay
+        self.captures += 1
+        replay()
+        return False
+
+    def finish(self) -> None:
+        """See `StepRunner.finish`."""
+        if self._key is not None and not self.reason:
+            self._cache.put(self._key, self._entry, self._version)
+        self.load(None, {})  # an entry in the cache is not ours any more
+
+    def free_memory(self) -> bool:
+        """See `StepRunner.free_memory`. The entry of the current run may be kept afterwards."""
+        is_current = self._version == self._cache.version
+        found = self._cache.clear()
+        if is_current:
+            self._version = self._cache.version
+        self._empty_allocator()
+        return found
+
+    def _try(self, step: Callable[[], None]) -> tuple[Replay | None, str]:
+        """A step as something to replay, or None and what the allocator said: the error itself
+        refers to the graph, and so to its memory.
+        """
+        try:
+            return self._capture(step), ""
+        except torch.OutOfMemoryError as error:
+            return None, " ".join(str(error).split())
+
+    def _fall_back(self, step: Callable[[], None], complaint: str) -> bool:
+        """Run a step, of which nothing had run, and all that follow eagerly; or raise."""
+        self._entry.graphs.clear()
+        self._entry.pool = None
+        self._empty_allocator()
+        if not self.falls_back:
+            raise torch.OutOfMemoryError(f"no memory for a graph: {complaint}")
+        self.reason = f"no memory for a graph ({complaint[:120]})"
+        step()
+        return False
+
+    def _warm_up(self, step: Callable[[], None]) -> None:
+        """Run a step on the stream that graphs are captured on."""
+        stream, current = self._side(), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            step()
+        current.wait_stream(stream)
+
+    def _capture(self, step: Callable[[], None]) -> Replay:
+        """A step as something to replay; nothing is computed."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self._side()):
+            # a thread of the caller's may go on allocating meanwhile: only this one is checked
+            graph.capture_begin(self._entry.pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is void; what voided it is raised
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        self._entry.pool = graph.pool()
+        return graph.replay
+
+    def _side(self) -> torch.cuda.Stream:
+        if self._entry.stream is None:
+            self._entry.stream = torch.cuda.Stream(self.device)
+        return self._entry.stream
+
+    def _empty_allocator(self) -> None:
+        torch.cuda.empty_cache()

@@ -1,0 +1,181 @@
+"""The engine of a call: whether its forward passes are captured in CUDA graphs, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.contracts import Policy, Prompt, TokenModel
+from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.kernels import dispatch
+from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
+
+UseGraphs = Literal["auto"] | bool
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How passes are carried out.
+
+    Args:
+        cuda_graphs: True captures one pass per window width in a CUDA graph and replays it, and
+            raises where it cannot; False runs every pass as Python; "auto" captures where it can,
+            and `Stats.runner_reason` says why not.
+        sync_every: captured passes between two synchronisations with the host. With more than 1 the
+            device never waits for the host, but up to `sync_every - 1` passes after the last token
+            do nothing.
+
+    Attributes:
+        cache: graphs and static buffers of the latest two kinds of runs, for later calls.
+
+    Raises:
+        OptionError: another value, or less than 1.
+    """
+
+    cuda_graphs: UseGraphs = "auto"
+    sync_every: int = 1
+    cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
+            raise OptionError(
+                f"cuda_graphs: expected 'auto', True or False, received {self.cuda_graphs!r}; "
+                "auto uses them where that works"
+            )
+        n = self.sync_every
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise OptionError(f"sync_every: expected an integer >= 1, received {n!r}; try 4")
+
+    def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
+        """Refuse early what `cuda_graphs=True` can never serve.
+
+        Raises:
+            MissingBackendError: the model is on no CUDA device; or kernels that MMACCEL_KERNELS
+                asks for cannot run.
+            OptionError: a policy whose passes cannot be captured; or a bad MMACCEL_KERNELS.
+        """
+        dispatch.check(str(device).split(":")[0])
+        if self.cuda_graphs is not True:
+            return
+        if not str(device).startswith("cuda"):
+            raise MissingBackendError(
+                f"cuda_graphs=True: expected a model on a CUDA device, received one on {device}; "
+                'move it with model.to("cuda"), or set cuda_graphs="auto"'
+            )
+        if policy is not None and not is_capturable(policy):
+            raise OptionError(
+                f"cuda_graphs=True: expected a policy whose passes can be captured, received "
+                f'{policy!r}, which synchronises with the host; set cuda_graphs="auto"'
+            )
+
+    def close(self) -> None:
+        """Drop all graphs and their buffers; the engine may be used on."""
+        self.cache.clear()
+
+    def prepare(self, window: Any, prompt: Prompt, policy: Any, filters: Filters) -> None:
+        """Give a model in windows the runner of its next call; see `runner`. Passes over a canvas
+        run eagerly.
+
+        Raises:
+            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; and as
+                `runner`.
+        """
+        if kind_of(window) == "canvas":
+            dispatch.check(window.device.type)
+            if self.cuda_graphs is True:
+                raise UnsupportedModelError(
+                    "cuda_graphs=True: expected a model that is decoded in windows, received a "
+                    f"{type(window).__name__}, whose canvas is filled pass by pass; "
+                    'set cuda_graphs="auto"'
+                )
+            return
+        runner = self.runner(window, prompt, policy, filters)
+        if hasattr(window, "runner"):
+            window.runner = runner
+
+    def runner(
+        self, window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters
+    ) -> StepRunner:
+        """What carries out the passes of a call.
+
+        Raises:
+            MissingBackendError, OptionError: as `check`.
+            UnsupportedModelError: `cuda_graphs=True`, and this call cannot be captured.
+        """
+        self.check(window.device, policy)
+        if self.cuda_graphs is False:
+            return EagerRunner(self.sync_every)
+        reason = find_obstacle(window, prompt, policy, filters)
+        if reason is None:
+            falls_back = self.cuda_graphs == "auto"
+            return CudaGraphRunner(window.device, self.sync_every, falls_back, self.cache)
+        if self.cuda_graphs is True:
+            raise UnsupportedModelError(
+                "cuda_graphs=True: expected a call whose passes can be captured, received one with "
+                f'{reason}; set cuda_graphs="auto"'
+            )
+        return EagerRunner(self.sync_every, reason)
+
+
+def is_capturable(policy: Policy) -> bool:
+    """Whether a policy declares that its passes never synchronise with the host."""
+    return bool(getattr(policy, "is_capturable", False))
+
+
+def find_obstacle(
+    window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters
+) -> str | None:
+    """What keeps the passes of a call from being captured; None if nothing does.
+
+    Cost: at the first call for a model, two passes over two made-up tokens.
+    """
+    if window.device.type != "cuda":
+        return f"the model on {window.device}; CUDA graphs need a CUDA device"
+    if not is_capturable(policy):
+        return f"{type(policy).__name__}, whose passes synchronise with the host"
+    if not hasattr(window, "runner"):
+        return f"a {type(window).__name__}, which takes no step runner"
+    if filters.processor is not None:
+        return "logits processors, which may synchronise with the host"
+    model = getattr(window, "model", window)
+    devices = set((getattr(model, "hf_device_map", None) or {}).values())
+    if len(devices) > 1:
+        return f"a model spread over {len(devices)} devices"
+    return _check_sync(window, model, prompt)
+
+
+_CHECKED: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
+
+
+def _check_sync(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
+    """The self-check of a model: why its forward pass cannot be captured; None if it can."""
+    options = getattr(window, "graph_options", None)  # another attention may synchronise
+    checked = _CHECKED.setdefault(model, {})
+    own = (getattr(model, "dtype", None), None if options is None else options())
+    if own in checked:
+        return checked[own]
+    rows = prompt.tokens.shape[0]
+    tokens = prompt.tokens[:, :1].clamp(min=0).expand(-1, 2)
+    start = prompt.lengths.new_zeros(rows)
+    window.reserve(rows, 3)
+    window.forward(tokens, start)  # what is set up once may synchronise
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        window.forward(tokens, start)
+        reason = None
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        reason = f"a {type(model).__name__}, whose forward pass synchronises with the host"
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    checked[own] = reason
+    return reason

@@ -1,0 +1,117 @@
+"""Static buffers of a token model: what its captured passes read and write beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mmaccel.kernels import dispatch
+
+
+class StaticModelBuffers:
+    """A token model whose buffers outlive a run; see `mmaccel.samplers.window.step_runner.GraphModel`.
+
+    A child names its attributes.
+
+    Attributes:
+        reserved: made by `reserve`; a later run takes them as they are.
+        row_inputs: tensors of one entry for each row, or None; every run has numbers of its own.
+        constants: tensors that no run changes.
+        options: numbers and texts that a captured pass depends on.
+
+    A change of the modules that does not move a parameter (an attribute, a hook, an adapter that is
+    switched off) is not noticed: drop the graphs with `Handle.reset` or `Engine.close`.
+    """
+
+    reserved: ClassVar[tuple[str, ...]] = ("_placement", "_cache", "attention_reason")
+    row_inputs: ClassVar[tuple[str, ...]] = ()
+    constants: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
+    model: Any
+    device: Any
+    _cache: Any
+
+    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
+        """See `GraphModel.graph_key`."""
+        return self.model, model_state(self.model), self.graph_options()
+
+    def graph_options(self) -> Hashable:
+        """What a captured pass depends on beside the weights."""
+        return (
+            type(self),
+            *(getattr(self, name) for name in self.options),
+            *(getattr(self, name) is not None for name in self.row_inputs),
+            *(_address(getattr(self, name)) for name in self.constants),
+            *_torch_settings(self.device),
+        )
+
+    def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
+        """See `GraphModel.reserve_static`."""
+        self.reserve(rows, positions)  # type: ignore[attr-defined]
+        for name in self.row_inputs:
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else self.make_static(value))
+        # the entry keeps constants alive, as its graphs read them
+        names = (*self.reserved, *self.row_inputs, *self.constants)
+        return {name: getattr(self, name) for name in names}
+
+    def load_static(self, buffers: dict[str, Any]) -> None:
+        """See `GraphModel.load_static`."""
+        for name in self.row_inputs:
+            own, static = getattr(self, name), buffers[name]
+            if own is not None and own is not static:
+                static.copy_(self.fit(own, static))
+        for name, value in buffers.items():
+            setattr(self, name, value)
+        for layer in getattr(self._cache, "layers", self._cache):
+            layer.clear()
+
+    def make_static(self, value: Tensor) -> Tensor:
+        """A static buffer for a row input, with these numbers in it."""
+        return value.clone()
+
+    def fit(self, own: Tensor, static: Tensor) -> Tensor:
+        """A row input in the shape of the static buffer it is copied to."""
+        return own
+
+
+def model_state(model: nn.Module) -> Hashable:
+    """Where the parameters and buffers of a module live, whether it is in training mode, and the
+    attention that its configuration names. Cost: one look at each parameter.
+    """
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    addresses = tuple(_address(tensor) for tensor in chain(model.parameters(), model.buffers()))
+    return model.training, attention, addresses
+
+
+def _address(tensor: Tensor | None) -> Hashable:
+    if tensor is None:
+        return None
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a tensor without storage of its own
+        address = id(tensor)
+    return address, tensor.dtype, tensor.shape
+
+
+def _torch_settings(device: torch.device) -> tuple[Hashable, ...]:
+    """Settings that decide which kernels a captured pass consists of."""
+    cuda = torch.backends.cuda
+    kernels = (
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(), cuda.matmul.allow_fp16_reduced_precision_reduction,
+        cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    kind = device.type
+    is_cast = torch.is_autocast_enabled(kind)
+    stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
+    return (
+        device, stream, torch.get_default_dtype(), torch.is_inference_mode_enabled(),
+        torch.get_autocast_dtype(kind) if is_cast else None, dispatch.mode(),
+        dispatch.is_interpreted(), kernels,
+    )  # fmt: skip

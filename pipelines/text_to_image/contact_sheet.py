@@ -1,0 +1,197 @@
+"""Contact sheets of images with their prompts, and the comparison of a policy with the plain loop.
+
+A comparison has token by token on the left and a policy on the right, and says in words how they
+differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.results import EXACT_DTYPE, promise_in
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.window.autoregressive import Autoregressive
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.results import Stats
+
+_SIDE = 240  # pixels an image is shown at
+_GAP, _MARGIN, _BETWEEN = 16, 40, 56
+_TITLE, _TEXT = 26, 17  # font sizes
+_PAPER, _INK, _SOFT, _LINE = "#fbfaf7", "#1f2328", "#6a6f76", "#d9d6cf"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Images under one heading.
+
+    Attributes:
+        title: set large above them.
+        note: set small below the title.
+        images: PIL images, all of one size.
+        captions: one prompt per image.
+        foot: set below them.
+    """
+
+    title: str
+    note: str
+    images: Sequence[Image]
+    captions: Sequence[str]
+    foot: str
+
+
+def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
+    """Draw panels side by side.
+
+    Args:
+        panels: at least one, with equally many images each.
+        columns: images in a row of a panel.
+        foot: one line across the bottom.
+
+    Returns:
+        An RGB image.
+    """
+    from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+    title, text = ImageFont.load_default(_TITLE), ImageFont.load_default(_TEXT)
+    wrapped = [_wrap(caption, text) for caption in panels[0].captions]
+    columns = max(1, min(columns, len(wrapped)))
+    n_lines = max(map(len, wrapped))
+    cell = _SIDE + 8 + n_lines * (_TEXT + 5) + _GAP
+    rows = -(-len(wrapped) // columns)
+    head = _TITLE + _TEXT + 30
+    widest = max(text.getlength(line) for panel in panels for line in (panel.note, panel.foot))
+    inner = max(columns * _SIDE + (columns - 1) * _GAP, int(widest) + 1)
+    width = 2 * _MARGIN + len(panels) * inner + (len(panels) - 1) * _BETWEEN
+    height = 2 * _MARGIN + head + rows * cell + _TEXT + 12 + (_TEXT + 36 if foot else 0)
+    sheet = Image.new("RGB", (width, height), _PAPER)
+    pen = ImageDraw.Draw(sheet)
+    for k, panel in enumerate(panels):
+        left = _MARGIN + k * (inner + _BETWEEN)
+        if k:
+            middle = left - _BETWEEN // 2
+            bottom = _MARGIN + head + rows * cell + _TEXT + 12
+            pen.line([(middle, _MARGIN), (middle, bottom)], fill=_LINE, width=1)
+        pen.text((left, _MARGIN - 6), panel.title, fill=_INK, font=title)
+        pen.text((left, _MARGIN + _TITLE + 4), panel.note, fill=_SOFT, font=text)
+        for i, (image, lines) in enumerate(zip(panel.images, wrapped, strict=True)):
+            x = left + (i % columns) * (_SIDE + _GAP)
+            y = _MARGIN + head + (i // columns) * cell
+            shown = ImageOps.contain(image, (_SIDE, _SIDE), Image.Resampling.BICUBIC)
+            sheet.paste(shown, (x + (_SIDE - shown.width) // 2, y + _SIDE - shown.height))
+            for j, line in enumerate(lines):
+                pen.text((x, y + _SIDE + 6 + j * (_TEXT + 5)), line, fill=_SOFT, font=text)
+        pen.text((left, _MARGIN + head + rows * cell), panel.foot, fill=_INK, font=text)
+    if foot:
+        y = height - _MARGIN - _TEXT - 6
+        pen.line([(_MARGIN, y - 16), (width - _MARGIN, y - 16)], fill=_LINE, width=1)
+        pen.text((width / 2, y), foot, fill=_INK, font=text, anchor="ma")
+    return sheet
+
+
+def _wrap(caption: str, font: Any) -> list[str]:
+    """Break a caption into lines no wider than an image."""
+    lines: list[str] = []
+    for word in caption.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= _SIDE:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def make_plain(policy: Any) -> Any:
+    """What a policy is compared with: one token a pass, in the same order where it has one."""
+    if getattr(policy, "kind", "window") == "window":
+        return Autoregressive()
+    same = ("order", "block", "cache")
+    own = {name: getattr(policy, name) for name in same if hasattr(policy, name)}
+    return Stepwise(**own)
+
+
+def title_of(name: str, policy: Any) -> str:
+    """A policy's short name and its window, where it has one."""
+    window = getattr(policy, "window", None)
+    if window is None:
+        return name
+    return f"{name}, window {window}" if isinstance(window, int) else f"{name}, {window}"
+
+
+def identical(plain: Pictures, made: Pictures) -> int:
+    """How many images have the same tokens in both."""
+    return int((plain.tokens == made.tokens).all(1).sum())
+
+
+def verdict(plain: Pictures, made: Pictures, dtype: str) -> str:
+    """Say in words how the two sides compare, and what was promised.
+
+    Args:
+        plain: made token by token.
+        made: of the same captions and seeds.
+        dtype: of the generator, both times.
+    """
+    same, count, exactness = identical(plain, made), len(plain.tokens), made.stats.exactness
+    if same == count:
+        return f"The same {'images' if count > 1 else 'image'}, token for token"
+    if exactness == "bitwise" and dtype != EXACT_DTYPE:
+        first = (plain.tokens != made.tokens).int().argmax(1)[(plain.tokens != made.tokens).any(1)]
+        return (
+            f"{same} of {count} images identical, the others on average up to token "
+            f"{float(first.float().mean()):.0f}: {dtype} rounds differently in wider passes, "
+            f"{EXACT_DTYPE} keeps the promise"
+        )
+    kept = {
+        "bitwise": "bitwise was promised: please report this",
+        "distribution": "other draws from the same law, as promised",
+        "relaxed": "a relaxed policy: another law",
+    }[exactness]
+    return f"{same} of {count} images identical: {kept}"
+
+
+def promise(stats: Stats, dtype: str) -> str:
+    """What a run promised in a dtype, in words; a relaxed one says what it spent."""
+    if stats.nats:
+        return f"relaxed: {stats.nats / stats.tokens:.4f} nats spent a token at most"
+    if stats.exactness == "relaxed":
+        spent = stats.total_variation / stats.tokens
+        return f"relaxed: total variation {spent:.3f} spent a token"
+    if stats.exactness == "distribution":
+        return "distribution: another draw from the same law"
+    if dtype != EXACT_DTYPE:
+        return f"same seed, same tokens {promise_in(stats.exactness, dtype)} ({dtype})"
+    return "bitwise: same seed, same tokens"
+
+
+def draw_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> Any:
+    """Both sides on one sheet; `name` is the short name of the policy on the right."""
+    panels = [
+        make_panel("Token by token", _plain(plain), plain, _cost(plain)),
+        make_panel(name, promise(made.stats, dtype), made, _cost(made)),
+    ]
+    return draw_sheet(panels, columns=2, foot=verdict(plain, made, dtype))
+
+
+def make_panel(title: str, note: str, made: Pictures, foot: str) -> Panel:
+    """A panel of the images that were kept; says so where they are not all."""
+    shown, count = len(made.images), len(made.prompts)
+    note += f" (the first {shown} of {count})" if shown < count else ""
+    return Panel(title, note, made.images, made.prompts[:shown], foot)
+
+
+def _plain(side: Pictures) -> str:
+    return "one slot a pass" if side.stats.positions else "the plain loop"
+
+
+def _cost(side: Pictures) -> str:
+    stats, count = side.stats, len(side.prompts)
+    passes = stats.row_passes / count
+    return (
+        f"{stats.tokens // count} tokens in {passes:.0f} forward passes, "
+        f"{stats.seconds / count:.2f} s an image"
+    )

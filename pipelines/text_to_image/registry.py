@@ -1,0 +1,128 @@
+"""Text-to-image models by name, and the family of a checkpoint by its files.
+
+A model is named by the name of one that ships, by a path, or by an id of the Hugging Face hub,
+which `huggingface_hub` downloads to its cache and finds there the next time.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mmaccel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.models.scenes_vocabulary import read_masked
+
+if TYPE_CHECKING:  # both need torch, which a listing of families does not
+    from mmaccel.pipelines.loading.checkpoint import Place
+    from mmaccel.pipelines.text_to_image.model import ImageModel
+
+PICTURES = {  # family -> "module:function" of (path, place) to an `ImageModel`
+    "words": "mmaccel.pipelines.models.scenes:load_words",
+    "masked-words": "mmaccel.pipelines.models.scenes:load_masked_words",
+    "janus": "mmaccel.pipelines.models.janus:load_janus",
+    "emu3": "mmaccel.pipelines.models.emu3:load_emu3",
+    "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
+    "lumina-mgpt": "mmaccel.pipelines.models.chameleon:load_lumina",
+    "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
+    "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
+    "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
+}
+_BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon": "chameleon"}
+_LUMINA = "chameleon_xllmx"  # the model_type of some Lumina-mGPT checkpoints
+_FILES = (".pt", ".pth", ".safetensors")
+_WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
+
+
+def open_pictures(
+    name: str | Path, place: Place, family: str | None = None
+) -> tuple[ImageModel, Path]:
+    """Load a text-to-image model; also where it lies.
+
+    Args:
+        name: "scenes", a path, or an id of the hub.
+        place: where it goes.
+        family: one of `PICTURES`; None finds it out.
+
+    Raises:
+        OptionError: there is no such model, device, dtype, size or family, or a file is missing.
+        UnsupportedModelError: nothing we know; with what was looked for.
+    """
+    from mmaccel.pipelines.loading.sources import check_place
+
+    if family is not None and family not in PICTURES:
+        raise OptionError(
+            f"family: expected one of {', '.join(PICTURES)}, received {family!r}; leave it out"
+        )
+    check_place(place.device, place.dtype)
+    source = find_source(name)
+    family = family or find_picture_family(source, name)
+    if place.decoder is not None and family not in _WITH_DECODER:
+        raise OptionError(
+            f"decoder: expected none for {family}, whose checkpoints have their own, received "
+            f"{str(place.decoder)!r}; leave it out"
+        )
+    module, _, function = PICTURES[family].partition(":")
+    loaded: ImageModel = getattr(import_module(module), function)(source, place)
+    return loaded, source
+
+
+def find_source(name: str | Path) -> Path:
+    """The folder or file of a model.
+
+    Raises:
+        OptionError: there is none; with the names that ship.
+    """
+    shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
+    shipped = sorted(file.parent for file in shelf.glob("*/config.json"))
+    return find_model(name, {folder.name: folder for folder in shipped})
+
+
+def find_picture_family(source: Path, name: str | Path) -> str:
+    """The family of a model, one of `PICTURES`.
+
+    Args:
+        source: where it lies.
+        name: as it was asked for; Lumina-mGPT is told from Chameleon by it where the files do not.
+
+    Raises:
+        UnsupportedModelError: none of ours, with what was looked for.
+    """
+    is_file = source.is_file() and source.suffix in _FILES
+    if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
+        return "llamagen"
+    if (source / "words.json").is_file():
+        return "words" if read_masked(source) is None else "masked-words"
+    kind = _read(source / "model_index.json").get("_class_name")
+    if kind == "GlmImagePipeline":
+        return "glm-image"
+    config = _read(source / "config.json")
+    own = str(config.get("model_type"))
+    says = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
+    if own == _LUMINA or (own == "chameleon" and ("lumina" in says or "xllmx" in says)):
+        return "lumina-mgpt"
+    if own in _BY_TYPE:
+        return _BY_TYPE[own]
+    found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
+    raise UnsupportedModelError(
+        f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
+        f"GlmImagePipeline, or a file of LlamaGen's, received {found} in {source}; name --family "
+        "if it is one of these, or write an ImageModel (docs/models.md)"
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"model: expected JSON in {file}, received {error}; copy it again"
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _list(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()] if folder.is_dir() else [folder.name]

@@ -1,0 +1,174 @@
+"""Text to speech: texts to a codec's tokens under a decoding policy, then tokens to sound.
+
+Utterances end where the model ends them, so the rows of a batch have different lengths. Rows are
+decoded with continuous batching: the next text starts when one has finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from mmaccel.contracts import EndedRow, Policy, TokenModel
+from mmaccel.errors import NumericsError
+from mmaccel.pipelines.loading.checkpoint import Place
+from mmaccel.pipelines.media import decode_rows, keep_payloads
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.text_to_image.model import pick_policy
+from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, make_plan
+from mmaccel.pipelines.text_to_speech.registry import open_speech
+from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, Utterance
+from mmaccel.results import OnStep
+
+
+class TextToSpeech:
+    """Speech from text, by any window policy. One run at a time: the model keeps one cache.
+
+    Args:
+        speech: the model.
+        source: folder it was loaded from, if known.
+        engine: how passes are carried out; None is `Engine()`.
+        codec: folder its codec was loaded from, if known.
+    """
+
+    def __init__(
+        self,
+        speech: SpeechModel,
+        source: Path | None = None,
+        engine: Engine | None = None,
+        codec: Path | None = None,
+    ) -> None:
+        self.speech, self.source, self.codec = speech, source, codec
+        self.engine = engine or Engine()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        codec: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        family: str | None = None,
+        cuda_graphs: UseGraphs = "auto",
+    ) -> TextToSpeech:
+        """Load a model from disk or from the Hugging Face hub.
+
+        Args:
+            name: a folder, or an id of the hub (downloaded to its cache).
+            codec: the same of the codec, which turns tokens into sound; None takes the one that
+                the family's authors published, from the hub.
+            device: where to run.
+            dtype: of the language model; the codec runs in float32. "bitwise" is promised in
+                float32 and float64.
+            family: how the checkpoint is read; None detects it. See docs/speech.md.
+            cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+
+        Raises:
+            OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
+            UnsupportedModelError: an unknown family, or missing or surplus tensors.
+            MissingBackendError: a package that the family's codec needs is not installed.
+        """
+        how = Engine(cuda_graphs)
+        how.check(device)
+        speech, source, codec_source = open_speech(name, codec, Place(device, dtype), family)
+        return cls(speech, source, how, codec_source)
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        *,
+        policy: Policy | None = None,
+        voice: str | None = None,
+        seed: int | Sequence[int] = 0,
+        max_seconds: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        batch_size: int | None = None,
+        deliver: Callable[[Utterance], None] | None = None,
+        on_step: OnStep | None = None,
+    ) -> Speech:
+        """Say texts.
+
+        Args:
+            text: one or several.
+            policy: how to decode; None is `Jacobi()`.
+            voice: who says them, for models with several voices; None is the model's default.
+            seed: one for all (text b is item b of it), or one per text. With one per text an
+                utterance depends on its own seed and text alone, and on `max_seconds`.
+            max_seconds: after which an utterance is cut. None is 30, or less where the model has
+                no positions for 30 s after the longest text.
+            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. None takes the value that the
+                model's authors recommend (`speech.filters`); top_k 0 and top_p 1 keep all tokens.
+            repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
+                None takes the value that the authors recommend.
+            batch_size: utterances that are decoded at a time at most; None decodes all together.
+                The next text starts when one has finished.
+            deliver: called with every utterance as soon as it is finished, in the order they end.
+                An exception from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running rows.
+
+        Returns:
+            Utterances in the order of the texts, and stats. A bitwise `policy` and `batch_size`
+            change the cost, not the sound.
+
+        Raises:
+            OptionError: a text or an argument outside its domain, before any pass.
+            UnsupportedModelError: a text of which the tokenizer makes ids the model does not have,
+                before any pass.
+            NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
+            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
+        """
+        texts = [text] if isinstance(text, str) else text
+        plan = make_plan(
+            self.speech, texts, seed, voice=voice, max_seconds=max_seconds, batch_size=batch_size,
+            repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
+            top_p=top_p, min_p=min_p,
+        )  # fmt: skip
+        model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
+        made: dict[int, Utterance] = {}
+        keep = keep_payloads(made, deliver)
+
+        def finish(row: EndedRow) -> Utterance:
+            return finish_utterance(self.speech, plan, row)
+
+        with alone(model):
+            stats = decode_rows(
+                model, self.engine, chosen, plan, finish=finish, deliver=keep, on_step=on_step
+            )
+        return Speech([made[k] for k in range(len(plan.texts))], stats)
+
+    @property
+    def model(self) -> TokenModel:
+        """What predicts the tokens."""
+        return self.speech.window
+
+
+def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: EndedRow) -> Utterance:
+    """Decode one row to sound, by itself, so that no other row affects it.
+
+    Raises:
+        NumericsError: the codec returned NaN.
+    """
+    tokens, seed = row.tokens, plan.seeds[row.row]
+    is_finished = bool(len(tokens)) and int(tokens[-1]) in speech.layout.ends
+    columns = speech.layout.columns
+    whole = min(len(tokens) - is_finished, plan.length - 1) // columns * columns
+    tokens = tokens[:whole]
+    sound = speech.render(tokens, seed) if whole else torch.zeros(0)
+    if bool(sound.isnan().any()):
+        raise NumericsError(
+            "waveform: expected samples in -1..1, received NaN from the codec; "
+            "copy its weights again",
+            (row.row,),
+        )
+    return Utterance(
+        row.row, plan.texts[row.row], plan.voice, seed, sound, speech.sample_rate, tokens.cpu(),
+        row.passes, is_finished, row.total_variation,
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Checks a call of `TextToSpeech` and plans it: prompts, maximum length, filters, seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import check_caption
+from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
+from mmaccel.pipelines.media import RowPlan, pick_max_num_seqs
+from mmaccel.pipelines.text_to_image.model import choose_filters, stack_rows
+from mmaccel.pipelines.text_to_speech.types import SpeechModel
+from mmaccel.samplers.noise import Noise, check_seed
+from mmaccel.samplers.sampling_params import Filters
+
+_WHOLE_PREFIX = 2**31 - 1  # tokens that the repetition penalty looks back at
+_DEFAULT_SECONDS = 30.0
+_MAX_SECONDS = 3600.0
+_ROUNDING = 1e-6  # frames: 0.28 s at 50 a second are 14, though floats make them a little more
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechPlan(RowPlan):
+    """A checked call; the last slot of a row is for an end token alone.
+
+    Attributes:
+        texts: B texts.
+        voice: who says them.
+    """
+
+    texts: list[str]
+    voice: str | None
+
+
+def make_plan(
+    speech: SpeechModel, texts: Sequence[str], seed: int | Sequence[int], *,
+    voice: str | None = None, max_seconds: float | None = None, batch_size: int | None = None,
+    **filters: Any,
+) -> SpeechPlan:  # fmt: skip
+    """Check the arguments of a call and plan it. Nothing is decoded.
+
+    Args:
+        speech: the model.
+        texts: B texts; for the other arguments see `TextToSpeech.__call__`.
+
+    Raises:
+        OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
+    """
+    chosen, layout, device = pick_filters(speech, **filters), speech.layout, speech.window.device
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+        raise OptionError(f"text: expected a text or a list of them, received {texts!r}; write one")
+    rows = [speech.encode(each, voice) for each in texts]
+    largest, size = max(map(max, rows)), speech.window.vocab_size
+    if largest >= size:
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer of the model's {size} ids, received a text with id "
+            f"{largest}; give a checkpoint and a tokenizer that belong together"
+        )
+    prompt = stack_rows(rows, 1, layout, device)
+    return SpeechPlan(
+        length=count_slots(speech, max(map(len, rows)), max_seconds),
+        max_num_seqs=pick_max_num_seqs(batch_size, len(rows)),
+        noise=Noise.from_seed(seed, len(rows), device),
+        prompt=replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device)),
+        filters=chosen,
+        texts=list(texts),
+        voice=voice,
+    )
+
+
+def check_call(
+    texts: Sequence[str], seed: int | Sequence[int], *, max_seconds: float | None = None,
+    repetition_penalty: float | None = None, **filters: Any,
+) -> None:  # fmt: skip
+    """Refuse what no model takes, before one is loaded. Arguments as in `make_plan`.
+
+    Raises:
+        OptionError: an argument outside its domain.
+    """
+    for text in texts:
+        check_caption(text, None, "text to say")
+    check_seed(seed)
+    if max_seconds is not None:
+        check_seconds(max_seconds)
+    choose_filters(Filters(), **filters)
+    if repetition_penalty is not None:
+        WindowedRepetitionPenalty(repetition_penalty, _WHOLE_PREFIX)
+
+
+def pick_filters(
+    speech: SpeechModel, *, repetition_penalty: float | None = None, **given: Any
+) -> Filters:
+    """The filters of a run: what is given, and what is recommended where that is None.
+
+    Raises:
+        OptionError: a value outside its domain.
+    """
+    chosen, penalty = choose_filters(speech.filters, **given), repetition_penalty
+    penalty = speech.repetition_penalty if penalty is None else penalty
+    rule = WindowedRepetitionPenalty(penalty, _WHOLE_PREFIX)
+    return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)
+
+
+def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> int:
+    """Tokens of an utterance at most, the end token included.
+
+    Args:
+        speech: the model.
+        prompt: tokens of the longest prompt.
+        max_seconds: of sound; None is 30, or what the model has positions for.
+
+    Raises:
+        OptionError: no duration, or one the model has no positions for.
+    """
+    columns, limit = speech.layout.columns, getattr(speech.window, "max_positions", None)
+    # The last token is never processed, so that it needs no position.
+    room = math.inf if limit is None else (limit - prompt) // columns
+    per_second = speech.sample_rate / speech.frame_samples
+    asked = _DEFAULT_SECONDS if max_seconds is None else check_seconds(max_seconds)
+    frames = max(1, math.ceil(asked * per_second - _ROUNDING))
+    if max_seconds is None:
+        frames = max(1, int(min(frames, room)))
+    if frames > room:
+        most = math.floor(1000 * room / per_second) / 1000
+        remedy = f", or set max_seconds to at most {most:g}" if most > 0 else ""
+        raise OptionError(
+            f"positions: expected at most {limit} (the model's), received {prompt} of the prompt "
+            f"and {frames * columns} of {asked:g} s; shorten the text{remedy}"
+        )
+    return frames * columns + 1
+
+
+def check_seconds(asked: Any) -> float:
+    """Check `max_seconds`.
+
+    Raises:
+        OptionError: no number above 0 and up to 3600.
+    """
+    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    if not is_number or not 0 < asked <= _MAX_SECONDS:
+        raise OptionError(
+            f"max_seconds: expected a number in 0..{_MAX_SECONDS:g}, 0 excluded, received "
+            f"{asked!r}; {_DEFAULT_SECONDS:g} suits most texts"
+        )
+    return float(asked)

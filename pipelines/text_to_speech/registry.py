@@ -1,0 +1,67 @@
+"""Registry of speech models: the family of a checkpoint, its loader and its codec."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import Place, load_processor
+from mmaccel.pipelines.loading.sources import check_place, find_model
+from mmaccel.pipelines.text_to_speech.types import SpeechModel
+
+SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, place)
+    "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
+    "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
+}
+CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
+_MARKS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # a token that only this family has
+
+
+def open_speech(
+    name: str | Path, codec: str | Path | None, place: Place, family: str | None = None
+) -> tuple[SpeechModel, Path, Path]:
+    """Load a speech model.
+
+    Args:
+        name: a path, or an id of the hub.
+        codec: the same of its codec; None is the one of `CODECS`.
+        place: device and dtype.
+        family: one of `SPEECH`; None detects it.
+
+    Returns:
+        The model, the path of its checkpoint, and the path of its codec.
+
+    Raises:
+        OptionError: no such model, codec, device, dtype or family.
+        UnsupportedModelError: an unknown family, with the tokens that were looked for.
+        MissingBackendError: a package that the codec needs is not installed.
+    """
+    from transformers import AutoTokenizer
+
+    if family is not None and family not in SPEECH:
+        raise OptionError(
+            f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
+        )
+    check_place(place.device, place.dtype)
+    source = find_model(name, {})
+    tokenizer = load_processor(AutoTokenizer, source)
+    family = family or _find_family(source, tokenizer)
+    codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec")
+    module, _, function = SPEECH[family].partition(":")
+    load = getattr(import_module(module), function)
+    loaded: SpeechModel = load(source, tokenizer, codec_source, place)
+    return loaded, source, codec_source
+
+
+def _find_family(source: Path, tokenizer: Any) -> str:
+    known = tokenizer.get_vocab()
+    for family, mark in _MARKS.items():
+        if mark in known:
+            return family
+    raise UnsupportedModelError(
+        f"model: expected a tokenizer with {' or '.join(_MARKS.values())} ({', '.join(SPEECH)}), "
+        f"received one of {len(known)} tokens without in {source}; attach a policy to the model "
+        "itself (docs/attach.md), or write a SpeechModel (docs/speech.md)"
+    )

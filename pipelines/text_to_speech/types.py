@@ -1,0 +1,109 @@
+"""Types of text to speech: the model a `TextToSpeech` needs, and the speech it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.results import Stats
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.tokenizers_vq.frames import Frames
+
+
+class SpeechModel(Protocol):
+    """A token model with its codec: text to prompts, and tokens to sound. One class a family.
+
+    Attributes:
+        window: predicts the tokens.
+        layout: which token ids a slot may take, and which ids end an utterance.
+        filters: temperature and truncation that the model's authors recommend.
+        repetition_penalty: what they recommend; 1 is none. It counts the whole prefix.
+        sample_rate: of the sound, in Hz.
+        frame_samples: samples of sound for one frame of `layout.columns` tokens.
+        voices: names its authors list; empty where a model takes none.
+    """
+
+    window: TokenModel
+    layout: Frames
+    filters: Filters
+    repetition_penalty: float
+    sample_rate: int
+    frame_samples: int
+    voices: tuple[str, ...]
+
+    def encode(self, text: str, voice: str | None) -> list[int]:
+        """Check a text and make its prompt ids.
+
+        Args:
+            text: what is said.
+            voice: who says it; None is the model's default voice.
+
+        Raises:
+            OptionError: a text the model cannot say, or a voice for a model that takes none.
+        """
+
+    def render(self, tokens: Tensor, seed: int) -> Tensor:
+        """Decode the tokens of whole frames to sound.
+
+        Args:
+            tokens: `[n]` int64, without an end token; n is a positive multiple of the layout's
+                columns.
+            seed: of the utterance, for codecs that draw random numbers of their own.
+
+        Returns:
+            `[n / columns * frame_samples]` float32 in -1..1, on the CPU.
+        """
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One spoken text.
+
+    Attributes:
+        index: of the text in the list of the call.
+        text: what is said.
+        voice: who says it; None is the model's default voice.
+        seed: of this utterance, in 0..2**64-1. Where one seed was given for all texts, it is that
+            seed plus `index`: it identifies the utterance, but does not make it again alone.
+        waveform: `[samples]` float32 in -1..1, mono, on the CPU.
+        sample_rate: in Hz.
+        tokens: `[n]` int64, the tokens of whole frames, on the CPU.
+        passes: forward passes it took part in until it was finished.
+        is_finished: True if the model ended it, False if it was cut at the maximum length.
+        total_variation: as in `mmaccel.Stats`, of this utterance.
+    """
+
+    index: int
+    text: str
+    voice: str | None
+    seed: int
+    waveform: Tensor
+    sample_rate: int
+    tokens: Tensor
+    passes: int
+    is_finished: bool
+    total_variation: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the sound."""
+        return len(self.waveform) / self.sample_rate
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Finished utterances in the order of the texts, and the stats of the run."""
+
+    utterances: list[Utterance]
+    stats: Stats
+
+    def __len__(self) -> int:
+        """Number of utterances."""
+        return len(self.utterances)
+
+    def __getitem__(self, index: int) -> Utterance:
+        """One utterance."""
+        return self.utterances[index]

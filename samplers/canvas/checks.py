@@ -1,0 +1,224 @@
+"""What a canvas run refuses before its first pass.
+
+Self-check before earlier blocks are cached for good: does the first block see later ones?
+
+A model that looks at later blocks, whatever its passes say, would be cached wrongly and nobody
+would see it. Models that were checked when they were wrapped say so (`is_self_checked`); others run
+three passes here that must agree on the first block, and differ in the second block alone: full of
+masks, of some tokens, of others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass, Denoiser
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.model_pass import takes_any_rows
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+
+
+def check_run(
+    model: Denoiser,
+    prompt: Prompt,
+    length: int,
+    filters: Filters,
+    noise: Noise,
+    block: int | None,
+    cache: CachePlan,
+    layout: str,
+) -> None:
+    """Refuse what cannot be right.
+
+    Raises:
+        OptionError: no model of masked tokens, no slots, more than the model has positions for,
+            blocks that do not divide them, places on a model that keeps something for its rows, a
+            mask token in the prompt, a processor, a block-causal cache on a model that is none, or
+            guidance whose branches begin their blocks elsewhere.
+        ShapeError: noise for another batch.
+        UnsupportedModelError: a cache on a model that keeps nothing.
+    """
+    check_model(model)
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise OptionError(f"length: expected at least 1 slot, received {length!r}; ask for more")
+    if noise.seeds.shape[0] != prompt.batch:
+        raise ShapeError(
+            f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
+            "make it for this batch"
+        )
+    if prompt.places is not None and not takes_any_rows(model):
+        raise OptionError(
+            f"places: expected none for a {type(model).__name__}, which keeps something for each "
+            f"row of the prompt, received {prompt.places!r}; decode batch by batch"
+        )
+    if filters.processor is not None:
+        raise OptionError(
+            "filters: expected no processor, received one; a canvas has no prefix that it could "
+            "look at, use a layout for what may stand at a slot"
+        )
+    filters.check_branches(prompt.branches)
+    _check_positions(getattr(model, "max_positions", None), prompt, length)
+    _check_mask(model.mask_token, prompt)
+    _check_blocks(model, prompt, length, block)
+    if (cache.keeps or layout == "entries") and not model.has_store:
+        reason = getattr(model, "store_reason", "")
+        way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
+        way = 'cache="none"' if cache.keeps else way
+        raise UnsupportedModelError(
+            f"cache: expected a model whose keys and values can be kept, for cache "
+            f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
+            f"over everything; choose {way}{reason and f' ({reason})'}"
+        )
+    if cache.kind == "block" and model.block is None:
+        raise OptionError(
+            "cache: expected a block-causal model for kind 'block', received one whose tokens "
+            'look at everything; choose "none" (exact), "prefix" or "dual"'
+        )
+    if cache.kind == "block" and block not in (None, model.block):
+        raise OptionError(
+            f"block: expected the model's own {model.block} with a block-causal cache, received "
+            f"{block}; leave it out"
+        )
+
+
+def check_model(model: Any) -> None:
+    """Raises OptionError for a model that decodes token after token."""
+    if not hasattr(model, "has_store"):
+        raise OptionError(
+            f"policy: expected one that decodes token after token for a {type(model).__name__}, "
+            "received one that fills a canvas; choose one such as Jacobi()"
+        )
+
+
+def check_block(block: Any) -> None:
+    """Refuse slots per block that are no count.
+
+    Raises:
+        OptionError: with what is possible.
+    """
+    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
+        raise OptionError(
+            f"block: expected an integer >= 1 or None, received {block!r}; "
+            "None takes the whole canvas, or a block-causal model's own"
+        )
+
+
+def _check_positions(most: int | None, prompt: Prompt, length: int) -> None:
+    longest = int(prompt.lengths.max()) + length
+    if most is not None and longest > most:
+        raise OptionError(
+            f"length: expected at most {most} positions, which the model was made for, received "
+            f"{longest} for the longest prompt and its canvas; ask for fewer tokens or shorten the "
+            "prompt"
+        )
+
+
+def _check_mask(mask_token: int | None, prompt: Prompt) -> None:
+    if mask_token is None:
+        return
+    index = prompt.tokens.new_ones(prompt.tokens.shape).cumsum(1) - 1
+    found = (prompt.tokens == mask_token) & (index < prompt.lengths[:, None])
+    if bool(found.any()):
+        row = int(found.any(1).nonzero()[0])
+        raise OptionError(
+            f"prompt: expected no mask token, received id {mask_token} in row {row}; leave open "
+            "slots to the canvas, and give known ones by a layout"
+        )
+
+
+def _check_blocks(model: Denoiser, prompt: Prompt, length: int, block: int | None) -> None:
+    check_block(block)
+    if model.block is None:
+        if block is not None and length % block and block < length:
+            raise OptionError(
+                f"block: expected one that divides {length} slots, received {block}; "
+                f"ask for {-(-length // block) * block} slots, or choose another block"
+            )
+        return
+    if block is not None and (model.block % block):
+        raise OptionError(
+            f"block: expected one that divides the model's blocks of {model.block}, received "
+            f"{block}; leave it out for the model's own"
+        )
+    ends = prompt.lengths.view(prompt.branches, -1) % model.block
+    if bool((ends != ends[:1]).any()):
+        raise OptionError(
+            f"guidance: expected prompts of all branches that end alike in the model's blocks of "
+            f"{model.block}, received others; pad the shorter ones on the left"
+        )
+
+
+_TOLERANCE = Tolerance(largest=1e-2)  # the passes are of one shape: hardly anything is rounded
+_LOW = 8  # ids of the first block: below this
+
+
+@torch.no_grad()
+def check_leaks(model: Denoiser, rows: int) -> None:
+    """Refuse a block-causal model with a store whose first block looks at the second.
+
+    Where nothing can be compared (NaN, no two tokens, no position behind the first block) it
+    passes.
+
+    Args:
+        rows: of a pass.
+
+    Raises:
+        UnsupportedModelError: it does.
+    """
+    block, mask = model.block, model.mask_token
+    assert block is not None
+    most = getattr(model, "max_positions", None)
+    behind = block if most is None else min(block, most - block)
+    low = [i for i in range(min(model.vocab_size, _LOW)) if i != mask]
+    if getattr(model, "is_self_checked", False) or behind < 1 or not low:
+        return
+    head = torch.tensor([low[k % len(low)] for k in range(block)], device="cpu")
+    if mask is not None:
+        head[::2] = mask  # some models give committed tokens back, whatever they see
+    blank = torch.full((rows, behind), low[0] if mask is None else mask, device="cpu")
+    wanted = _first_block(model, head, blank)
+    ids = is_possible(wanted).any(0).any(0).nonzero()[:, 0].cpu()  # no padding
+    ids = ids if mask is None else ids[ids != mask]
+    if bool(wanted.isnan().any()) or not len(ids):
+        return
+    for tail in _tails(ids, rows, behind):
+        if compare_logits(wanted, _first_block(model, head, tail)).within(_TOLERANCE):
+            continue
+        raise UnsupportedModelError(
+            f"cache: expected a model whose logits depend on no later block, for cache 'block', "
+            f"received a {type(model).__name__} whose first block of {block} does; choose "
+            'cache="none", or hide from an entry what its `reads` leaves out'
+        )
+
+
+def _tails(ids: Tensor, rows: int, behind: int) -> list[Tensor]:
+    """Two second blocks `[R, behind]` from all over the ids, the same for every model of a size;
+    they differ in every token, where there are two.
+    """
+    n, spread = len(ids), torch.Generator().manual_seed(0)
+    mixed = ids[torch.randperm(n, generator=spread, device="cpu")]
+    at = torch.arange(rows * behind, device="cpu").view(rows, behind)
+    return [mixed[(at + shift) % n] for shift in (0, n // 2)]
+
+
+def _first_block(model: Denoiser, head: Tensor, tail: Tensor) -> Tensor:
+    """Logits `[R, block, V]` of a first block `[block]`, computed with what follows it."""
+    rows, block = len(tail), len(head)
+    tokens = torch.cat([head.expand(rows, -1), tail], 1).to(model.device)
+    n = tokens.shape[1]
+    index = torch.arange(n, device=tokens.device)
+    reads = torch.zeros(n, n + 1, dtype=torch.bool, device=tokens.device)
+    reads[:, :-1] = index // block <= index[:, None] // block
+    all_rows = index.expand(rows, -1)
+    model.reserve(rows, n + 1)
+    entries = CanvasPass(
+        tokens, all_rows, all_rows, reads.expand(rows, -1, -1), all_rows[:, :block]
+    )
+    return model.forward(entries)

@@ -1,0 +1,148 @@
+"""Entropy-bounded unmasking: as many slots a pass as their entropies allow.
+
+H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
+Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4.
+
+Departures: a budget in nats for the whole sequence can take the place of the bound per step.
+
+The entropy bound: as many of the most certain slots as cost no more than gamma nats.
+
+H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
+Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4 (the rule) and 5 (the bound): slots drawn from
+their marginals instead of their joint law diverge from it by at most the sum of their entropies
+less the largest.
+
+Departures: none in the rule; ties go to the lowest slot.
+
+A budget in nats for the whole sequence, spent at an even pace.
+
+The cost of a step is that of H. Ben-Hamu et al., 2025, arXiv 2505.24857; costs of steps add up
+(see `mmaccel.samplers.canvas.divergence`), so that a bound on their sum bounds the divergence of the whole
+sequence's law from stepwise decoding in the same order.
+
+Departures: the paper bounds every step alone. Here, after k more commits of L, at most the share
+(committed + k) / L of the budget may be spent; what a step leaves over is there for later ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.errors import OptionError
+from mmaccel.results import Generation
+from mmaccel.samplers.canvas.policy import SelectorPolicy
+from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.run import CanvasRun
+from mmaccel.samplers.canvas.selector import LogitsOnly, Memory, Selector, ranked
+
+
+@dataclass(frozen=True)
+class EntropyBound(LogitsOnly):
+    """The longest prefix, by entropy, that costs at most `gamma`; one slot costs nothing."""
+
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("gamma", self.gamma, 0, float("inf"), "0.1 is usual, 0 is exact")
+
+    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+        """See `Selector`."""
+        turns, costs = prefix_costs(seen)
+        n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
+        return seen.is_open & (turns < n)
+
+    def rank(self, seen: Evidence) -> Tensor:
+        """See `Selector`."""
+        return -seen.entropy
+
+
+def prefix_costs(seen: Evidence) -> tuple[Tensor, Tensor]:
+    """Slots by entropy.
+
+    Returns:
+        Turns `[B, Q]` int64 of the slots, and `[B, Q]` float64: nats that the first k + 1 of them
+        cost at most, the same for all that are no open slots any more.
+    """
+    turns = ranked(-seen.entropy, seen.is_open)
+    spread = torch.where(seen.is_open, seen.entropy.double(), 0.0)
+    spread = torch.empty_like(spread).scatter_(1, turns, spread)
+    return turns, (spread.cumsum(1) - spread.cummax(1).values).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class BudgetBound(LogitsOnly):
+    """The largest prefix, by entropy, that keeps the pace; one slot costs nothing and always does.
+
+    So a budget below what two slots cost commits one slot a pass and spends nothing.
+    """
+
+    nats: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("budget_nats", self.nats, 0, float("inf"), "0 is exact")
+
+    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+        """See `Selector`."""
+        turns, costs = prefix_costs(seen)
+        more = torch.arange(1, turns.shape[1] + 1, device=turns.device)
+        more = torch.minimum(more, seen.is_open.sum(1, keepdim=True))
+        share = (memory.n_done[:, None] + more) / memory.n_slots[:, None].clamp(min=1).double()
+        fits = memory.spent[:, None] + costs <= self.nats * share
+        n = (fits * more).amax(1, keepdim=True).clamp(min=1)
+        return seen.is_open & (turns < n)
+
+    def rank(self, seen: Evidence) -> Tensor:
+        """See `Selector`."""
+        return -seen.entropy
+
+
+@dataclass(frozen=True)
+class EntropyBounded(SelectorPolicy):
+    """Reference decoder: `Stepwise("entropy")`; each pass diverges from it by `gamma` nats at most,
+    or the whole row by `budget_nats`, relative to the model's own conditionals.
+
+    Args:
+        gamma: nats a pass; 0.1 where neither is given.
+        budget_nats: nats a row in all, spent at an even pace. One below what two slots cost commits
+            one slot a pass, which costs 0 nats; `stats.notes` says so where nothing was spent.
+        block, cache: as in `Stepwise`.
+    """
+
+    gamma: float | None = None
+    budget_nats: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma is not None and self.budget_nats is not None:
+            raise OptionError(
+                f"gamma, budget_nats: expected one of both, received {self.gamma!r} and "
+                f"{self.budget_nats!r}; a bound per pass or a budget per row"
+            )
+        if self.gamma is None and self.budget_nats is None:
+            object.__setattr__(self, "gamma", 0.1)
+        _ = self._rule
+
+    @property
+    def _rule(self) -> EntropyBound | BudgetBound:
+        if self.gamma is not None:
+            return EntropyBound(self.gamma)
+        assert self.budget_nats is not None
+        return BudgetBound(self.budget_nats)
+
+    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+        """See `SelectorPolicy`."""
+        return self._rule
+
+    def decode(self, run: CanvasRun) -> Generation:
+        """Fill the canvas of a run of this policy."""
+        made = super().decode(run)
+        if self.budget_nats is not None and made.stats.accepted == [made.stats.row_passes]:
+            made.stats.notes.append(
+                f"budget_nats: {self.budget_nats:g} bought no second slot at any pass; one slot a "
+                "pass was committed, and nothing spent"
+            )
+        return made

@@ -1,0 +1,155 @@
+"""What the policies have in common that fill a canvas by one run of theirs.
+
+What the policies have in common that commit what a selector takes.
+
+The loop is that of S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992,
+algorithm 5, with the choice of slots left to a selector.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
+from mmaccel.checks import check_choice
+from mmaccel.contracts import Prompt
+from mmaccel.results import Exactness, Generation
+from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
+from mmaccel.samplers.canvas.checks import check_block
+from mmaccel.samplers.canvas.early_end import Settled, SureEnd, check_ends
+from mmaccel.samplers.canvas.run import CanvasRun
+from mmaccel.samplers.canvas.selector import Memory, Or, Selector
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+
+
+class RunPolicy(CanvasPolicy):
+    """A `CanvasPolicy` in two steps, `open` a run and `decode` it.
+
+    A subclass is a frozen dataclass and has these fields among its own, in its own order:
+
+    Attributes:
+        block: slots per block; None takes the canvas as one, or a block-causal model's own.
+        cache: what passes reuse, a `CachePlan` or its kind.
+    """
+
+    block: int | None
+    cache: CachePlan | str
+
+    kind: ClassVar[str] = "canvas"
+
+    @property
+    def run_type(self) -> type[CanvasRun]:
+        """What runs it."""
+        return CanvasRun
+
+    def __post_init__(self) -> None:
+        check_block(self.block)
+        object.__setattr__(self, "cache", as_plan(self.cache))
+
+    def sample(
+        self,
+        model: Denoiser,
+        prompt: Prompt,
+        length: int,
+        *,
+        filters: Filters,
+        noise: Noise,
+        on_step: OnCanvasStep | None = None,
+    ) -> Generation:
+        """Fill `length` slots a row; see `mmaccel.canvas_contracts.CanvasPolicy.sample`."""
+        run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
+        return self.decode(run)
+
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
+        """A run of this policy, before its first pass."""
+        return self.run_type(
+            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
+        )
+
+    @abstractmethod
+    def decode(self, run: CanvasRun) -> Generation:
+        """Fill the canvas of a run of this policy."""
+
+
+def tell_badge(run: CanvasRun, selector: Selector) -> None:
+    """No promise is kept by what chooses slots by the tokens that were drawn there."""
+    if selector.sees_samples:
+        run.stats.exactness = "relaxed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorPolicy(RunPolicy):
+    """Fields of all of them.
+
+    Args:
+        block: slots per block; None takes the canvas as one, or a block-causal model's own.
+        cache: what passes reuse, a `CachePlan` or its kind.
+        end_threshold: probability of an end token at which the first such slot is committed at
+            once. None: end tokens wait for their turn like others.
+        drop_suffix: whether passes stop looking behind a row's end once it has one. For models
+            that were trained on canvases of every length; others never saw one that is cut.
+        settled: nats; where no likeliest token of the active block's open slots changed since the
+            pass before, and their mean entropy is lower, all are committed. None: never. What both
+            commit is charged as everything is, and may go beyond a bound of the policy's own.
+    """
+
+    block: int | None = None
+    cache: CachePlan | str = "none"
+    end_threshold: float | None = None
+    drop_suffix: bool = False
+    settled: float | None = None
+
+    exactness: ClassVar[Exactness] = "relaxed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("drop_suffix", self.drop_suffix, (False, True))
+        _ = self.ends
+
+    @property
+    def ends(self) -> list[Selector]:
+        """What is committed beside what the policy's own selector takes."""
+        found: list[Selector] = []
+        if self.end_threshold is not None:
+            found.append(SureEnd(self.end_threshold))
+        if self.settled is not None:
+            found.append(Settled(self.settled))
+        return found
+
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
+        """A run of this policy, before its first pass.
+
+        Raises:
+            OptionError: see `CanvasRun`; an `end_threshold` or `drop_suffix` where no token ends a
+                row.
+        """
+        run = super().open(model, prompt, length, **options)
+        if self.drop_suffix or self.end_threshold is not None:
+            check_ends(prompt.stop_tokens, model.vocab_size)
+        run.canvas.drops = self.drop_suffix
+        return run
+
+    def decode(self, run: CanvasRun) -> Generation:
+        """Fill the canvas of a run of this policy."""
+        memory = Memory.of(run)
+        selector = self.chooser(run, memory)
+        tell_badge(run, selector)
+        with run.interruptible():
+            while run.is_open:
+                seen = run.look()
+                run.commit(seen, memory.choose(selector, seen))
+        return run.generation()
+
+    def chooser(self, run: CanvasRun, memory: Memory) -> Selector:
+        """What is committed at a pass: what the selector takes, and what `ends` a block."""
+        chosen = self.selector(run, memory)
+        for end in self.ends:
+            chosen = Or(chosen, end)
+        return chosen
+
+    @abstractmethod
+    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+        """What chooses the slots."""

@@ -1,0 +1,223 @@
+"""Step runners: how the forward passes of a window run are carried out.
+
+A step is one forward pass of a window sampler with everything around it: drafts, model, sampling,
+acceptance, counters. It reads nothing back to the host, its shapes depend on its width alone, and
+the tensors it shares with other steps stay where they are for the whole run. So a runner may
+capture it once per width and replay it from then on; `EagerRunner` runs every step as Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window.token_buffer import Extent, measure
+
+
+class GraphKey(NamedTuple):
+    """What two runs must have in common so that one can replay the other's graphs.
+
+    A graph holds all of this as numbers or as addresses. Seeds, prompts, their lengths, the number
+    of slots wanted and the ids of stop tokens are static inputs instead, and may differ.
+
+    Attributes:
+        model: the module whose forward passes these are.
+        model_state: where its parameters and buffers live; see `GraphModel.graph_key`.
+        options: what else a graph holds of the token model, and the settings of torch.
+        policy, sampling_params, layout: of the run.
+        batch, branches: rows of the prompt and guidance branches.
+        n_stops: number of stop tokens; None where the prompt has none.
+        room: for prompt, slots and positions, rounded up.
+        widest: the widest window there will be.
+        drafts: the draft source.
+        has_callback: whether a callback is called after every step; counters then are updated
+            outside the step.
+        is_refilled: whether a row may begin while others go on.
+        sync_every: steps between two synchronisations with the host.
+        device: of the run's tensors.
+    """
+
+    model: ref[Any]
+    model_state: Hashable
+    options: Hashable
+    policy: Policy
+    sampling_params: Filters
+    layout: Layout | None
+    batch: int
+    branches: int
+    n_stops: int | None
+    room: Extent
+    widest: int
+    drafts: str
+    has_callback: bool
+    is_refilled: bool
+    sync_every: int
+    device: torch.device
+
+
+@dataclass
+class StaticBuffers:
+    """The tensors that the graphs of one key read and write.
+
+    Attributes:
+        inputs: by name, what a run declares in `static_inputs`; every run begins with its own
+            numbers in them.
+        state: by name, what a step hands to the next one; empty until the first step made it.
+        model: by name, buffers of the token model; None until they are reserved.
+    """
+
+    inputs: dict[str, Tensor]
+    state: dict[str, Tensor] = field(default_factory=dict)
+    model: dict[str, Any] | None = None
+
+
+@runtime_checkable
+class GraphModel(Protocol):
+    """A token model whose buffers can outlive a run."""
+
+    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
+        """The module, its state (where its tensors live), and what else a graph holds."""
+
+    def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
+        """`reserve`, in buffers that no caller writes to; returns them by name."""
+
+    def load_static(self, buffers: dict[str, Any]) -> None:
+        """Instead of `reserve`: an earlier run's buffers, with this run's inputs in them."""
+
+
+class StepRunner(Protocol):
+    """Carries out the steps of one run at a time.
+
+    Attributes:
+        is_static: whether steps are captured, so that a run must keep every tensor in its place and
+            should not narrow its window at a row's end.
+        has_cache: whether graphs are kept for later runs of the same key.
+        sync_every: steps between two synchronisations with the host, at least 1.
+        reason: why steps are not captured; empty where nobody asked for it.
+        captures: steps captured so far.
+        name: what statistics call it.
+    """
+
+    is_static: bool
+    has_cache: bool
+    sync_every: int
+    reason: str
+    captures: int
+
+    @property
+    def name(self) -> str:
+        """See above."""
+
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
+        """Start a run.
+
+        Args:
+            key: which graphs it may share; None for those of this run alone.
+            inputs: by name, tensors with which the run begins.
+
+        Returns:
+            The buffers with these numbers in them, which the run goes on with; None if it may go on
+            with its own tensors.
+        """
+
+    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
+        """Give the run's token model room for its key/value cache, in the static buffers."""
+
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """Carry out a step.
+
+        Args:
+            key: steps of one run with the same key are the same work on the same tensors; None for
+                a step like no other.
+            step: the step, run as it is or captured.
+
+        Returns:
+            Whether the step took as long as others with this key will: capturing takes longer.
+        """
+
+    def finish(self) -> None:
+        """End a run that has all its tokens: its graphs may serve the next one."""
+
+    def free_memory(self) -> bool:
+        """Drop the graphs of other runs, for want of memory; whether there were some."""
+
+
+class EagerRunner:
+    """Runs every step as Python.
+
+    Args:
+        sync_every, reason: as in `StepRunner`.
+    """
+
+    is_static = has_cache = False
+    name = "eager"
+    captures = 0
+
+    def __init__(self, sync_every: int = 1, reason: str = "") -> None:
+        self.sync_every, self.reason = sync_every, reason
+
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
+        """See `StepRunner.load`."""
+        return None
+
+    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
+        """See `StepRunner.reserve`."""
+        model.reserve(rows, positions)
+
+    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+        """See `StepRunner.run_step`."""
+        step()
+        return True
+
+    def finish(self) -> None:
+        """Nothing was captured."""
+
+    def free_memory(self) -> bool:
+        """Nothing is cached."""
+        return False
+
+
+def runner_of(model: object) -> StepRunner:
+    """A token model's own `runner`, or `EagerRunner` where it has none."""
+    own: StepRunner | None = getattr(model, "runner", None)
+    return EagerRunner() if own is None else own
+
+
+def make_graph_key(
+    runner: StepRunner, policy: Policy, model: TokenModel, prompt: Prompt, length: int,
+    params: Filters, *, widest: int, drafts: str, has_callback: bool, is_refilled: bool,
+) -> GraphKey | None:  # fmt: skip
+    """The key of a run; None where its graphs cannot serve another one.
+
+    That is so without a cache, with a logits processor, for a model that is no `GraphModel`, and
+    for a policy or layout that is no frozen dataclass of hashable fields.
+    """
+    layout = prompt.layout
+    if not runner.has_cache or params.processor is not None or not isinstance(model, GraphModel):
+        return None
+    if not (_is_frozen(policy) and (layout is None or _is_frozen(layout))):
+        return None
+    module, state, options = model.graph_key()
+    n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
+    room = measure(prompt, length, rounded=True, most=getattr(model, "max_positions", None))
+    key = GraphKey(
+        ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
+        n_stops, room, widest, drafts, has_callback, is_refilled, runner.sync_every,
+        prompt.tokens.device,
+    )  # fmt: skip
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _is_frozen(item: Any) -> bool:
+    return bool(getattr(getattr(type(item), "__dataclass_params__", None), "frozen", False))

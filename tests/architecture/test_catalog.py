@@ -1,0 +1,60 @@
+"""Short names: every entry builds, presets hold, and an option a policy lacks is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmaccel.catalog import MODELS, POLICIES, make_policy, policy_names
+from mmaccel.errors import OptionError
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
+
+
+def test_names_are_the_documented_ones() -> None:
+    expected = "autoregressive jacobi sjd mc-sjd gumbel-sjd speculative prompt-lookup gsd"
+    assert policy_names() == expected.split()
+    expected = "stepwise lossless-unmask entropy-bounded confident-parallel kl-stable local-leap "
+    expected += "adaptive-block revised-parallel masked-parallel"
+    assert policy_names("canvas") == expected.split()
+    assert list(MODELS) == ["scenes", "scenes-masked"]
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_every_name_builds(name: str) -> None:
+    policy = make_policy(name)
+    assert type(policy).__name__ == POLICIES[name].target.split(":")[1]
+    promises = dict.fromkeys(("autoregressive", "jacobi", "stepwise", "lossless-unmask"), "bitwise")
+    promises["gsd"] = "relaxed"
+    usual = "distribution" if POLICIES[name].kind == "window" else "relaxed"
+    assert policy.exactness == promises.get(name, usual)
+
+
+def test_options_reach_the_policy() -> None:
+    assert make_policy("jacobi", window=7, drafts="left") == Jacobi(window=7, drafts="left")
+
+
+@pytest.mark.parametrize(
+    ("name", "coupling"), [("sjd", "independent"), ("mc-sjd", "maximal"), ("gumbel-sjd", "gumbel")]
+)
+def test_presets_are_the_names_meaning(name: str, coupling: str) -> None:
+    assert make_policy(name, window=5) == SpeculativeJacobi(window=5, coupling=coupling)
+    with pytest.raises(OptionError, match="expected options out of window, drafts, received 'co"):
+        make_policy(name, coupling="maximal")
+
+
+def test_unknown_option_lists_the_policys_own() -> None:
+    with pytest.raises(OptionError, match="policy jacobi: .*window, drafts, received 'group'"):
+        make_policy("jacobi", group=3)
+    with pytest.raises(OptionError, match=r"autoregressive: expected options out of \(none\)"):
+        make_policy("autoregressive", window=3)
+
+
+def test_unknown_names_list_what_there_is() -> None:
+    with pytest.raises(OptionError, match="expected one of autoregressive, jacobi.*'jacoby'"):
+        make_policy("jacoby")
+
+
+def test_bad_values_are_refused_by_the_policy() -> None:
+    for window in (0, -1, 1.5, True):
+        with pytest.raises(OptionError, match="window: expected an integer in 1..4096"):
+            make_policy("mc-sjd", window=window)

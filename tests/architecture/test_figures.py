@@ -1,0 +1,105 @@
+"""Figures in the docs are measured: tables come from results, the model card from its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import fill_tables, read_reports
+from mmaccel.errors import OptionError
+from scripts.training.cards import (
+    write_features_card,
+    write_grammar_card,
+    write_masked_card,
+    write_scenes_card,
+)
+from tests.architecture.source import ROOT
+
+SHELF = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
+CARDS = {
+    "scenes": write_scenes_card,
+    "scenes-features": write_features_card,
+    "scenes-masked": write_masked_card,
+    "grammar-masked": write_grammar_card,
+}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert fill_tables(text, read_reports(ROOT / "benchmarks" / "results")) == text
+
+
+def test_a_changed_figure_changes_the_table() -> None:
+    reports = read_reports(ROOT / "benchmarks" / "results")
+    report = next(report for report in reports.values() if "rows" in report)
+    row = next(row for row in report["rows"] if row["policy"] == "gsd")
+    row["passes"] = 123.4
+    marked = "<!-- table: grouped-speculative -->\nold\n<!-- end -->"
+    filled = fill_tables(marked, reports)
+    assert "| 123.4 |" in filled and "old" not in filled
+
+
+def test_a_mark_that_nobody_fills_is_an_error() -> None:
+    with pytest.raises(OptionError, match="nonsense"):
+        fill_tables("<!-- table: nonsense -->\n<!-- end -->", {})
+
+
+def test_the_routes_are_compared_in_tables_of_their_own() -> None:
+    row = {"batch_size": 8, "guidance": 2.0, "images": 3, "passes": 64.0, "tokens_per_pass": 4.0}
+    rows = [
+        row | dict(route="library", policy=None, seconds=2.0, speed_up=1.0, of_direct=None),
+        row | dict(route="transformers", policy="J()", seconds=1.0, speed_up=2.0, of_direct=1.25),
+    ]
+    machine = {"name": "CPU", "threads": 2, "versions": {"torch": "2", "transformers": "5"}}
+    report = {"model": "scenes", "dtype": "float32", "temperature": 1.0, "machine": machine}
+    report |= {"command": "python benchmarks/routes.py", "routes": rows}
+    marked = "<!-- table: routes -->\nold\n<!-- end -->"
+    filled = fill_tables(marked, {"a": report, "b": {"rows": []}})
+    assert "old" not in filled and "Batch 8, guidance 2, 3 captions:" in filled
+    assert "| transformers alone |  | 64.0 | 4.00 | 2.000 | 1.00× |  |" in filled
+    assert "| attached | `J()` | 64.0 | 4.00 | 1.000 | 2.00× | 1.25× |" in filled
+    assert "Not yet measured." in fill_tables(marked, {})
+
+
+def test_canvas_policies_are_compared_model_by_model() -> None:
+    row = {"model": "m", "policy": "sure", "exactness": "relaxed", "rows": 4, "passes": 2.5}
+    row |= {"tokens_per_pass": 3.25, "positions": 40.6, "nats": 0.125, "same": 3}
+    row |= {"quality": {"right": 0.75}}
+    machine = {"versions": {"torch": "2"}}
+    report = {"canvas": [row], "machine": machine, "seed": 0, "command": "mmaccel bench"}
+    filled = fill_tables("<!-- table: canvas -->\nold\n<!-- end -->", {"a": report})
+    assert "| sure | relaxed | 2.50 | 3.25 | 41 | 0.125 | 3 of 4 | 0.750 |" in filled
+    assert "| same tokens | right |" in filled and "old" not in filled
+
+
+@pytest.mark.parametrize("folder", SHELF, ids=lambda folder: folder.name)
+def test_model_cards_are_written_from_their_figures(folder: Path) -> None:
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert (folder / "README.md").read_text(encoding="utf-8") == CARDS[card["name"]](card)
+    assert card["name"] == folder.name
+
+
+def test_the_draft_study_is_drawn_from_its_report() -> None:
+    study = {
+        "command": "python benchmarks/draft_study.py",
+        "captions": ["a red circle"],
+        "grid": [16, 16],
+        "tokens_per_pass": [
+            {"drafts": name, "window": window, "tokens_per_pass": window / divisor}
+            for name, divisor in (("left", 4), ("random", 8))
+            for window in (8, 16)
+        ],
+        "agreement": {"8": [0.0] * 7, "16": [k / 20 for k in range(15)]},
+    }
+    filled = fill_tables("<!-- table: draft-study -->\nold\n<!-- end -->", {"study": study})
+    assert "old" not in filled
+    assert "| drafts | window 8 | window 16 |" in filled
+    assert "| left | 2.00 | 4.00 |\n| random | 1.00 | 2.00 |" in filled
+    assert "| slots ahead | 0 | 1 | 2 | 4 | 8 | 12 |" in filled
+    assert "| right | 0 % | 5 % | 10 % | 20 % | 40 % | 60 % |" in filled
+    nothing = fill_tables("<!-- table: draft-study -->\nold\n<!-- end -->", {})
+    assert "Not yet measured." in nothing

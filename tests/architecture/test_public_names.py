@@ -1,0 +1,145 @@
+"""The public names: lazy, importable, documented, and the same for type checkers."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mmaccel
+from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, load
+from tests.architecture.source import ROOT, modules
+
+
+def test_import_needs_nothing_heavy() -> None:
+    program = (
+        "import sys, mmaccel\ndir(mmaccel)\n"
+        "sys.exit(str({'torch', 'numpy', 'transformers', 'PIL'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) in [(0, ""), (1, "\n")]
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((ROOT / "mmaccel" / "__init__.py").read_text(encoding="utf-8"))
+    blocks = [
+        node for node in tree.body
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]  # fmt: skip
+    seen = {
+        alias.name: statement.module
+        for block in blocks
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert seen == mmaccel._PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(mmaccel._PUBLIC))
+def test_name_is_importable_and_documented(name: str) -> None:
+    value = getattr(mmaccel, name)
+    assert value.__module__ == mmaccel._PUBLIC[name] and value.__name__ == name
+    own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    written = own and not own.startswith(f"{name}(")  # not the one dataclasses make up
+    assert written, f"{name} has no docstring"
+    assert name in dir(mmaccel) and name in mmaccel.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Jacoby'"):
+        _ = mmaccel.Jacoby
+
+
+def tensor_functions() -> Iterator[tuple[str, Any]]:
+    """Public functions and methods that take or return tensors."""
+    for name in sorted(mmaccel._PUBLIC):
+        value = getattr(mmaccel, name)
+        members = {name: value} if inspect.isfunction(value) else vars(value)
+        for member, function in members.items():
+            function = getattr(function, "__func__", function)
+            if inspect.isfunction(function) and not member.startswith("_"):
+                if any("Tensor" in str(kind) for kind in function.__annotations__.values()):
+                    yield f"{name}.{member}", function
+
+
+@pytest.mark.parametrize(("name", "function"), list(tensor_functions()))
+def test_tensor_function_gives_shapes_or_says_where_they_are(name: str, function: Any) -> None:
+    text = function.__doc__ or ""
+    assert "[" in text or "see `" in text.lower()
+
+
+BASES = {"RunPolicy", "SelectorPolicy"}
+
+
+def policy_classes() -> set[str]:
+    """ "module:Class" of every class in samplers/ that can sample and says how exact it is, or
+    inherits that.
+    """
+    found = set()
+    for module, file in modules().items():
+        if module.startswith("mmaccel.samplers."):
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    methods = {m.name for m in node.body if isinstance(m, ast.FunctionDef)}
+                    fields = {
+                        ast.unparse(a.target) for a in node.body if isinstance(a, ast.AnnAssign)
+                    }
+                    own = "sample" in methods and "exactness" in fields | methods
+                    heir = bool(BASES & set(map(ast.unparse, node.bases)))
+                    if (own or heir) and node.name not in BASES:
+                        found.add(f"{module}:{node.name}")
+    return found
+
+
+def test_catalog_lists_the_policies_there_are() -> None:
+    assert {entry.target for entry in POLICIES.values()} == policy_classes()
+
+
+def test_catalog_says_what_policies_decode() -> None:
+    for entry in POLICIES.values():
+        assert getattr(load(entry.target), "kind", "window") == entry.kind
+
+
+def test_catalog_lists_the_models_there_are() -> None:
+    shelf = ROOT / "mmaccel" / "demo" / "weights"
+    assert set(MODELS) | set(TEXT_MODELS) == {
+        file.parent.name for file in shelf.glob("*/config.json")
+    }
+
+
+@pytest.mark.parametrize("target", sorted(policy_classes()))
+def test_policy_is_frozen_public_and_names_its_source(target: str) -> None:
+    module, name = target.split(":")
+    policy = getattr(mmaccel, name)
+    assert dataclasses.is_dataclass(policy) and policy.__dataclass_params__.frozen
+    text = modules()[module].read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert "arXiv" in docstring or "Gumbel 1954" in docstring
+
+
+def test_no_default_is_relaxed() -> None:
+    from mmaccel.catalog import find_policy, make_policy
+    from mmaccel.commands.generate import generate
+    from mmaccel.loading import pick_name
+    from mmaccel.pipelines.text_to_image.model import pick_policy
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+
+    assert inspect.signature(generate).parameters["policy"].default is None
+    for kind in ("window", "canvas"):
+        name, options = pick_name(None, {}, kind)
+        assert make_policy(name, **options).exactness == "bitwise"
+        assert find_policy(name).kind == kind
+    assert pick_policy(None, SimpleNamespace(mask_token=3)).exactness == "bitwise"
+    assert pick_policy(None, SimpleNamespace()).exactness == "bitwise"
+    assert mmaccel.Jacobi.exactness == "bitwise"
+    assert inspect.signature(TextToImage.__call__).parameters["policy"].default is None

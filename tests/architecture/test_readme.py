@@ -1,0 +1,83 @@
+"""The README: its Python runs, and the files it points to are there."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.architecture.source import ROOT
+from tests.fixtures.llada2 import build_pipe
+from tests.fixtures.speech import build_speech
+from tests.fixtures.tiny_model import N_CODES, build_tiny
+from tests.fixtures.video import build_video
+
+README = ROOT / "README.md"
+
+
+def text() -> str:
+    if not README.is_file():
+        pytest.skip("README.md is not written yet")
+    return README.read_text(encoding="utf-8")
+
+
+def provide(name: str, folder: Path) -> Any:
+    """What a block whose first line is `# requires: …` takes from its reader."""
+    from transformers import AutoModelForCausalLM
+
+    if name == "inputs":
+        return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
+    if name == "llada2":
+        return build_pipe("blocks")
+    if name in ("video_model", "video_codec"):
+        return build_video(folder)[name == "video_codec"]
+    if name == "picture":
+        return Image.new("RGB", (48, 32), "orange")
+    if name in ("speech_model", "codec"):
+        return build_speech("llasa", folder)[name == "codec"]
+    assert name == "model", f"README: expected '# requires: model, inputs', received {name!r}"
+    folder.mkdir()
+    return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md"]
+)
+def test_python_blocks_run_in_order(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", content, re.DOTALL | re.MULTILINE)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look for it there
+    names = vars(module)
+    for number, block in enumerate(blocks, 1):
+        required = re.match(r"# requires: (.*)\n", block)
+        for name in required[1].split(", ") if required else []:
+            names[name] = provide(name, tmp_path / f"{number}-{name}")
+        exec(compile(block, f"{page}, Python block {number}", "exec"), names)
+
+
+def test_local_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", text()) + re.findall(r'src="([^"]+)"', text())
+    local = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (ROOT / link).exists()] == []
+
+
+def test_commands_exist() -> None:
+    from mmaccel.cli import app
+
+    known = {command.callback.__name__ for command in app.registered_commands}
+    known |= {group.typer_instance.info.name for group in app.registered_groups}
+    used = set(re.findall(r"^\s*(?:\$ )?mmaccel ([a-z]+)", text(), re.MULTILINE))
+    assert used <= known
+    scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", text()))
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []

@@ -1,0 +1,198 @@
+"""Attaching: what changes, what does not, and what is left afterwards (nothing)."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mmaccel
+from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
+from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+
+
+def _photograph(model: nn.Module) -> dict[str, Any]:
+    """Class, attributes, hooks of every submodule; containers by content, the rest by identity."""
+
+    def look(value: Any) -> Any:
+        if isinstance(value, dict):
+            return type(value), [(key, look(item)) for key, item in value.items()]
+        if isinstance(value, (list, tuple, set)):
+            return type(value), [look(item) for item in value]
+        if isinstance(value, (bool, int, float, str, type(None))):
+            return value
+        return id(value)
+
+    picture = {
+        name: (id(type(module)), look(vars(module))) for name, module in model.named_modules()
+    }
+    picture["config"] = look(model.config.to_dict())
+    picture["generation_config"] = look(model.generation_config.to_dict())
+    picture["class"] = look(dict(vars(type(model))))
+    return picture
+
+
+def _use(model: Any, **options: Any) -> torch.Tensor:
+    return model.generate(**PROMPTS, max_new_tokens=12, do_sample=True, **options)
+
+
+def test_nothing_is_left_behind() -> None:
+    model = build_lm("llama")
+    before = _photograph(model)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        _use(model, top_k=5)
+        model.generate(**PROMPTS, max_new_tokens=4, num_return_sequences=2, do_sample=True)
+        with pytest.warns(UserWarning, match="beam search"):
+            model.generate(**PROMPTS, max_new_tokens=4, num_beams=2)
+        assert len(run.history) == 3
+    assert _photograph(model) == before
+    gc.collect()
+    assert not type(model).__subclasses__()
+    run.detach()
+    assert _photograph(model) == before
+
+
+def test_nothing_is_left_behind_by_an_exception() -> None:
+    class Bang(Exception):
+        pass
+
+    def explode(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        if ids.shape[1] > 7:
+            raise Bang
+        return torch.zeros(ids.shape[0], dtype=torch.bool)
+
+    model = build_lm("llama")
+    before = _photograph(model)
+    with pytest.raises(Bang), mmaccel.attach(model, mmaccel.Jacobi(window=4)):
+        _use(model, stopping_criteria=[explode])
+    assert _photograph(model) == before
+    with pytest.raises(Bang), mmaccel.attach(model, mmaccel.Jacobi(window=4)):
+        _use(model, stopping_criteria=[explode], return_dict_in_generate=True, output_scores=True)
+    assert _photograph(model) == before
+
+
+def test_another_model_of_the_class_is_not_influenced() -> None:
+    model, other = build_lm("llama"), build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=8, drafts="ngram")) as run:
+        with PassCounter(other) as counter:
+            other.generate(**PROMPTS, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+        assert counter.passes == 12 and run.stats is None
+        with PassCounter(model) as counter:
+            model.generate(**PROMPTS, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+        assert counter.passes == run.stats.passes + run.stats.prefill_passes
+
+
+def test_a_second_attach_is_refused_and_the_first_goes_on() -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        with pytest.raises(AttachError, match="detach it first"):
+            mmaccel.attach(model, mmaccel.Autoregressive())
+        _use(model)
+        assert len(run.history) == 1
+    with mmaccel.attach(model, mmaccel.Autoregressive()) as run:
+        _use(model)
+        assert run.stats.policy == "Autoregressive()"
+
+
+def test_copies_pickles_and_saved_files_are_of_the_plain_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+    model = build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)):
+        plain = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        model.save_pretrained(tmp_path)
+    plain.append(AutoModelForCausalLM.from_pretrained(tmp_path))
+    for one in plain:
+        assert type(one) is LlamaForCausalLM
+        assert one.generate.__func__ is LlamaForCausalLM.generate
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [
+        "LlamaForCausalLM"
+    ]
+
+
+def test_signature_type_and_keys_look_the_same() -> None:
+    from transformers import LlamaForCausalLM
+
+    model = build_lm("llama")
+    methods = ("generate", "_sample", "_beam_search", "_assisted_decoding", "forward")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)):
+        assert isinstance(model, LlamaForCausalLM) and str(type(model)) == str(LlamaForCausalLM)
+        for name in methods:
+            expected = inspect.signature(getattr(LlamaForCausalLM, name))
+            assert inspect.signature(getattr(type(model), name)) == expected
+        assert list(model.state_dict()) == list(build_lm("llama").state_dict())
+
+
+def test_a_compiled_wrapper_is_looked_into() -> None:
+    model = build_lm("llama")
+    wrapper = torch.compile(model)  # compiles nothing before it is called
+    with mmaccel.attach(wrapper, mmaccel.Jacobi(window=4)) as run:
+        wrapper.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
+        assert run.stats.fallbacks == [] and run.stats.passes >= 1
+    assert type(model).__name__ == "LlamaForCausalLM" and mmaccel.supports(wrapper)
+
+
+def test_a_policy_can_be_named() -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, "jacobi", seed=1) as run:
+        named = _use(model)
+    with mmaccel.attach(model, mmaccel.Jacobi(), seed=1):
+        assert torch.equal(named, _use(model))
+    assert run.stats.policy == repr(mmaccel.Jacobi())
+    assert repr(run) == f"Handle(LlamaForCausalLM, {mmaccel.Jacobi()!r}, 1 calls)"
+
+
+def test_bad_arguments_are_refused_and_nothing_is_attached() -> None:
+    model = build_lm("llama")
+    for policy in ("warp", mmaccel.Jacobi, None, 32, nn.Linear(1, 1)):
+        with pytest.raises(OptionError, match="policy: expected"):
+            mmaccel.attach(model, policy)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="use drafts='left'"):
+        mmaccel.attach(model, mmaccel.Jacobi(drafts="above"))
+    for seed in (1.5, "7", 2**64, [1, 2**70]):
+        with pytest.raises(OptionError, match="seed: expected"):
+            mmaccel.attach(model, mmaccel.Jacobi(), seed=seed)  # type: ignore[arg-type]
+    for target in (nn.Linear(1, 1), "scenes", model.model):
+        with pytest.raises(UnsupportedModelError, match="AutoModelForCausalLM"):
+            mmaccel.attach(target, mmaccel.Jacobi())
+    assert type(model).__name__ == "LlamaForCausalLM"
+    mmaccel.attach(model, mmaccel.Jacobi()).detach()  # none of the above is in the way
+
+
+def test_supports_says_what_is_in_the_way() -> None:
+    yes, no = mmaccel.supports(build_lm("gpt2")), mmaccel.supports(build_lm("lfm2"))
+    assert yes and yes.family == "causal_lm" and yes.reason == ""
+    assert not no and no.family is None and "layers of other kinds" in no.reason
+    assert not mmaccel.supports(nn.Linear(1, 1)) and not mmaccel.supports(None)
+
+
+def test_statistics_are_complete() -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=6), seed=3) as run:
+        out = model.generate(**PROMPTS, max_new_tokens=20, min_new_tokens=20, do_sample=True)
+        assert out.shape == (3, 24)
+        assert run.stats.to_dict() == run.history[0].to_dict()
+        told = run.stats.to_dict()
+    assert told["tokens"] == 60 and told["exactness"] == "bitwise" and told["fallbacks"] == []
+    assert 4 <= told["passes"] <= 20 and told["prefill_passes"] == 1 and told["seconds"] > 0
+    assert told["tokens_per_pass"] == 60 / told["row_passes"]
+
+
+def test_a_handle_that_was_detached_is_not_used_again() -> None:
+    model = build_lm("llama")
+    run = mmaccel.attach(model, "jacobi")
+    with run:
+        _use(model)
+    with pytest.raises(AttachError, match="call mmaccel.attach again"), run:
+        pass
+    assert run.stats is not None and type(model).__name__ == "LlamaForCausalLM"

@@ -1,0 +1,130 @@
+"""The second door, for one call; and pipelines, of which one part generates."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import AttachError, OptionError, UnsupportedModelError
+from mmaccel.catalog import find_family, installed_families
+from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.windows import build_bed, prompts
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+
+
+def test_a_decoder_serves_one_call_and_attaches_nothing() -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = dict(max_new_tokens=20, do_sample=False)
+    plain = model.generate(**PROMPTS, **options)
+    loop = mmaccel.decoder(mmaccel.Jacobi(window=6))
+    assert loop.stats is None
+    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), plain)
+    assert loop.stats is not None and loop.stats.fallbacks == []
+    assert loop.stats.passes < plain.shape[1] - 4
+    assert type(model).__name__ == "LlamaForCausalLM" and "_sample" not in vars(model)
+    assert torch.equal(build_lm("gpt2").generate(**PROMPTS, **options, custom_generate=loop)[:, :4],
+                       PROMPTS["input_ids"])  # fmt: skip
+    assert len(loop.history) == 2
+
+
+def test_a_seed_makes_it_the_attached_policys_draw() -> None:
+    model, policy = build_lm("llama"), mmaccel.Jacobi(window=6)
+    options: dict[str, Any] = dict(max_new_tokens=12, do_sample=True, top_k=9)
+    with mmaccel.attach(model, policy, seed=[4, 5, 6], strict=True):
+        wanted = model.generate(**PROMPTS, **options)
+    loop = mmaccel.decoder(policy, seed=[4, 5, 6], strict=True)
+    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), wanted)
+
+
+def test_what_it_cannot_serve_runs_the_original_or_is_refused() -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = dict(
+        max_new_tokens=6, do_sample=False, output_scores=True, return_dict_in_generate=True
+    )
+    plain, loop = model.generate(**PROMPTS, **options), mmaccel.decoder("jacobi")
+    with pytest.warns(UserWarning, match="output_scores"):
+        ours = model.generate(**PROMPTS, **options, custom_generate=loop)
+    assert torch.equal(ours.sequences, plain.sequences) and len(ours.scores) == 6
+    assert loop.stats is not None and loop.stats.fallbacks == ["output_scores"]
+    with pytest.raises(AttachError, match="output_scores"):
+        model.generate(**PROMPTS, **options, custom_generate=mmaccel.decoder("jacobi", strict=True))
+    for bad in ({"policy": "warp"}, {"policy": "jacobi", "seed": 1.5}):
+        with pytest.raises(OptionError):
+            mmaccel.decoder(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 2}])
+def test_a_search_is_refused_rather_than_sampled(options: dict[str, Any]) -> None:
+    model, inputs = build_lm("llama"), left_padded([[5, 6, 7]])
+    with pytest.raises(AttachError, match="expected greedy search or sampling, received"):
+        model.generate(
+            **inputs, max_new_tokens=4, do_sample=False, **options,
+            custom_generate=mmaccel.decoder("jacobi"),
+        )  # fmt: skip
+
+
+def test_a_decoder_warns_once() -> None:
+    model, loop = build_lm("llama"), mmaccel.decoder("jacobi")
+    options: dict[str, Any] = dict(
+        max_new_tokens=4, do_sample=False, output_scores=True, return_dict_in_generate=True
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model.generate(**PROMPTS, **options, custom_generate=loop)
+    assert sum("output_scores" in str(w.message) for w in seen) == 1 and len(loop.history) == 3
+
+
+def test_a_model_inside_peft_is_found() -> None:
+    model = build_lm("llama")
+    wrapped = SimpleNamespace(peft_config={}, get_base_model=lambda: model)
+    assert mmaccel.supports(wrapped)
+    with mmaccel.attach(wrapped, "jacobi", strict=True) as run:
+        model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
+    assert run.stats is not None and run.stats.fallbacks == [] and run.stats.tokens > 8
+
+
+def pipeline(**parts: Any) -> Any:
+    return SimpleNamespace(components=parts, **parts)
+
+
+def test_the_part_of_a_pipeline_that_generates_is_found() -> None:
+    model = build_bed("glm_image")
+    pipe = pipeline(vision_language_encoder=model, vae=torch.nn.Linear(1, 1), scheduler=object())
+    assert mmaccel.supports(pipe).family == "glm_image"
+    inputs = prompts("glm_image", [[26, 27]])
+    options: dict[str, Any] = dict(max_new_tokens=21, do_sample=True)
+    with mmaccel.attach(pipe, mmaccel.Jacobi(window=6), seed=1, strict=True) as run:
+        pipe.vision_language_encoder.generate(**inputs, **options)
+    assert run.stats is not None and run.stats.tokens == 21
+
+
+def test_pipelines_of_none_or_several_are_refused() -> None:
+    for parts, said in (
+        ({"vae": torch.nn.Linear(1, 1)}, "with none"),
+        ({"one": build_lm("gpt2"), "two": build_lm("llama")}, "with one, two"),
+    ):
+        pipe = pipeline(**parts)
+        assert said in mmaccel.supports(pipe).reason
+        with pytest.raises(UnsupportedModelError, match=said):
+            mmaccel.attach(pipe, "jacobi")
+
+
+def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        find_family("llama") == find_family(None) == "mmaccel.pipelines.causal_lm.family:CausalLM"
+    )
+    found = [SimpleNamespace(name="llama", value="tests.fixtures.windows:build_bed")]
+    monkeypatch.setattr("mmaccel.catalog.entry_points", lambda group: found)
+    installed_families.cache_clear()
+    try:
+        assert find_family("llama") == "tests.fixtures.windows:build_bed"
+        assert find_family("janus") == "mmaccel.pipelines.models.janus:Janus"
+    finally:
+        installed_families.cache_clear()

@@ -1,0 +1,157 @@
+"""Models of the libraries under a policy on a device other than the processor: nothing meets a
+tensor of the wrong side, and the tokens are the processor's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi
+from mmaccel.contracts import Prompt
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+from tests.attach.test_families import ROWS
+from tests.diffusion_lm.test_attach import LENGTH, PADDED, TARGETS
+from tests.diffusion_lm.test_denoisers import pictures
+from tests.fixtures import amused as amused_bed
+from tests.fixtures import canvas as canvas_beds
+from tests.fixtures import diffusion_gemma as diffusion_gemma_bed
+from tests.fixtures import llada2 as llada2_bed
+from tests.fixtures import windows as beds
+from tests.fixtures.canvas import prompt_of
+from tests.fixtures.fake_device import same
+from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.models.test_janus import PICTURE
+
+SAMPLED: dict[str, Any] = dict(do_sample=True, top_k=9)
+DRAFTED = mmaccel.LosslessUnmask(4)
+CHECKED = [
+    (name, policy)
+    for name in TARGETS
+    for policy in (DRAFTED, mmaccel.RevisedParallel(0.1), mmaccel.LosslessUnmask(3, cache="block"))
+    if policy == DRAFTED or name in ("sdar", "masked-lm")  # the others keep no keys
+]
+
+
+def inputs_on(device: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("name", beds.FAMILIES)
+@pytest.mark.parametrize("policy", [Autoregressive(), Jacobi(6), SpeculativeJacobi(5)], ids=repr)
+def test_image_families(name: str, policy: Any) -> None:
+    def make(device: Any) -> Tensor:
+        model = beds.build_bed(name).to(device)
+        given = inputs_on(device, beds.prompts(name, ROWS))
+        with mmaccel.attach(model, policy, seed=3, strict=True):
+            made: Tensor = model.generate(**given, **SAMPLED, max_new_tokens=beds.LENGTHS[name])
+        return made
+
+    assert same(make)
+
+
+def test_janus() -> None:
+    def make(device: Any) -> Tensor:
+        model = beds.build_janus().to(device)
+        given = inputs_on(device, beds.janus_prompts(ROWS))
+        with mmaccel.attach(model, SpeculativeJacobi(5), seed=3, strict=True):
+            made: Tensor = model.generate(**given, **(PICTURE | SAMPLED))
+        return made
+
+    assert same(make)
+
+
+@pytest.mark.parametrize("name, policy", CHECKED, ids=repr)
+def test_denoisers(name: str, policy: Any) -> None:
+    def make(device: Any) -> Tensor:
+        target = TARGETS[name]()
+        (target if isinstance(target, torch.nn.Module) else target.model).to(device)
+        with mmaccel.attach(target, policy, seed=7):
+            made: Tensor = target.generate(
+                **inputs_on(device, PADDED), max_new_tokens=LENGTH, temperature=1.0
+            )
+        return made
+
+    assert same(make)
+
+
+@pytest.mark.parametrize("family", ["mmada", "lumina"])
+def test_guided_pictures_of_denoisers(family: str) -> None:
+    prompt = prompt_of(canvas_beds.PROMPTS + canvas_beds.OTHERS, 2)
+    filters = Filters(guidance_scale=1.7)
+
+    def make(device: Any) -> Tensor:
+        denoiser = pictures(family)
+        denoiser.model.to(device)
+        tokens = denoiser.to_canvas(prompt.tokens.to(device))
+        there = Prompt(tokens, prompt.lengths.to(device), branches=2)
+        noise = Noise.from_seed(7, 3, device)
+        made: Tensor = DRAFTED.sample(denoiser, there, 8, filters=filters, noise=noise).tokens
+        return made
+
+    assert same(make)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("policy", [Jacobi(4), mmaccel.SpeculativeJacobi(4)], ids=repr)
+def test_generate_under_a_policy(name: str, policy: Any) -> None:
+    inputs = left_padded([[5, 6, 7, 8], [9, 10]])
+
+    def make(device: Any) -> Tensor:
+        model = build_lm(name).to(device)
+        given = inputs_on(device, inputs)
+        with mmaccel.attach(model, policy, seed=3, strict=True) as run:
+            made: Tensor = model.generate(
+                **given, do_sample=True, max_new_tokens=9, top_k=9, repetition_penalty=1.2
+            )
+        assert run.stats.exactness == policy.exactness
+        return made
+
+    assert same(make)
+
+
+@pytest.mark.parametrize(
+    "policy", ["cached-blocks", mmaccel.LosslessUnmask(cache="block"), mmaccel.EntropyBounded(0.5)],
+    ids=repr,
+)  # fmt: skip
+def test_llada2(policy: Any) -> None:
+    def make(device: Any) -> Tensor:
+        pipe = llada2_bed.build_pipe("blocks" if policy == "cached-blocks" else "refused")
+        pipe.model.to(device)
+        with mmaccel.attach(pipe, policy, strict=True):
+            made: Tensor = pipe(
+                prompt=["hello", "a b"], gen_length=16, block_length=8, output_type="seq",
+                num_inference_steps=8, temperature=1.0, eos_early_stop=False,
+                generator=torch.Generator().manual_seed(0),
+            ).sequences  # fmt: skip
+        return made
+
+    assert same(make)
+
+
+def test_diffusion_gemma() -> None:
+    def make(device: Any) -> Tensor:
+        pipe = diffusion_gemma_bed.build_pipe()
+        pipe.model.to(device)
+        with mmaccel.attach(pipe, mmaccel.EntropyBounded(0.1), seed=3, strict=True):
+            made: Tensor = pipe(prompt=["abc", "x"], gen_length=12, output_type="seq").sequences
+        return made
+
+    assert same(make)
+
+
+def test_amused() -> None:
+    def make(device: Any) -> Tensor:
+        pipe = amused_bed.build_pipe()
+        for part in (pipe.transformer, pipe.vqvae, pipe.text_encoder):
+            part.to(device)
+        with mmaccel.attach(pipe, mmaccel.LosslessUnmask(4), seed=[4, 5], strict=True):
+            made: Tensor = pipe(["abc", "x"], guidance_scale=3.0, output_type="latent").images
+        return made
+
+    assert same(make)

@@ -1,0 +1,269 @@
+"""What a policy cannot serve: the original runs, says so once, and the statistics say why."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import AttachError, OptionError
+from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
+
+
+class _Counter:
+    """A processor that remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores + torch.arange(scores.shape[1]) * (self.calls % 2)
+
+
+def _allow(row: int, ids: Tensor) -> list[int]:
+    return [5, 6, 7, int(ids[-1])]
+
+
+def _synthid() -> Any:
+    from transformers import SynthIDTextWatermarkingConfig
+
+    return SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3, context_history_size=8)
+
+
+def _with_cache(model: Any) -> dict[str, Any]:
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    model(**PROMPTS, past_key_values=cache)
+    ids = torch.cat([PROMPTS["input_ids"], torch.full((3, 1), 8)], 1)
+    mask = torch.cat([PROMPTS["attention_mask"], torch.ones(3, 1, dtype=torch.int64)], 1)
+    return {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
+
+
+def _holes(model: Any) -> dict[str, Any]:
+    return {"attention_mask": torch.tensor([[0, 0, 1, 1], [1, 0, 1, 1], [0, 1, 1, 1]])}
+
+
+Make = Callable[[Any], dict[str, Any]]
+CASES: dict[str, tuple[str, Make]] = {
+    "beams": ("beam search", lambda m: {"num_beams": 2}),
+    "assistant": (
+        "assisted decoding",
+        lambda m: {k: v[1:2] for k, v in PROMPTS.items()} | {"prompt_lookup_num_tokens": 2},
+    ),
+    "scores": ("output_scores", lambda m: {"output_scores": True}),
+    "logits": ("output_logits", lambda m: {"output_logits": True}),
+    "attentions": ("output_attentions", lambda m: {"output_attentions": True}),
+    "cache": ("past_key_values given by the caller", _with_cache),
+    "offloaded": (
+        "a cache of its own kind .DynamicCache",
+        lambda m: {"cache_implementation": "offloaded"},
+    ),
+    "embeddings": (
+        "inputs_embeds",
+        lambda m: {
+            "input_ids": None,
+            "inputs_embeds": m.get_input_embeddings()(PROMPTS["input_ids"]).detach(),
+        },
+    ),
+    "holes": ("attention mask that does more", _holes),
+    "positions": (
+        "position_ids that are not counted",
+        lambda m: {"position_ids": torch.arange(4)[None].repeat(3, 1) + 2},
+    ),
+    "too long": ("more positions than the model's 96", lambda m: {"max_new_tokens": 94}),
+    "counter": (
+        r"processor of the caller's own \(_Counter\), which may remember",
+        lambda m: {"logits_processor": [_Counter()]},
+    ),
+    "prefix function": (
+        r"prefix_allowed_tokens_fn of the caller's own \(_allow\), which may remember",
+        lambda m: {"prefix_allowed_tokens_fn": _allow},
+    ),
+    "synthid": ("SynthIDText", lambda m: {"watermarking_config": _synthid()}),
+    "guidance": (
+        "one per row",
+        lambda m: {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[1, 2]])},
+    ),
+}
+
+
+UNRUNNABLE = (
+    "guidance",
+    "offloaded",
+)  # transformers refuses the one, the other needs an accelerator
+
+
+def _generate(model: Any, options: dict[str, Any]) -> Tensor:
+    needs_dict = any(name.startswith("output_") for name in options)
+    out = model.generate(**(PROMPTS | SHORT | options), return_dict_in_generate=needs_dict)
+    return out.sequences if needs_dict else out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNRUNNABLE])
+def test_the_original_runs_with_one_warning(name: str) -> None:
+    reason, make = CASES[name]
+    model = build_lm("llama", attn_implementation="eager")
+    with PassCounter(model) as counter:
+        options = make(model)
+        before = counter.passes
+        plain = _generate(model, options)
+        n_passes = counter.passes - before
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        for _ in range(2):  # the second call is silent, and noted all the same
+            options = make(model)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ours = _generate(model, options)
+            told = [w for w in caught if "mmaccel" in str(w.message)]
+            assert len(told) == (1 if len(run.history) == 1 else 0)
+            assert all(w.filename == __file__ for w in told)
+            assert torch.equal(ours, plain)
+    assert len(run.history) == 2
+    for stats in run.history:
+        assert len(stats.fallbacks) == 1 and stats.exactness == "bitwise"
+        assert re.search(reason, stats.fallbacks[0])
+        assert stats.passes == n_passes and stats.tokens > 0 and stats.seconds > 0
+        assert stats.policy == repr(mmaccel.Jacobi(window=4))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_strict_raises_and_names_the_reason(name: str) -> None:
+    reason, make = CASES[name]
+    model = build_lm("llama", attn_implementation="eager")
+    options = make(model)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True) as run:
+        with pytest.raises(AttachError, match=f"received .*({reason})"):
+            _generate(model, options)
+        assert run.history == []
+
+
+@pytest.mark.parametrize("name", ["strict", "assume_stateless"])
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_switches_are_true_or_false(name: str, value: Any) -> None:
+    """ "no" would count as true, and nobody would notice."""
+    with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
+        mmaccel.attach(build_lm("llama"), "jacobi", **{name: value})
+    with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
+        mmaccel.decoder("jacobi", **{name: value})
+
+
+def test_what_the_original_refuses_is_refused_as_before() -> None:
+    model = build_lm("llama")
+    with (
+        mmaccel.attach(model, mmaccel.Jacobi(window=4)),
+        pytest.warns(UserWarning, match="mmaccel"),
+    ):
+        with pytest.raises(RuntimeError, match="[Ss]izes"):
+            _generate(model, CASES["guidance"][1](model))
+
+
+def test_an_error_of_a_grammar_is_raised_where_it_is_real() -> None:
+    @mmaccel.stateless
+    def allow(row: int, ids: Tensor) -> list[int]:
+        return [] if row == 1 and len(ids) == 8 else [5, 6, 7]
+
+    options = SHORT | {"prefix_allowed_tokens_fn": allow}
+    model = build_lm("llama")
+    with pytest.raises(ValueError, match="empty list for batch ID 1"):
+        model.generate(**PROMPTS, **options)
+    for window in (1, 3, 32):
+        with mmaccel.attach(model, mmaccel.Jacobi(window=window), strict=True) as run:
+            with pytest.raises(ValueError, match="empty list for batch ID"):
+                model.generate(**PROMPTS, **options)
+            model.generate(**PROMPTS, **(options | {"max_new_tokens": 4}))
+            assert len(run.history) == 1
+
+
+def test_training_modes_that_change_the_pass_run_the_original() -> None:
+    model = build_lm("llama")
+    model.train()
+    model.gradient_checkpointing_enable()
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="gradient checkpointing"):
+            model.generate(**PROMPTS, **SHORT)
+    assert "gradient checkpointing" in run.stats.fallbacks[0]
+    model = build_lm("llama")
+    model.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.5))
+    with mmaccel.attach(model.train(), mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="dropout"):
+            model.generate(**PROMPTS, **SHORT)
+    with mmaccel.attach(model.eval(), mmaccel.Jacobi(window=4)) as run:
+        model.generate(**PROMPTS, **SHORT)
+    assert not run.stats.fallbacks
+
+
+def test_a_loop_of_the_callers_own_is_noticed() -> None:
+    def own(model: Any, input_ids: Tensor, *args: Any, **options: Any) -> Tensor:
+        return torch.cat([input_ids, input_ids[:, -1:]], 1)
+
+    model = build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="not transformers' own") as caught:
+            out = model.generate(**PROMPTS, **SHORT, custom_generate=own)
+        assert caught[-1].filename == __file__
+        model.generate(**PROMPTS, **SHORT)
+    assert out.shape == (3, 5)
+    assert [bool(stats.fallbacks) for stats in run.history] == [True, False]
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True) as run:
+        with pytest.raises(AttachError, match="custom_generate"):
+            model.generate(**PROMPTS, **SHORT, custom_generate=own)
+    assert not run.history
+
+
+def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None:
+    model = build_lm("llama")
+    sampled: dict[str, Any] = dict(max_new_tokens=8, do_sample=True, output_scores=True)
+
+    def use(seed: Any) -> Tensor:
+        with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", seed=seed) as run:
+            warnings.simplefilter("ignore")
+            out = model.generate(**PROMPTS, **sampled, return_dict_in_generate=True)
+        assert run.stats is not None and run.stats.fallbacks == ["output_scores"]
+        return out.sequences
+
+    torch.manual_seed(11)
+    plain = model.generate(**PROMPTS, **sampled, return_dict_in_generate=True).sequences
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert torch.equal(use(11), plain)
+    assert torch.equal(use([4, 5, 6]), use([4, 5, 6]))
+    assert not torch.equal(use([4, 5, 6]), use([4, 5, 7]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(use(None), use(None))
+
+
+@pytest.mark.parametrize("wrap", [np.int64, torch.tensor])
+def test_seeds_of_other_libraries_reach_the_fallback(wrap: Any) -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = dict(max_new_tokens=8, do_sample=True)
+
+    def use(seed: Any, **more: Any) -> Tensor:
+        with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", seed=seed):
+            warnings.simplefilter("ignore")
+            out = model.generate(**PROMPTS, **options, return_dict_in_generate=True, **more)
+        return out.sequences
+
+    for more in ({}, {"output_scores": True}):
+        seeds = [wrap(value) for value in (4, 5, 6)]
+        assert torch.equal(use(seeds, **more), use([4, 5, 6], **more))
+
+
+def test_a_list_of_seeds_is_copied() -> None:
+    model, seeds = build_lm("llama"), [4, 5, 6]
+    with mmaccel.attach(model, "jacobi", seed=seeds, strict=True):
+        first = model.generate(**PROMPTS, max_new_tokens=8, do_sample=True)
+        seeds[1] = 99
+        assert torch.equal(model.generate(**PROMPTS, max_new_tokens=8, do_sample=True), first)

@@ -1,0 +1,214 @@
+"""Image families of transformers under a policy: the library's own tokens, its own law."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from mmaccel.pipelines.attach.generate_call import GenerateCall, find_obstacles
+from tests.fixtures.tiny_lms import PassCounter
+from tests.fixtures.windows import FAMILIES, LENGTHS, build_bed, build_janus, janus_prompts, prompts
+
+NAMES = list(FAMILIES)
+WITH_JANUS = [*NAMES, "janus"]  # whose images are made by a loop of its own
+ROWS = [[26, 27, 28, 29], [30, 31], [33, 32, 31, 30, 29, 28], [39, 38, 37]]
+
+
+def build(name: str) -> Any:
+    return build_janus() if name == "janus" else build_bed(name)
+
+
+def call(name: str, model: Any, rows: Any, **options: Any) -> Tensor:
+    """New tokens of `generate`; greedy unless said otherwise."""
+    if name == "janus":
+        own = {"generation_mode": "image", "guidance_scale": 3.0, "do_sample": False}
+        return model.generate(**janus_prompts(rows), **(own | options))
+    inputs = prompts(name, rows)
+    options = {"max_new_tokens": LENGTHS[name], "do_sample": False, **options}
+    return model.generate(**inputs, **options)[:, inputs["input_ids"].shape[1] :]
+
+
+def generate(
+    name: str, model: Any, policy: Any, seed: Any = 3, rows: Any = ROWS, **options: Any
+) -> tuple[Tensor, mmaccel.Stats]:
+    """New tokens under a policy, strictly."""
+    with mmaccel.attach(model, policy, seed=seed, strict=True) as run:
+        made = call(name, model, rows, **options)
+    assert run.stats is not None and run.stats.fallbacks == []
+    return made, run.stats
+
+
+def own(name: str, model: Any, rows: Any = ROWS, **options: Any) -> Tensor:
+    """New tokens of the library's own loop; Janus' is given the cache that 5.17 cannot prepare."""
+    from transformers import DynamicCache
+
+    given = {"past_key_values": DynamicCache()} if name == "janus" else {}
+    return call(name, model, rows, **given, **options)
+
+
+@pytest.mark.parametrize("name", WITH_JANUS)
+def test_greedy_is_the_librarys_own(name: str) -> None:
+    model = build(name)
+    assert mmaccel.supports(model).family == FAMILIES.get(name, name)
+    with PassCounter(model) as counter:
+        plain = own(name, model)
+    assert len(set(plain.flatten().tolist())) > 5
+    most = 17 if name == "janus" else counter.passes + 1  # its own loop calls parts of the model
+    for policy in (mmaccel.Jacobi(window=6), mmaccel.Jacobi(window=50), mmaccel.Autoregressive()):
+        ours, stats = generate(name, model, policy)
+        assert torch.equal(ours, plain), policy
+        assert stats.passes + stats.prefill_passes <= most
+    assert torch.equal(own(name, model), plain)  # nothing is left behind
+    assert not {"_get_logits_processor", "prepare_inputs_for_generation"} & set(vars(model))
+
+
+@pytest.mark.parametrize("name", WITH_JANUS)
+def test_the_same_seed_gives_the_plain_policys_tokens(name: str) -> None:
+    model = build(name)
+    options: dict[str, Any] = dict(do_sample=True, top_k=12, temperature=0.9)
+    oracle, plain = generate(name, model, mmaccel.Autoregressive(), **options)
+    for window in (3, 8, 40):
+        ours, stats = generate(name, model, mmaccel.Jacobi(window=window), **options)
+        assert torch.equal(ours, oracle) and stats.passes <= plain.passes
+
+
+@pytest.mark.parametrize("name", WITH_JANUS)
+def test_a_ragged_batch_equals_single_runs(name: str) -> None:
+    model = build(name)
+    options: dict[str, Any] = dict(do_sample=True)
+    together, _ = generate(name, model, mmaccel.Jacobi(window=7), [4, 5, 6, 7], **options)
+    shortest = min(map(len, ROWS))
+    for row, prompt in enumerate(ROWS):
+        prompt = prompt[:shortest] if name == "imagegpt" else prompt
+        alone, _ = generate(name, model, mmaccel.Jacobi(window=5), 4 + row, [prompt], **options)
+        assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_end_token_inside_a_window_ends_the_row(name: str) -> None:
+    model = build_bed(name)
+    plain = own(name, model)
+    end = int(plain[0, 9])
+    options: dict[str, Any] = dict(eos_token_id=end, pad_token_id=0)
+    ended = own(name, model, **options)
+    assert (ended == end).any(1).sum() >= 1 and not torch.equal(ended, plain[:, : ended.shape[1]])
+    assert torch.equal(generate(name, model, mmaccel.Jacobi(window=8), **options)[0], ended)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_streamer_sees_the_tokens_in_order(name: str) -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def put(self, value: Tensor) -> None:
+            self.seen += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.seen.append(-1)
+
+    model, streamers = build_bed(name), [Streamer(), Streamer()]
+    own(name, model, ROWS[:1], streamer=streamers[0])
+    generate(name, model, mmaccel.Jacobi(window=8), rows=ROWS[:1], streamer=streamers[1])
+    assert streamers[0].seen == streamers[1].seen and len(streamers[0].seen) > LENGTHS[name]
+
+
+def law_of(name: str, model: Any, length: int, kept: list[int], others: list[int]) -> Tensor:
+    """Probability `[K^L]` of every sequence of `kept`, from logits of the library's own loop."""
+    sequences = list(itertools.product(range(len(kept)), repeat=length))
+    inputs = prompts(name, [ROWS[0]] * len(sequences))
+    start = inputs["input_ids"].shape[1]
+    out = model.generate(
+        **inputs, max_new_tokens=length, do_sample=False, suppress_tokens=others,
+        return_dict_in_generate=True, output_logits=True,
+        prefix_allowed_tokens_fn=lambda row, ids: [kept[sequences[row][len(ids) - start]]],
+    )  # fmt: skip
+    law = torch.ones(len(sequences), dtype=torch.float64)
+    for slot, logits in enumerate(out.logits):
+        steps = logits[:, kept].double().softmax(-1)
+        law *= steps.gather(1, torch.tensor([[s[slot]] for s in sequences]))[:, 0]
+    return law
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
+def test_the_law_is_the_librarys_own(name: str, coupling: Any) -> None:
+    model, length = build_bed(name), 4
+    n_samples = 5000 if name == "glm_image" else 20_000  # its positions are made row by row
+    size = model.get_output_embeddings().weight.shape[0]
+    first = 27 if name == "chameleon" else 11  # as text, Chameleon makes no picture tokens
+    kept = [first, first + 1, first + 2]
+    others = [token for token in range(size) if token not in kept]
+    law = law_of(name, model, length, kept, others)
+    policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
+    tokens, stats = generate(
+        name, model, policy, seed=11, rows=[ROWS[0]] * n_samples, do_sample=True, top_k=0,
+        suppress_tokens=others, max_new_tokens=length,
+    )  # fmt: skip
+    counts = count_sequences(tokens - first, len(kept))
+    test = g_test(counts, law)
+    assert power(0.06, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
+    assert test.p_value > 1e-4, test
+    wrong = law.view([len(kept)] * length).transpose(2, 3).flatten()  # the test can tell
+    assert g_test(counts, wrong).p_value < 1e-4
+
+
+def test_glm_image_leaves_the_models_own_state_alone() -> None:
+    model = build_bed("glm_image")
+    own("glm_image", model)
+    before = model.model._cached_decode_position_ids.clone(), model.model._prefill_len
+    generate("glm_image", model, mmaccel.Jacobi(window=6), rows=[ROWS[1]])
+    assert torch.equal(model.model._cached_decode_position_ids, before[0])
+    assert model.model._prefill_len == before[1]
+
+
+def test_glm_image_without_grids_or_with_guidance_runs_the_original() -> None:
+    model = build_bed("glm_image")
+    inputs = prompts("glm_image", ROWS[:1])
+    ids = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
+    none = inputs | {
+        "image_grid_thw": torch.zeros(0, 3).long(), "images_per_sample": torch.tensor([0])
+    }  # fmt: skip
+    for given, options, reason in (
+        (ids, {}, "a call without image_grid_thw"),
+        (none, {}, "a call without image_grid_thw"),
+        (inputs, {"guidance_scale": 2.0}, "guidance for a model whose positions"),
+    ):
+        with mmaccel.attach(model, "jacobi") as run, pytest.warns(UserWarning, match=reason):
+            model.generate(**given, max_new_tokens=4, do_sample=False, **options)
+        assert run.stats is not None and reason in "; ".join(run.stats.fallbacks)
+
+
+def test_glm_image_makes_no_more_tokens_than_its_grids_have() -> None:
+    model, inputs = build_bed("glm_image"), prompts("glm_image", ROWS[:1])
+    with mmaccel.attach(model, "jacobi", strict=True):
+        model.generate(**inputs, max_new_tokens=22, do_sample=False)
+        with pytest.raises(mmaccel.AttachError, match="more tokens than its grids have"):
+            model.generate(**inputs, max_new_tokens=23, do_sample=False)
+
+
+@pytest.mark.parametrize("name", ["chameleon", "emu3"])
+def test_pictures_in_the_prompt_are_no_business_of_ours(name: str) -> None:
+    """The loop is given an empty dictionary of encoded pictures, or one that holds some."""
+    model = build_bed(name)
+    found = []
+
+    def sample(model: Any, input_ids: Tensor, **others: Any) -> Any:
+        lists = [others.pop(n) for n in ("logits_processor", "stopping_criteria")]
+        config, _ = others.pop("generation_config"), others.pop("synced_gpus")
+        assert others.pop("mm_encoder_outputs", {}) == {} and others.pop("streamer", None) is None
+        for encoded in ({}, {"image": object()}):
+            others["mm_encoder_outputs"] = encoded
+            call = GenerateCall(model, input_ids, *lists, config, others=others)
+            found.append(find_obstacles(call))
+        return input_ids
+
+    model.__class__ = type("Probe", (type(model),), {"_sample": sample})
+    model.generate(**prompts(name, ROWS), max_new_tokens=4, do_sample=False)
+    assert found == [[], ["mm_encoder_outputs"]]

@@ -1,0 +1,196 @@
+"""`generate` with a policy attached against plain `generate` and the token-by-token oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from tests.fixtures.tiny_lms import PAD, VOCAB, PassCounter, build_lm, left_padded
+
+ROWS = [[5, 6], [4, 5, 6, 7], [9, 8, 7]]
+PROMPTS = left_padded(ROWS)
+LENGTH = 16
+
+
+@mmaccel.stateless
+def _allow(row: int, ids: Tensor) -> list[int]:
+    """A grammar: parities that depend on row and place; a prefix that breaks it is an error."""
+    made = ids[4:].tolist()
+    wanted = [(row + i) % 2 for i in range(len(made) + 1)]
+    if any(token % 2 != parity for token, parity in zip(made, wanted)):
+        raise KeyError("no such state")
+    return [token for token in range(4, VOCAB) if token % 2 == wanted[-1]]
+
+
+class _Cap:
+    """A processor of the user's own: looks at the prefix, remembers nothing."""
+
+    is_stateless = True
+
+    def __init__(self) -> None:
+        self.table = {"bonus": torch.linspace(0, 2, VOCAB)}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, 11] = float("-inf")  # in place, as users do
+        return scores + self.table["bonus"] * (input_ids.sum(1, keepdim=True) % 3)
+
+
+def _options() -> dict[str, dict[str, Any]]:
+    from transformers import LogitsProcessorList, WatermarkingConfig
+
+    return {
+        "plain": {},
+        "repetition": {"repetition_penalty": 1.7},
+        "ngram": {"no_repeat_ngram_size": 2},
+        "encoder": {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 1},
+        "bad words": {"bad_words_ids": [[18], [33, 28], [5, 6, 7]]},
+        "bias": {"sequence_bias": {(12,): 2.0, (13, 14): 3.0}},
+        "min new": {"min_new_tokens": 11, "sequence_bias": {(3,): 6.0}},
+        "min length": {"min_length": 10, "sequence_bias": {(3,): 6.0}},
+        "forced end": {"forced_eos_token_id": 3},
+        "decay": {"exponential_decay_length_penalty": (3, 1.3)},
+        "suppress": {"suppress_tokens": [8, 9], "begin_suppress_tokens": [12, 13]},
+        "grammar": {"prefix_allowed_tokens_fn": _allow},
+        "watermark": {"watermarking_config": WatermarkingConfig(bias=2.5, context_width=1)},
+        "clean": {"renormalize_logits": True, "remove_invalid_values": True},
+        "own": {"logits_processor": LogitsProcessorList([_Cap()])},
+        "guidance": {"guidance_scale": 1.8, "negative_prompt_ids": torch.tensor([[1], [1], [2]])},
+        "guidance, long": {
+            "guidance_scale": 1.8,
+            "negative_prompt_ids": left_padded([[1] * 6, [2], [5, 5]])["input_ids"],
+            "negative_prompt_attention_mask": left_padded([[1] * 6, [2], [5, 5]])["attention_mask"],
+            "repetition_penalty": 1.3,
+        },
+        "guidance, default": {"guidance_scale": 0.6, "use_cache": False},
+    }
+
+
+def _run(model: Any, policy: Any, seed: Any = None, **options: Any) -> tuple[Tensor, Any]:
+    with mmaccel.attach(model, policy, seed=seed, strict=True) as run:
+        return model.generate(**(PROMPTS | {"max_new_tokens": LENGTH} | options)), run.stats
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("window", [1, 2, 7, 32, "adaptive"])
+def test_greedy_is_plain_greedy_row_by_row(name: str, window: Any) -> None:
+    model = build_lm(name)
+    plain = model.generate(**PROMPTS, max_new_tokens=LENGTH, do_sample=False)
+    with PassCounter(model) as counter:
+        ours, stats = _run(model, mmaccel.Jacobi(window=window), do_sample=False)
+    assert torch.equal(ours, plain)
+    assert counter.passes == stats.passes + 1 and stats.passes <= LENGTH
+    for row, ids in enumerate(ROWS):
+        alone = model.generate(torch.tensor([ids]), max_new_tokens=LENGTH, do_sample=False)
+        made = alone[0, len(ids) :].tolist()
+        padded = made + [PAD] * (plain.shape[1] - 4 - len(made))
+        assert ours[row, 4:].tolist() == padded
+
+
+def test_passes_are_saved_where_the_text_repeats_itself() -> None:
+    model = build_lm("gpt2")
+    options: dict[str, Any] = dict(max_new_tokens=48, min_new_tokens=48, do_sample=False)
+    ours, stats = _run(model, mmaccel.Jacobi(window=8, drafts="ngram"), **options)
+    assert torch.equal(ours, model.generate(**PROMPTS, **options))
+    assert stats.passes < 40 and stats.tokens_per_pass > 1.5
+
+
+@pytest.mark.parametrize("name", list(_options()))
+def test_each_processor_greedy(name: str) -> None:
+    model, options = build_lm("llama"), _options()[name]
+    plain = model.generate(**PROMPTS, max_new_tokens=LENGTH, do_sample=False, **options)
+    bare = model.generate(**PROMPTS, max_new_tokens=LENGTH, do_sample=False)
+    if name not in ("plain", "clean"):
+        assert not torch.equal(plain, bare)  # the processor does something
+    for policy in (mmaccel.Jacobi(window=5), mmaccel.Speculative(window=4)):
+        assert torch.equal(_run(model, policy, do_sample=False, **options)[0], plain)
+
+
+@pytest.mark.parametrize("name", list(_options()))
+def test_each_processor_sampled(name: str) -> None:
+    model, options = build_lm("llama"), _options()[name] | {"do_sample": True, "temperature": 0.8}
+    oracle, base = _run(model, mmaccel.Autoregressive(), seed=5, **options)
+    for window in (2, 7):
+        ours, stats = _run(model, mmaccel.Jacobi(window=window), seed=5, **options)
+        assert torch.equal(ours, oracle) and stats.tokens == base.tokens
+
+
+@pytest.mark.parametrize("seed", [0, 1, [7, 7, 2**63]])
+def test_sampled_jacobi_is_the_oracle(seed: Any) -> None:
+    model = build_lm("qwen2")
+    options: dict[str, Any] = dict(do_sample=True, temperature=0.9, top_k=12, top_p=0.95)
+    oracle, _ = _run(model, mmaccel.Autoregressive(), seed=seed, **options)
+    for window in (1, 2, 7, 32):
+        for drafts in ("random", "left", "ngram", "neighbour"):
+            policy = mmaccel.Jacobi(window=window, drafts=drafts)
+            assert torch.equal(_run(model, policy, seed=seed, **options)[0], oracle), policy
+
+
+def test_a_sampled_row_does_not_depend_on_its_company() -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = dict(do_sample=True, top_k=12, eos_token_id=None)
+    together, _ = _run(model, mmaccel.Jacobi(window=6), seed=[3, 4, 5], **options)
+    for row, ids in enumerate(ROWS):
+        prompt = {"input_ids": torch.tensor([ids]), "attention_mask": None}
+        alone, _ = _run(model, mmaccel.Jacobi(window=9), seed=3 + row, **(options | prompt))
+        assert alone[0, len(ids) :].tolist() == together[row, 4:].tolist()
+
+
+def test_the_law_is_that_of_transformers() -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = dict(do_sample=True, temperature=1.3, top_k=9, typical_p=0.9)
+    prompt = {k: v[:1, 2:] for k, v in PROMPTS.items()}
+    told = model.generate(
+        **prompt, max_new_tokens=1, return_dict_in_generate=True, output_scores=True, **options
+    )
+    law = told.scores[0][0].softmax(-1)
+    draws: dict[str, Any] = dict(num_return_sequences=4000, max_new_tokens=1)
+    ours, _ = _run(model, mmaccel.Jacobi(), seed=0, **(options | prompt | draws))
+    share = torch.bincount(ours[:, -1], minlength=VOCAB) / 4000
+    assert float((share - law).abs().sum()) / 2 < 0.03  # 9 tokens: 0.02 is what chance allows
+    assert bool((share[law == 0] == 0).all())
+
+
+def test_manual_seed_reproduces_and_seed_overrides() -> None:
+    model = build_lm("llama")
+    policy = mmaccel.Jacobi(window=6)
+    outs = []
+    for torch_seed, seed in ((1, None), (1, None), (2, None), (1, 9), (2, 9)):
+        torch.manual_seed(torch_seed)
+        outs.append(_run(model, policy, seed=seed, do_sample=True)[0].tolist())
+    assert outs[0] == outs[1] != outs[2] and outs[3] == outs[4] != outs[0]
+    torch.manual_seed(1)
+    with mmaccel.attach(model, policy):
+        first, second = (model.generate(**PROMPTS, max_new_tokens=9, do_sample=True) for _ in "12")
+    assert first.tolist() != second.tolist()
+    with mmaccel.attach(model, policy, seed=9):
+        first, second = (model.generate(**PROMPTS, max_new_tokens=9, do_sample=True) for _ in "12")
+    assert first.tolist() == second.tolist()
+
+
+def test_greedy_leaves_torchs_generator_alone() -> None:
+    model = build_lm("llama")
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    _run(model, mmaccel.Jacobi(window=6), do_sample=False)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_every_other_policy_runs_too() -> None:
+    model = build_lm("llama")
+    drafter = mmaccel.CausalLMWindow(build_lm("llama", num_hidden_layers=1))
+    for policy in (
+        mmaccel.SpeculativeJacobi(window=6),
+        mmaccel.Speculative(window=4, draft_model=drafter),
+        mmaccel.GroupedSpeculative(window=6),
+    ):
+        greedy, stats = _run(model, policy, do_sample=False)
+        if policy.exactness != "relaxed":
+            plain = model.generate(**PROMPTS, max_new_tokens=LENGTH, do_sample=False)
+            assert torch.equal(greedy, plain)
+        sampled, _ = _run(model, policy, do_sample=True, top_k=8)
+        assert sampled.shape[0] == 3 and stats.exactness == policy.exactness

@@ -1,0 +1,246 @@
+"""A layout on a transformers model against the library's own generate, held to the same ids."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import AttachError, Frames, Grid, OptionError
+from mmaccel.pipelines.attach.layout_processor import with_layout
+from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded
+from tests.fixtures.windows import build_janus, janus_prompts
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
+GRID = Grid(rows=2, width=3, vocab_size=VOCAB, tokens=(10, 30), row_end=31)
+LENGTH = 20
+SHORT: dict[str, Any] = dict(max_new_tokens=LENGTH, do_sample=False)
+SAMPLED: dict[str, Any] = dict(max_new_tokens=LENGTH, do_sample=True)
+GUIDED: dict[str, Any] = dict(guidance_scale=1.8, negative_prompt_ids=torch.tensor([[1], [1], [2]]))
+
+
+@mmaccel.stateless
+def allow(row: int, ids: Tensor) -> list[int]:
+    """The ids of `FRAMES`, written by hand."""
+    return [
+        [EOS, *range(4, 12)],
+        list(range(12, 24)),
+        list(range(20, 40)),
+    ][(len(ids) - 4) % 3]
+
+
+def allow_grid(row: int, ids: Tensor) -> list[int]:
+    """The ids of `GRID`, written by hand: three codes, a row end."""
+    return [31] if (len(ids) - 4) % 4 == 3 else list(range(10, 30))
+
+
+def use(model: Any, policy: Any, layout: Any, seed: Any = 5, **options: Any) -> tuple[Tensor, Any]:
+    with mmaccel.attach(model, policy, seed=seed, strict=True, layout=layout) as run:
+        return model.generate(**(PROMPTS | options)), run.stats
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top-k": {"top_k": 3, "temperature": 0.7},
+    "top-1": {"top_k": 1},
+    "top-p": {"top_k": 0, "top_p": 0.5, "temperature": 1.4},
+    "typical": {"typical_p": 0.6},
+    "penalty": {"repetition_penalty": 1.5, "top_k": 4},
+    "forced end": {"forced_eos_token_id": EOS},
+    "suppress": {"suppress_tokens": [5, 13, 25], "renormalize_logits": True},
+    "guidance": GUIDED | {"top_k": 5},
+}
+
+
+@pytest.mark.parametrize("case", ["plain", "penalty", "forced end", "suppress", "guidance"])
+def test_greedy_is_that_of_prefix_allowed_tokens(case: str) -> None:
+    model, options = build_lm("qwen2"), SHORT | CASES[case]
+    plain = model.generate(**PROMPTS, **options, prefix_allowed_tokens_fn=allow)
+    assert not torch.equal(plain, model.generate(**PROMPTS, **options))
+    for policy in (
+        mmaccel.Jacobi(window=7, drafts="above"),
+        mmaccel.Jacobi(window=4),
+        mmaccel.SpeculativeJacobi(window=5, drafts="previous-frame"),
+        mmaccel.Autoregressive(),
+    ):
+        assert torch.equal(use(model, policy, FRAMES, **options)[0], plain)
+    loop = mmaccel.decoder(mmaccel.Jacobi(window=6, drafts="above"), strict=True, layout=FRAMES)
+    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), plain)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_sampled_law_is_that_of_prefix_allowed_tokens(case: str) -> None:
+    """Same seed, same scores: one draw whether the layout masks or the library's processor."""
+    model, options = build_lm("llama"), SAMPLED | CASES[case]
+    constrained = options | {"prefix_allowed_tokens_fn": allow}
+    oracle, _ = use(model, mmaccel.Autoregressive(), None, **constrained)
+    assert torch.equal(use(model, mmaccel.Autoregressive(), FRAMES, **options)[0], oracle)
+    for window in (2, 8):
+        policy = mmaccel.Jacobi(window=window, drafts="above")
+        ours, stats = use(model, policy, FRAMES, **options)
+        assert torch.equal(ours, oracle) and stats.passes <= LENGTH
+    loop = mmaccel.decoder("autoregressive", seed=5, strict=True, layout=FRAMES)
+    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), oracle)
+
+
+def test_grids_work_too() -> None:
+    model = build_lm("llama")
+    plain = model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow_grid)
+    for source in ("above", "previous-frame"):
+        policy = mmaccel.Jacobi(window=6, drafts=source)
+        assert torch.equal(use(model, policy, GRID, **SHORT)[0], plain)
+
+
+def _embeddings(model: Any) -> dict[str, Any]:
+    table = model.get_input_embeddings()
+    return {"input_ids": None, "inputs_embeds": table(PROMPTS["input_ids"]).detach()}
+
+
+FALLBACKS: dict[str, Any] = {
+    "output_scores": lambda model: {"output_scores": True},
+    "output_scores, guided": lambda model: {"output_scores": True} | GUIDED,
+    "output_scores, forced end": lambda model: (
+        {"output_scores": True, "forced_eos_token_id": EOS, "max_new_tokens": 23}
+    ),
+    "beam search": lambda model: {"num_beams": 3},
+    "assisted decoding, a model": lambda model: (
+        {k: v[1:2] for k, v in PROMPTS.items()} | {"assistant_model": build_lm("qwen2")}
+    ),
+    "assisted decoding": lambda model: (
+        {k: v[1:2] for k, v in PROMPTS.items()} | {"prompt_lookup_num_tokens": 2}
+    ),
+}
+
+
+@pytest.mark.parametrize("layout, sampled", [(FRAMES, False), (FRAMES, True), (GRID, True)])
+@pytest.mark.parametrize("name", list(FALLBACKS))
+def test_a_fallback_is_held_to_the_layout(name: str, sampled: bool, layout: Any) -> None:
+    model = build_lm("llama")
+    options = PROMPTS | (SAMPLED | {"top_k": 4} if sampled else SHORT) | FALLBACKS[name](model)
+    options |= {"return_dict_in_generate": True}
+    torch.manual_seed(3)
+    by_hand = allow if layout is FRAMES else allow_grid
+    plain = model.generate(**options, prefix_allowed_tokens_fn=by_hand).sequences
+    with mmaccel.attach(model, "jacobi", layout=layout) as run:
+        torch.manual_seed(3)
+        with pytest.warns(UserWarning, match="without the policy"):
+            ours = model.generate(**options).sequences
+    assert run.stats is not None and name.split(",")[0] in run.stats.fallbacks
+    assert torch.equal(ours, plain)
+
+
+def test_a_fallback_counts_slots_from_the_first_token_made() -> None:
+    """With embeddings in the prompt's place the loop has no ids of it."""
+    model = build_lm("llama")
+    plain = model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)[:, 4:]
+    options = PROMPTS | _embeddings(model) | SHORT
+    with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
+        warnings.simplefilter("ignore")
+        assert torch.equal(model.generate(**options), plain)
+    assert run.stats is not None and run.stats.fallbacks == ["inputs_embeds"]
+    recurrent = build_lm("lfm2")
+    plain = recurrent.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)
+    loop = mmaccel.decoder("jacobi", layout=FRAMES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = recurrent.generate(**PROMPTS, **SHORT, custom_generate=loop)
+    assert loop.stats is not None and loop.stats.fallbacks and torch.equal(ours, plain)
+
+
+def test_a_forced_token_stands_whatever_processors_say() -> None:
+    """Served or not; the library's own constraint would give way here."""
+    model, made = build_lm("llama"), []
+    options = SHORT | {"forced_eos_token_id": EOS, "suppress_tokens": [31]}
+    for more in ({}, {"output_scores": True}):
+        with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", layout=GRID):
+            warnings.simplefilter("ignore")
+            out = model.generate(**PROMPTS, **options, **more, return_dict_in_generate=True)
+        made.append(out.sequences)
+    assert torch.equal(*made) and made[0][:, 7::4].eq(31).all()
+
+
+def test_the_callers_list_of_processors_stays_as_it_is() -> None:
+    from transformers import LogitsProcessorList, TopKLogitsWarper
+    from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
+
+    guided = LogitsProcessorList([Guidance(-1.5, None), TopKLogitsWarper(2)])
+    assert with_layout(guided, FRAMES, 4)[0::2] == guided  # a negative scale turns -inf around
+    given = LogitsProcessorList([TopKLogitsWarper(2)])
+    made = with_layout(given, FRAMES, 4)
+    assert len(given) == 1 and len(made) == 3 and made[1] is given[0]
+    scores = torch.arange(VOCAB, 0.0, -1).repeat(2, 1)  # the smallest ids are the likeliest
+    for length, left in ((4, [3, 4]), (5, [12, 13]), (6, [20, 21]), (7, [3, 4])):
+        kept = made(torch.zeros(2, length, dtype=torch.int64), scores).isfinite()
+        assert kept[1].nonzero().flatten().tolist() == left
+
+
+def test_loops_that_take_no_mask_are_refused() -> None:
+    from transformers import LogitsProcessorList
+
+    def own(model: Any, input_ids: Tensor, *args: Any, **options: Any) -> Tensor:
+        return input_ids
+
+    model = build_lm("llama")
+    with mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
+        with pytest.raises(AttachError, match="held to a layout, received custom_generate"):
+            model.generate(**PROMPTS, **SHORT, custom_generate=own)
+        with pytest.raises(AttachError, match="a model that drafts for another"):
+            inputs = {k: v[1:2] for k, v in PROMPTS.items()}
+            build_lm("llama").generate(**inputs, **SHORT, assistant_model=model)
+        model._get_logits_processor = lambda **_: type("Odd", (LogitsProcessorList,), {})()
+        with pytest.raises(AttachError, match="a Odd in place of a LogitsProcessorList"):
+            model.generate(**PROMPTS, **SHORT)
+        del model._get_logits_processor
+    assert run.history == []
+
+    class Foreign(type(model)):  # type: ignore[misc]
+        """A model whose `generate` goes its own way."""
+
+        def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+            return input_ids
+
+    foreign = build_lm("llama")
+    foreign.__class__ = Foreign
+    with mmaccel.attach(foreign, "jacobi", layout=FRAMES):
+        with pytest.raises(AttachError, match="held to a layout, received .*not transformers' own"):
+            foreign.generate(**PROMPTS, **SHORT)
+
+
+def test_pictures_of_janus_are_refused_and_its_text_is_served() -> None:
+    model = build_janus()
+    with mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
+        with pytest.raises(AttachError, match="held to a layout, received a .* the model's own"):
+            model.generate(**janus_prompts([[5, 6]]), generation_mode="image", do_sample=False)
+        ours = model.generate(**PROMPTS, **SHORT)
+    assert run.stats is not None and run.stats.fallbacks == []
+    assert torch.equal(ours, model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow))
+
+
+@pytest.mark.parametrize("size", [VOCAB - 1, VOCAB + 1])
+@pytest.mark.parametrize("kind", [Frames, Grid])
+def test_a_layout_of_another_vocabulary_is_refused(kind: Any, size: int) -> None:
+    model = build_lm("llama")
+    layout = Frames(((4, 12),), size) if kind is Frames else Grid(2, 2, size)
+    with pytest.raises(OptionError, match=f"the model's {VOCAB} ids, received a layout of {size}"):
+        mmaccel.attach(model, "jacobi", layout=layout)
+    assert "_sample" not in vars(model) and type(model).__name__ == "LlamaForCausalLM"
+    loop = mmaccel.decoder("jacobi", layout=layout)
+    with pytest.raises(OptionError, match=f"a layout of {size}"):
+        model.generate(**PROMPTS, **SHORT, custom_generate=loop)
+
+
+@pytest.mark.parametrize("source", ["above", "previous-frame"])
+def test_drafts_that_need_a_layout_are_refused_without_one(source: str) -> None:
+    model, policy = build_lm("llama"), mmaccel.Jacobi(window=4, drafts=source)
+    for make in (mmaccel.decoder, lambda *args, **options: mmaccel.attach(model, *args, **options)):
+        with pytest.raises(OptionError, match="or give a layout"):
+            make(policy)
+        with pytest.raises(OptionError, match="layout: expected one such as mmaccel.Frames"):
+            make(policy, layout=((4, 12),))
+        with pytest.raises(OptionError, match="layout: expected one such as mmaccel.Frames"):
+            make(policy, layout=Frames)

@@ -1,0 +1,117 @@
+"""Models that no policy can serve: attaching works, the original runs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import AttachError, UnsupportedModelError
+from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
+
+
+def _foreign_models() -> dict[str, tuple[Any, dict[str, Any]]]:
+    import transformers as hf
+
+    class Special(hf.LlamaForCausalLM):
+        def _sample(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return super()._sample(input_ids, *args, **kwargs)
+
+    t5 = hf.T5Config(
+        d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=40,
+        decoder_start_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    viewing = hf.GPTNeoXJapaneseConfig(**_WIDE)
+    encoder = hf.T5ForConditionalGeneration(t5).eval()
+    return {
+        "layers of other kinds": (build_lm("lfm2"), PROMPTS),
+        "own _sample": (Special(build_lm("llama").config).eval(), PROMPTS),
+        "has an encoder": (encoder, PROMPTS),
+        "keys that lie in one piece": (hf.GPTNeoXJapaneseForCausalLM(viewing).eval(), PROMPTS),
+    }
+
+
+_SMALL: dict[str, Any] = dict(
+    vocab_size=40, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.25,
+    init_std=0.25, max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+)  # fmt: skip
+_WIDE = _SMALL | dict(hidden_size=32, intermediate_size=64)
+_ENCODER = _WIDE | dict(is_decoder=True)
+_OPT = _SMALL | dict(hidden_size=32, ffn_dim=64, word_embed_proj_dim=32)
+_XGLM = _SMALL | dict(d_model=32, ffn_dim=64, num_layers=2, attention_heads=4)
+_ASKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "OPT": ("OPTForCausalLM", _OPT),
+    "Falcon": ("FalconForCausalLM", _WIDE),
+    "Bert": ("BertLMHeadModel", _ENCODER),
+    "Roberta": ("RobertaForCausalLM", _ENCODER | dict(pad_token_id=1)),
+    "Electra": ("ElectraForCausalLM", _ENCODER | dict(embedding_size=32)),
+    "BioGpt": ("BioGptForCausalLM", _WIDE),
+    "XGLM": ("XGLMForCausalLM", _XGLM),
+}
+
+
+@pytest.mark.parametrize("name", list(_ASKING))
+def test_models_that_ask_their_cache_for_its_length_are_served(name: str) -> None:
+    import transformers as hf
+
+    head, arguments = _ASKING[name]
+    torch.manual_seed(7)
+    model = getattr(hf, head)(getattr(hf, f"{name}Config")(**arguments)).eval()
+    long = SHORT | {"max_new_tokens": 24}
+    plain = model.generate(**PROMPTS, **long)
+    assert mmaccel.supports(model) and len(set(plain[0].tolist())) > 3
+    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True):
+        assert torch.equal(model.generate(**PROMPTS, **long), plain)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["layers of other kinds", "own _sample", "has an encoder", "keys that lie in one piece"],
+)
+def test_models_that_only_the_original_can_serve(reason: str) -> None:
+    model, inputs = _foreign_models()[reason]
+    with PassCounter(model) as counter:
+        plain = model.generate(**inputs, **SHORT)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        with pytest.warns(UserWarning, match="mmaccel"):
+            assert torch.equal(model.generate(**inputs, **SHORT), plain)
+    assert reason in run.stats.fallbacks[0] and run.stats.passes == counter.passes
+    with pytest.raises(UnsupportedModelError, match=reason):
+        mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True)
+    assert not mmaccel.supports(model) and reason in mmaccel.supports(model).reason
+
+
+def test_dropout_in_training_mode_is_left_to_the_original() -> None:
+    model = build_lm("gpt2").train()
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True):
+        with pytest.raises(AttachError, match="training mode with dropout"):
+            model.generate(**PROMPTS, **SHORT)
+        model.eval()
+        model.generate(**PROMPTS, **SHORT)
+
+
+def test_methods_of_one_model_alone_are_not_passed_over() -> None:
+    """As adapters that add prompts do, for as long as a call lasts."""
+    model = build_lm("llama")
+    assert mmaccel.supports(model)
+    own = model.prepare_inputs_for_generation
+
+    def prepare(*args: Any, **options: Any) -> Any:
+        inputs = own(*args, **options)
+        return inputs | {"input_ids": (inputs["input_ids"] + 1) % 40}
+
+    prepare.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
+    with mmaccel.attach(model, "jacobi") as run:
+        model.prepare_inputs_for_generation = prepare
+        with pytest.warns(UserWarning, match="own prepare_inputs_for_generation"):
+            ours = model.generate(**PROMPTS, **SHORT)
+    assert run.stats is not None and run.stats.fallbacks
+    assert torch.equal(ours, model.generate(**PROMPTS, **SHORT))

@@ -1,0 +1,152 @@
+"""Injection: one object changes, no other does, and the way back leaves nothing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mmaccel.errors import AttachError
+from mmaccel.pipelines.attach.patching import Injection, is_injected, original
+
+
+class _Child(nn.Linear):
+    """A layer with a method of its own."""
+
+    def scale(self, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        """Multiply."""
+        return factor * x
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(self.scale(x))
+
+
+def _negate(self: Any, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return -original(self, "scale")(x, factor)
+
+
+def test_only_this_object_and_only_this_method_change() -> None:
+    one, other = _Child(2, 2), _Child(2, 2)
+    content = dict(vars(_Child))
+    injection = Injection()
+    injection.add(one, {"scale": _negate})
+    x = torch.tensor([1.0])
+    assert one.scale(x).item() == -2.0 and one.twice(x).item() == 4.0
+    assert one.scale(x, factor=5.0).item() == -5.0
+    assert other.scale(x).item() == 2.0 and type(other) is _Child
+    assert dict(vars(_Child)) == content
+    assert type(one).scale(one, x).item() == -2.0  # looked up on the class, as generate does
+    injection.remove()
+    assert one.scale(x).item() == 2.0
+
+
+def test_names_and_signature_stay() -> None:
+    one = _Child(2, 2)
+    Injection().add(one, {"scale": _negate})
+    changed = type(one)
+    assert isinstance(one, _Child) and changed is not _Child
+    assert (changed.__name__, changed.__qualname__) == (_Child.__name__, _Child.__qualname__)
+    assert changed.__module__ == _Child.__module__ and str(changed) == str(_Child)
+    assert inspect.signature(one.scale) == inspect.signature(_Child(2, 2).scale)
+    assert one.scale.__doc__ == "Multiply."
+
+
+def test_a_nested_class_keeps_its_full_name() -> None:
+    class Inner(_Child):
+        pass
+
+    one = Inner(2, 2)
+    Injection().add(one, {"scale": _negate})
+    assert type(one).__qualname__ == Inner.__qualname__ != "Inner"
+
+
+def test_nothing_is_left_behind() -> None:
+    one = _Child(2, 2)
+    before, address = dict(vars(one)), id(one)
+    injection = Injection()
+    injection.add(one, {"scale": _negate})
+    assert dict(vars(one)) == before  # not even while injected
+    injection.remove()
+    injection.remove()
+    assert type(one) is _Child and dict(vars(one)) == before and id(one) == address
+    assert not is_injected(one)
+
+
+def test_a_second_injection_is_refused() -> None:
+    one = _Child(2, 2)
+    Injection().add(one, {"scale": _negate})
+    with pytest.raises(AttachError, match="detach it first"):
+        Injection().add(one, {"twice": _negate})
+
+
+def test_several_objects_come_back_the_last_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = [_Child(2, 2), nn.Linear(2, 2), _Child(2, 2)]
+    injection = Injection()
+    for one in objects:
+        injection.add(one, {"forward": lambda self, x: x})
+    back: list[int] = []
+    plain = nn.Module.__setattr__
+
+    def watch(self: nn.Module, name: str, value: Any) -> None:
+        if name == "__class__":
+            back.append([one is self for one in objects].index(True))
+        plain(self, name, value)
+
+    monkeypatch.setattr(nn.Module, "__setattr__", watch)
+    injection.remove()
+    assert back == [2, 1, 0]
+    assert [type(one) for one in objects] == [_Child, nn.Linear, _Child]
+
+
+def test_copies_and_pickles_are_plain() -> None:
+    one = nn.Linear(3, 2)
+    injection = Injection()
+    injection.add(one, {"forward": lambda self, x: x})
+    x = torch.ones(1, 3)
+    assert one(x) is x
+    for plain in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert type(plain) is nn.Linear and plain(x).shape == (1, 2)
+        assert torch.equal(plain.weight, one.weight)
+    assert type(pickle.loads(pickle.dumps(one, protocol=0))) is nn.Linear
+    injection.remove()
+
+
+def test_what_cannot_be_exchanged_is_refused_and_stays() -> None:
+    with pytest.raises(AttachError, match="without generate"):
+        Injection().add(_Child(2, 2), {"generate": _negate})
+    with pytest.raises(AttachError, match="ordinary Python object"):
+        Injection().add(3.5, {"hex": lambda self: "0"})
+
+
+def test_a_class_exchanged_meanwhile_is_reported() -> None:
+    one = _Child(2, 2)
+    injection = Injection()
+    injection.add(one, {"scale": _negate})
+    foreign = type("Foreign", (type(one),), {})
+    one.__class__ = foreign
+    attached = foreign.__bases__[0]
+    with pytest.raises(AttachError, match="exchanged meanwhile"):
+        injection.remove()
+    assert type(one) is foreign
+    one.__class__ = attached  # the later change is undone: now it can be taken back
+    injection.remove()
+    assert type(one) is _Child
+
+
+def test_new_methods_show_what_they_are_and_go_again() -> None:
+    one, injection = _Child(2, 2), Injection()
+
+    def generate(self: Any, ids: int, *, length: int = 3) -> int:
+        return ids + length
+
+    injection.add(one, {"generate": generate, "scale": generate}, new=True)
+    found: Any = one
+    assert found.generate(1) == 4 and found.scale(1, length=1) == 2
+    assert list(inspect.signature(found.scale).parameters) == ["ids", "length"]
+    injection.remove()
+    assert not hasattr(one, "generate") and one.scale(torch.ones(1)).item() == 2.0

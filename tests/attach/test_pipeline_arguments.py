@@ -1,0 +1,181 @@
+"""Arguments of the text-to-image pipeline beside numbers: lists, callbacks, places, two runs."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import BusyError, Filters, OptionError, ShapeError, TextToImage
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> TextToImage:
+    return TextToImage.from_pretrained(tiny_folder)
+
+
+def test_a_call_inside_a_call_is_refused_and_harms_nothing(pipe: TextToImage) -> None:
+    wanted = pipe(CAPTIONS, seed=3).tokens
+    seen: list[str] = []
+
+    def nested(_: object) -> None:
+        with pytest.raises(BusyError, match="one run of a model at a time"):
+            pipe(CAPTIONS[0])
+        seen.append("refused")
+
+    assert torch.equal(pipe(CAPTIONS, seed=3, on_step=nested).tokens, wanted) and seen
+    assert torch.equal(pipe(CAPTIONS, seed=3).tokens, wanted)
+
+
+def test_a_second_thread_is_refused_while_the_first_runs(pipe: TextToImage) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_: object) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    made: list[Any] = []
+    thread = threading.Thread(target=lambda: made.append(pipe(CAPTIONS[0], seed=1, on_step=wait)))
+    thread.start()
+    assert inside.wait(60)
+    with pytest.raises(BusyError):
+        pipe(CAPTIONS[1], seed=1)
+    go_on.set()
+    thread.join()
+    assert torch.equal(made[0].tokens, pipe(CAPTIONS[0], seed=1).tokens)
+
+
+def test_a_run_that_failed_frees_the_pipeline(pipe: TextToImage) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pipe(CAPTIONS[0], on_step=fail)
+    assert pipe(CAPTIONS[0]).stats.tokens == N_TOKENS
+
+
+def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
+    other = TextToImage(pipe.pictures)
+    with pytest.raises(BusyError):
+        pipe(CAPTIONS[0], on_step=lambda _: other(CAPTIONS[0]))  # type: ignore[arg-type, return-value]
+
+
+def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
+    twin, wanted = copy.deepcopy(pipe), pipe(CAPTIONS, seed=2).tokens
+    seen = []
+
+    def nested(_: object) -> None:
+        if not seen:
+            seen.append(twin(CAPTIONS, seed=2).tokens)
+
+    assert torch.equal(pipe(CAPTIONS, seed=2, on_step=nested).tokens, wanted)
+    assert torch.equal(seen[0], wanted)
+
+
+def test_two_streams_may_take_turns(pipe: TextToImage) -> None:
+    streams = [pipe.stream(CAPTIONS, Filters(), seed=s, batch_size=1) for s in (1, 2)]
+    turns = [torch.cat([p.tokens for p in side]) for side in zip(*zip(*streams))]
+    for seed, tokens in zip((1, 2), turns):
+        assert torch.equal(tokens, pipe(CAPTIONS, seed=seed, guidance_scale=1.0).tokens)
+
+
+def test_a_stream_keeps_its_own_list_of_captions(pipe: TextToImage) -> None:
+    captions = list(CAPTIONS)
+    stream = pipe.stream(captions, Filters(), batch_size=2)
+    captions.clear()
+    assert [p for batch in stream for p in batch.prompts] == CAPTIONS
+
+
+@pytest.mark.parametrize("captions", [None, 5, iter(CAPTIONS), "a red circle", []])
+def test_what_is_no_list_of_captions_is_refused(pipe: TextToImage, captions: Any) -> None:
+    with pytest.raises(OptionError, match="prompt: expected a caption or a list of them"):
+        pipe.stream(captions, Filters())
+
+
+def test_filters_are_asked_for(pipe: TextToImage) -> None:
+    with pytest.raises(OptionError, match="filters: expected mmaccel.Filters"):
+        pipe.stream(CAPTIONS, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1],
+        3,
+        torch.zeros(2).long(),
+        torch.zeros(1, 1).long(),
+        torch.tensor([float("inf")]),
+        torch.tensor([False]),
+    ],
+)
+def test_on_step_may_return_lengths_only(pipe: TextToImage, returned: Any) -> None:
+    with pytest.raises(
+        ShapeError, match=r"on_step: expected None or whole lengths \[1\] in return"
+    ):
+        pipe(CAPTIONS[0], on_step=lambda _: returned)
+
+
+def test_on_step_may_end_a_picture_at_nothing(pipe: TextToImage) -> None:
+    out = pipe(CAPTIONS[0], on_step=lambda _: torch.tensor([-3]))
+    assert out.stats.tokens == 0 and out.stats.passes == 1 and int(out.tokens.sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "meta"}, "device: expected a device of this machine, received 'meta'"),
+        ({"device": "gpu"}, "device: expected a device of this machine, received 'gpu'"),
+        ({"device": 3.5}, "device: expected a device of this machine"),
+        ({"dtype": torch.int8}, "dtype: expected torch.float32"),
+        ({"dtype": "float32"}, "dtype: expected torch.float32"),
+        ({"dtype": torch.float8_e4m3fn}, "dtype: expected torch.float32"),
+        ({"dtype": None}, "dtype: expected torch.float32"),
+        ({"name": None}, "model: expected a folder.* received None"),
+        ({"name": ""}, "model: expected a folder.* received ''"),
+    ],
+    ids=str,
+)
+def test_where_and_in_what_to_load(tiny_folder: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        TextToImage.from_pretrained(**{"name": tiny_folder, **options})
+
+
+@pytest.mark.parametrize("name", ["guidance_scale", "temperature"])
+def test_numbers_no_float_can_hold(pipe: TextToImage, name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}: expected"):
+        pipe(CAPTIONS[0], **{name: 10**400})
+
+
+def test_numbers_of_any_kind_are_taken(pipe: TextToImage) -> None:
+    half = pipe(CAPTIONS[0], temperature=0.5, top_p=0.5).tokens
+    for number in (Fraction(1, 2), np.float32(0.5), np.float64(0.5)):
+        assert torch.equal(pipe(CAPTIONS[0], temperature=number, top_p=number).tokens, half)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [True, b"12", bytearray(b"1"), "12", [False], [b"1"], [], None, np.ones(1), torch.tensor(True)],
+)
+def test_what_is_no_seed(pipe: TextToImage, seed: Any) -> None:
+    with pytest.raises(OptionError, match="seed: expected an integer or one per row"):
+        pipe(CAPTIONS[:1], seed=seed)
+
+
+@pytest.mark.parametrize("wrap", [np.int64, np.uint8, torch.tensor])
+def test_seeds_of_other_libraries(pipe: TextToImage, wrap: Any) -> None:
+    wanted = pipe(CAPTIONS, seed=[4, 5, 6]).tokens
+    assert torch.equal(pipe(CAPTIONS, seed=[wrap(s) for s in (4, 5, 6)]).tokens, wanted)
+    several = np.array([4, 5, 6]) if wrap is np.int64 else torch.tensor([4, 5, 6])
+    assert torch.equal(pipe(CAPTIONS, seed=several).tokens, wanted)
+    policy = mmaccel.Jacobi(window=4)
+    assert torch.equal(
+        pipe(CAPTIONS[0], seed=wrap(9), policy=policy).tokens, pipe(CAPTIONS[0], seed=9).tokens
+    )

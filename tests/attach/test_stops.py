@@ -1,0 +1,165 @@
+"""Stopping criteria, end tokens inside a window, streamers and output objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+POLICIES = [mmaccel.Autoregressive(), mmaccel.Jacobi(window=3), mmaccel.Jacobi(window=32)]
+
+
+class _Recorder:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def put(self, value: Tensor) -> None:
+        assert value.device.type == "cpu"
+        self.heard.append(value.tolist())
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+
+class _Diary:
+    """A criterion that counts calls and keeps what it saw: wrong unless called as usual."""
+
+    def __init__(self, stops: dict[int, int]) -> None:
+        self.stops, self.seen = stops, []  # type: ignore[var-annotated]
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        self.seen.append((input_ids.tolist(), scores))
+        calls = len(self.seen)
+        return torch.tensor([self.stops.get(row, 99) <= calls for row in range(len(input_ids))])
+
+
+def _build_tokenizer() -> Any:
+    """Words w00 … w39 for the ids; id 0 is a word that transformers itself looks up."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"abcdef": 0} | {f"w{index:02d}": index for index in range(1, VOCAB)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "abcdef")))
+
+
+def _both(model: Any, policy: Any, make: Any = dict, **options: Any) -> tuple[Any, Any, Any]:
+    """Plain output, output with the policy, statistics; `make()` gives fresh arguments to each."""
+    plain = model.generate(**PROMPTS, do_sample=False, **make(), **options)
+    with mmaccel.attach(model, policy, strict=True) as run:
+        ours = model.generate(**PROMPTS, do_sample=False, **make(), **options)
+    return plain, ours, run.stats
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_an_end_token_inside_a_window_ends_its_row(policy: Any) -> None:
+    model = build_lm("llama")
+    ends = model.generate(**PROMPTS, max_new_tokens=30, do_sample=False, eos_token_id=None)
+    # ids that stand at different places in the rows, so that rows end at different times
+    for eos in (int(ends[0, 6]), int(ends[1, 9]), [int(ends[1, 7]), int(ends[2, 11])]):
+        plain, ours, stats = _both(model, policy, max_new_tokens=30, eos_token_id=eos)
+        assert torch.equal(ours, plain)
+        n_real = 0
+        stops = torch.tensor([eos]).flatten()
+        for row in ours[:, 4:]:
+            hits = torch.isin(row, stops).nonzero().flatten().tolist()
+            end = hits[0] + 1 if hits else len(row)
+            assert row[end:].tolist() == [PAD] * (len(row) - end)
+            n_real += end
+        assert stats.tokens == n_real
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("eos", [EOS, None])
+def test_a_criterion_is_called_as_transformers_calls_it(policy: Any, eos: int | None) -> None:
+    model = build_lm("llama")
+    for stops in ({0: 4, 1: 9, 2: 6}, {0: 1, 1: 1, 2: 1}, {1: 5}):
+        diaries: list[_Diary] = []
+
+        def make(stops: dict[int, int] = stops, diaries: list[_Diary] = diaries) -> dict[str, Any]:
+            diaries.append(_Diary(stops))
+            return {"stopping_criteria": [diaries[-1]]}
+
+        plain, ours, _ = _both(model, policy, make, max_new_tokens=14, eos_token_id=eos)
+        assert torch.equal(ours, plain)
+        assert diaries[1].seen == diaries[0].seen
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_time_is_up_for_all_rows_together(policy: Any) -> None:
+    plain, ours, _ = _both(build_lm("llama"), policy, max_new_tokens=14, max_time=0.0)
+    assert torch.equal(ours, plain) and ours.shape == (3, 5)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_stop_strings(policy: Any) -> None:
+    tokenizer, model = _build_tokenizer(), build_lm("llama")
+    made = model.generate(**PROMPTS, max_new_tokens=14, do_sample=False)
+    wanted = f"w{int(made[1, 8]):02d}"
+    plain, ours, stats = _both(
+        model, policy, max_new_tokens=14, stop_strings=[wanted], tokenizer=tokenizer
+    )
+    assert torch.equal(ours, plain) and stats.tokens < made[:, 4:].numel()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_streamer_hears_the_same(policy: Any) -> None:
+    model = build_lm("llama")
+    eos = int(model.generate(**PROMPTS, max_new_tokens=9, do_sample=False)[0, 7])
+    recorders: list[_Recorder] = []
+
+    def make() -> dict[str, Any]:
+        recorders.append(_Recorder())
+        return {"streamer": recorders[-1]}
+
+    plain, ours, _ = _both(model, policy, make, max_new_tokens=14, eos_token_id=eos)
+    assert torch.equal(ours, plain)
+    assert recorders[0].heard == recorders[1].heard
+    assert recorders[1].heard[0] == PROMPTS["input_ids"].tolist()
+    assert len(recorders[1].heard) == 2 + ours.shape[1] - 4 and recorders[1].heard[-1] == "end"
+
+
+def test_text_arrives_while_a_thread_generates() -> None:
+    from threading import Thread
+
+    from transformers import TextIteratorStreamer
+
+    tokenizer = _build_tokenizer()
+    model, ids = build_lm("llama"), PROMPTS["input_ids"][1:2]
+    plain = model.generate(ids, max_new_tokens=12, do_sample=False)[0, 4:]
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    options = dict(max_new_tokens=12, do_sample=False, streamer=streamer)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=8), strict=True):
+        thread = Thread(target=model.generate, args=(ids,), kwargs=options)
+        thread.start()
+        text = "".join(streamer)
+        thread.join()
+    assert text.split() == [tokenizer.decode([token]) for token in plain.tolist()]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_output_objects_and_several_sequences(policy: Any) -> None:
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    model = build_lm("llama")
+    plain, ours, _ = _both(model, policy, max_new_tokens=9, return_dict_in_generate=True)
+    assert type(ours) is GenerateDecoderOnlyOutput and torch.equal(ours.sequences, plain.sequences)
+    with mmaccel.attach(model, policy, seed=2, strict=True):
+        many = model.generate(**PROMPTS, max_new_tokens=9, do_sample=True, num_return_sequences=3)
+    assert many.shape[0] == 9 and len({tuple(row) for row in many[:3].tolist()}) == 3
+    assert torch.equal(many[:, :4], PROMPTS["input_ids"].repeat_interleave(3, 0))
+
+
+def test_max_length_counts_the_padded_prompt_and_static_caches_are_served() -> None:
+    model = build_lm("llama")
+    for options in ({"max_length": 11}, {"max_new_tokens": 7, "cache_implementation": "static"}):
+        plain, ours, stats = _both(model, mmaccel.Jacobi(window=4), **options)
+        assert torch.equal(ours, plain) and ours.shape == (3, 11) and stats.fallbacks == []

@@ -1,0 +1,317 @@
+"""Real disks that are full or closed: an error that says so, nothing half-written, and `--resume`
+makes the rest, to the byte.
+
+A full disk is a small tmpfs, which takes root and Linux to mount; a closed folder or file is one
+whose rights root has too little of (`chattr +i`), or whose mode is 0o555.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmaccel.batch.manifest import Manifest, sha256_of, to_line
+from mmaccel.cli import main
+from mmaccel.outputs.image_files import write_whole
+from tests.fixtures.tiny_model import CAPTIONS
+
+ROWS = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 2} for k in range(3)]
+N_ITEMS = 6
+NO_ROOM, CLOSED = "No space left on device", ("Operation not permitted", "Permission denied")
+
+Mount = Callable[[Path, str], None]
+
+
+def command(folder: Path, model: Path, *more: str) -> list[str]:
+    """Arguments of a batch into `folder / "out"`, of pictures made two at a time."""
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
+    return ["generate", "--prompts", str(file), "--model", str(model), "--out",
+            str(folder / "out"), "--batch-size", "2", *more]  # fmt: skip
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Name and bytes of every picture; each can be opened, and nothing else is there."""
+    files = sorted(file for file in out.iterdir() if file.name != "manifest.jsonl")
+    assert all(file.suffix == ".png" and file.name[0] != "." for file in files)
+    for file in files:
+        with Image.open(file) as image:
+            image.load()
+    return {file.name: file.read_bytes() for file in files}
+
+
+def noted(out: Path) -> dict[str, str]:
+    """Name and checksum of every picture in the manifest, whose lines are all whole."""
+    data = (out / "manifest.jsonl").read_bytes()
+    assert not data or data.endswith(b"\n")
+    records = list(map(json.loads, data.splitlines()))
+    assert all(record["status"] == "ok" for record in records)
+    return {record["file"]: record["sha256"] for record in records}
+
+
+def check_all_noted(out: Path, n_spare: int) -> None:
+    """What the manifest has is there, whole; so are up to `n_spare` pictures more."""
+    told, there = noted(out), content(out)
+    assert all(sha256_of(out / name) == told[name] for name in told)
+    assert 0 <= len(there) - len(told) <= n_spare
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert main(command(folder, tiny_folder)) == 0
+    assert len(content(folder / "out")) == N_ITEMS
+    return folder / "out"
+
+
+def assert_whole(out: Path, whole: Path) -> None:
+    assert content(out) == content(whole) and noted(out) == noted(whole)
+    lines = [sorted((at / "manifest.jsonl").read_bytes().splitlines()) for at in (out, whole)]
+    assert lines[0] == lines[1]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mounts a tmpfs with these options on a new folder, or gives a mounted one other options."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("a small disk can be mounted by root on Linux alone")
+    mounted: list[Path] = []
+
+    def change(folder: Path, options: str) -> None:
+        kind = ["-o", f"remount,{options}"] if folder in mounted else ["-t", "tmpfs", "-o", options]
+        folder.mkdir(exist_ok=True)
+        own = [] if folder in mounted else ["tmpfs"]
+        done = subprocess.run(
+            ["mount", *kind, *own, str(folder)], capture_output=True, text=True, check=False
+        )
+        if done.returncode and folder not in mounted:
+            pytest.skip(f"no tmpfs can be mounted here: {' '.join(done.stderr.split())}")
+        assert done.returncode == 0, done.stderr
+        if folder not in mounted:
+            mounted.append(folder)
+
+    try:
+        yield change
+    finally:
+        for folder in mounted:
+            if subprocess.run(["umount", str(folder)], check=False).returncode:
+                subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def closed(path: Path) -> Iterator[None]:
+    """While it lasts, nothing can be written into a folder, or into a file."""
+    if os.name != "posix":
+        pytest.skip("folders are closed with modes, which this system has not")
+    is_root = os.geteuid() == 0  # whom no mode stops
+    mode = path.stat().st_mode
+    if is_root:
+        try:
+            done = subprocess.run(
+                ["chattr", "+i", str(path)], capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            pytest.skip("root is stopped by chattr +i alone, and there is no chattr here")
+        if done.returncode:
+            pytest.skip(f"root is stopped by chattr +i alone: {' '.join(done.stderr.split())}")
+    else:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        yield
+    finally:
+        if is_root:
+            subprocess.run(["chattr", "-i", str(path)], check=True)
+        else:
+            path.chmod(mode)
+
+
+def said_once(capsys: pytest.CaptureFixture[str]) -> str:
+    """The error: the same one line for people and for a program."""
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert not answer["ok"] and answer["error"]["code"] == "fatal"
+    (line,) = [line for line in said.err.splitlines() if line.startswith("mmaccel: ")]
+    assert line == f"mmaccel: {answer['error']['message']}" and "Traceback" not in said.err
+    return line
+
+
+# a page is 4 KiB; a picture takes one, and so does the manifest
+@pytest.mark.parametrize(
+    ("room", "wanted", "n_noted"),
+    [
+        ("size=4k", "a manifest that can be written", 0),
+        ("size=8k", "room and leave to write a picture", 1),
+        ("size=20k", "room and leave to write a picture", 4),
+        ("size=1m,nr_inodes=5", "room and leave to write a picture", 3),
+    ],
+)
+def test_a_full_disk_is_said_and_its_job_goes_on_where_there_is_room(
+    whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
+    capsys: pytest.CaptureFixture[str], room: str, wanted: str, n_noted: int,
+) -> None:  # fmt: skip
+    if os.sysconf("SC_PAGE_SIZE") != 4096:
+        pytest.skip("the sizes are counted in pages of 4 KiB, which this system has not")
+    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
+    mount(out, room)
+    assert main(arguments) == 1
+    line = said_once(capsys)
+    assert f"expected {wanted}, received: {NO_ROOM};" in line and "--resume" in line
+    check_all_noted(out, 1)
+    before = noted(out)
+    assert len(before) == n_noted
+
+    assert main([*arguments, "--resume"]) == 1  # as full as it was
+    assert NO_ROOM in said_once(capsys)
+    check_all_noted(out, 1)
+    assert noted(out) == before
+
+    mount(out, "size=1m,nr_inodes=100")
+    assert main([*arguments, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["made_before"] == n_noted
+    assert_whole(out, whole)
+
+
+def test_a_picture_larger_than_the_room_leaves_the_old_one(tmp_path: Path, mount: Mount) -> None:
+    """It comes in many writes, the first of which find room."""
+    disk = tmp_path / "disk"
+    mount(disk, "size=64k")
+    file = disk / "picture.png"
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    small, large = Image.fromarray(noise[:32, :32]), Image.fromarray(noise)
+    write_whole(file, lambda path: small.save(path, format="PNG"))
+    before = file.read_bytes()
+    with pytest.raises(OSError, match=NO_ROOM) as caught:
+        write_whole(file, lambda path: large.save(path, format="PNG"))
+    assert caught.value.strerror == NO_ROOM
+    assert list(disk.iterdir()) == [file] and file.read_bytes() == before
+
+
+def test_a_line_that_finds_room_for_its_beginning_alone_is_taken_back(
+    tmp_path: Path, mount: Mount
+) -> None:
+    disk = tmp_path / "disk"
+    mount(disk, "size=4k")
+    manifest = Manifest(disk / "manifest.jsonl")
+    records = [{"id": "a", "k": k, "status": "ok", "prompt": "x" * 250} for k in range(20)]
+    n_lines = 4096 // len(to_line(records[0]))  # and a part of one more
+    try:
+        for record in records[:n_lines]:
+            manifest.append(record)
+        for record in records[n_lines : n_lines + 2]:
+            with pytest.raises(OSError, match=NO_ROOM):
+                manifest.append(record)
+        assert manifest.file.read_bytes() == b"".join(map(to_line, records[:n_lines]))
+        mount(disk, "size=1m")
+        for record in records[n_lines:]:
+            manifest.append(record)
+        assert manifest.file.read_bytes() == b"".join(map(to_line, records))
+    finally:
+        manifest.close()
+
+
+def test_a_disk_that_is_mounted_to_be_read_is_refused_before_a_model_is_loaded(
+    whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    mount(out, "size=1m")
+    mount(out, "ro")
+    assert main(command(tmp_path, tmp_path / "no model", "--json")) == 1
+    line = said_once(capsys)
+    assert f"--out: expected a folder that can be written, received {str(out)!r}" in line
+    assert "Read-only file system" in line and list(out.iterdir()) == []
+    mount(out, "rw")
+    assert main(command(tmp_path, tiny_folder, "--resume")) == 0
+    assert_whole(out, whole)
+
+
+def test_what_was_made_on_a_disk_that_can_only_be_read_can_still_be_asked_for(
+    whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    mount(out, "size=1m")
+    assert main(command(tmp_path, tiny_folder)) == 0
+    (out / "manifest.jsonl").write_bytes(
+        b"".join((out / "manifest.jsonl").read_bytes().splitlines(keepends=True)[:-1])
+    )
+    mount(out, "ro")
+    capsys.readouterr()
+    assert main(command(tmp_path, tiny_folder, "--resume", "--dry-run", "--json")) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["made_before"], data["to_make"]) == (N_ITEMS - 1, 1)
+    assert main(command(tmp_path, tiny_folder, "--resume", "--json")) == 1
+    assert "Read-only file system" in said_once(capsys)
+    mount(out, "rw")
+    assert main(command(tmp_path, tiny_folder, "--resume")) == 0
+    assert_whole(out, whole)
+
+
+def test_a_folder_that_is_closed_before_the_job(
+    whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
+    out.mkdir()
+    with closed(out):
+        assert main(arguments) == 1
+        line = said_once(capsys)
+        assert "--out: expected a folder that can be written" in line
+        assert any(reason in line for reason in CLOSED) and list(out.iterdir()) == []
+    assert main(arguments) == 0
+    assert_whole(out, whole)
+
+
+def test_a_folder_that_is_closed_during_the_job(
+    whole: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The manifest is open and takes lines, but no picture gets a name any more."""
+    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
+    append = Manifest.append
+
+    def closing(self: Manifest, record: dict[str, Any]) -> None:
+        append(self, record)
+        if len(noted(out)) == 3:
+            doors.enter_context(closed(out))
+
+    with ExitStack() as doors:
+        monkeypatch.setattr(Manifest, "append", closing)
+        assert main(arguments) == 1
+    monkeypatch.undo()
+    line = said_once(capsys)
+    assert "expected room and leave to write a picture, received: " in line
+    assert any(reason in line for reason in CLOSED) and "--resume" in line
+    check_all_noted(out, 0)
+    assert len(noted(out)) == 3
+    assert main([*arguments, "--resume"]) == 0
+    assert_whole(out, whole)
+
+
+def test_a_manifest_that_cannot_be_written(
+    whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
+    assert main([*arguments, "--shard", "1/2"]) == 0  # half of the pictures, noted elsewhere
+    manifest = out / "manifest.jsonl"
+    (out / "manifest.1-of-2.jsonl").rename(manifest)
+    before, lines = content(out), manifest.read_bytes()
+    assert len(before) == N_ITEMS // 2
+    capsys.readouterr()
+    with closed(manifest):
+        assert main([*arguments, "--resume"]) == 1
+        line = said_once(capsys)
+        assert str(manifest) in line and any(reason in line for reason in CLOSED)
+        assert content(out) == before and manifest.read_bytes() == lines
+    assert main([*arguments, "--resume"]) == 0
+    assert_whole(out, whole)

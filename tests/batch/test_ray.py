@@ -1,0 +1,176 @@
+"""`--executor ray`: two actors make the same bytes, also when one is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmaccel.batch.item import make_items
+from mmaccel.batch.manifest import Record
+from mmaccel.batch.prompt_file import read_prompts
+from mmaccel.batch.setup import Setup
+from mmaccel.batch.worker import Worker
+from mmaccel.cli import main
+from mmaccel.errors import OptionError
+from tests.fixtures.tiny_model import CAPTIONS
+
+ray = pytest.importorskip("ray", reason="ray is not installed")
+
+pytestmark = pytest.mark.usefixtures("cluster")
+N_ITEMS = 40
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    """Ray on this machine, for all tests of this file."""
+    import mmaccel
+
+    before = dict(os.environ)
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    sockets = tmp_path_factory.mktemp("r", numbered=False)
+    root = str(Path(mmaccel.__file__).parents[1])
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}},
+        _temp_dir=str(sockets) if len(str(sockets)) < 40 else None,
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of N_ITEMS items."""
+    file = tmp_path / "p.jsonl"
+    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 5} for k in range(N_ITEMS // 5)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def actor_processes() -> list[int]:
+    """Processes of live actors."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.startswith(b"ray::WorkerActor"):
+            found.append(int(folder.name))
+    return found
+
+
+def whole(prompts: Path, setup: Setup) -> dict[tuple[str, int], Record]:
+    """What one worker in this process makes."""
+    worker, records = Worker(setup), []
+    worker.run_all(make_items(read_prompts(str(prompts)), 0), records.append)
+    return {(r["id"], r["k"]): r for r in records}
+
+
+def test_actors_make_what_one_process_makes(
+    prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "ray"):
+        (tmp_path / name).mkdir()
+    expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=4))
+    arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
+                 str(tmp_path / "ray"), "--executor", "ray", "--actors", "2",
+                 "--batch-size", "4", "--json"]  # fmt: skip
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["made"] == N_ITEMS
+    made = map(json.loads, (tmp_path / "ray" / "manifest.jsonl").read_text().splitlines())
+    assert {(r["id"], r["k"]): r for r in made} == expected
+    for record in expected.values():
+        one, two = (tmp_path / name / record["file"] for name in ("one", "ray"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_killed_actor_loses_nothing_and_repeats_nothing(
+    prompts: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    from mmaccel.batch.ray_maker import RayMaker
+
+    for name in ("one", "ray"):
+        (tmp_path / name).mkdir()
+    setup = Setup(str(tiny_folder), tmp_path / "ray", rows=2)
+    items = make_items(read_prompts(str(prompts)), 0)
+    maker = RayMaker(setup, 2)
+    records: list[Record] = []
+    noted: dict[str, int] = {}
+    killed: list[int] = []
+
+    def deliver(record: Record) -> None:
+        records.append(record)
+        if len(records) in (5, 17):
+            for file in [r["file"] for r in records]:
+                noted[file] = (tmp_path / "ray" / file).stat().st_mtime_ns
+            killed.append(actor_processes()[0])
+            os.kill(killed[-1], signal.SIGKILL)
+
+    try:
+        maker.check(items)
+        maker.run_all(items, deliver)
+    finally:
+        maker.close()
+    assert len(set(killed)) == 2
+    keys = [(r["id"], r["k"]) for r in records]
+    assert len(keys) == len(set(keys)) == N_ITEMS
+    expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=2))
+    assert {(r["id"], r["k"]): r for r in records} == expected
+    for file, written in noted.items():
+        assert (tmp_path / "ray" / file).stat().st_mtime_ns == written
+
+
+def test_an_item_that_kills_its_process_is_given_up(
+    prompts: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    from mmaccel.batch.failures import ItemsFailed
+    from mmaccel.batch.ray_maker import RayMaker
+
+    items = make_items(read_prompts(str(prompts)), 0)[:1]
+    maker = RayMaker(Setup(str(tiny_folder), tmp_path, rows=1), 1)
+    start, deaths = maker._start, []
+
+    class Deadly:
+        """An actor whose process ends when it is asked for anything."""
+
+        def __init__(self, actor: Any) -> None:
+            self.make, self._actor = self, actor
+
+        def options(self, **how: Any) -> Any:
+            ray.kill(self._actor)
+            deaths.append(self._actor)
+            return self._actor.make.options(**how)
+
+    try:
+        maker._start = lambda: Deadly(start())
+        maker._actors = [Deadly(maker._actors[0])]
+        with pytest.raises(ItemsFailed, match="its process died") as caught:
+            maker.run_all(items, lambda record: pytest.fail("nothing is made"))
+        assert caught.value.items == items and len(deaths) == 2
+        maker._actors = [maker._actors[0]._actor]
+    finally:
+        maker.close()
+
+
+def test_what_an_actor_refuses_is_refused_here(
+    prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mmaccel.batch.ray_maker import RayMaker
+
+    arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
+                 str(tmp_path / "ray"), "--executor", "ray", "--actors", "1"]  # fmt: skip
+    assert main([*arguments, "--temperature", "0.5", "--policy", "stepwise"]) == 2
+    said = capsys.readouterr().err
+    assert "policy: expected one of" in said and "Traceback" not in said
+    none = [str(tmp_path / "none") if word == str(tiny_folder) else word for word in arguments]
+    assert main(none) == 2 and "none" in capsys.readouterr().err
+    with pytest.raises(OptionError, match=r"--actors: expected 1..2"):
+        RayMaker(Setup(str(tiny_folder), tmp_path), 3)

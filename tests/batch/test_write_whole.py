@@ -1,0 +1,121 @@
+"""Writing whole or not at all: what waits for the disk, in which order, and what a failure leaves.
+
+A rename that overtakes the bytes would leave, after a loss of power, a final name without them; one
+that is not waited for would leave a manifest with a picture that is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmaccel.outputs.image_files import write_whole
+
+NEW, OLD = b"new bytes" * 1000, b"old bytes"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    file = tmp_path / "picture.png"
+    file.write_bytes(OLD)
+    return file
+
+
+def write(path: Path) -> None:
+    path.write_bytes(NEW)
+
+
+def broken(code: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[tuple[str, str, bytes]]:
+    """What the system is asked, on which path, and what the final name holds just before."""
+    found: list[tuple[str, str, bytes]] = []
+    opened: dict[int, Path] = {}
+    really_open, fsync, replace = os.open, os.fsync, os.replace
+
+    def keep(path: os.PathLike[str], *rest: int) -> int:
+        handle = really_open(path, *rest)
+        opened[handle] = Path(path)
+        return handle
+
+    def sync(handle: int) -> None:
+        path = opened[handle]
+        kind = "folder" if path == target.parent else path.suffix
+        if kind == ".tmp":
+            assert path.parent == target.parent and path.read_bytes() == NEW
+        found.append(("fsync", kind, target.read_bytes()))
+        fsync(handle)
+
+    def rename(source: Path, name: Path) -> None:
+        found.append(("replace", source.suffix, target.read_bytes()))
+        replace(source, name)
+
+    monkeypatch.setattr(os, "open", keep)
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    return found
+
+
+def test_the_bytes_come_before_the_name_and_the_folder_after(
+    target: Path, told: list[tuple[str, str, bytes]]
+) -> None:
+    write_whole(target, write)
+    assert told == [("fsync", ".tmp", OLD), ("replace", ".tmp", OLD), ("fsync", "folder", NEW)]
+    assert [file.name for file in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), ValueError("no"), KeyboardInterrupt()])
+def test_what_cannot_be_written_leaves_the_old_file(target: Path, error: BaseException) -> None:
+    def half(path: Path) -> None:
+        path.write_bytes(NEW[:100])
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        write_whole(target, half)
+    assert caught.value is error and target.read_bytes() == OLD
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_nothing_written_at_all_is_an_error_and_leaves_the_old_file(target: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(target, lambda path: None)
+    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_bytes_that_the_disk_did_not_take_get_no_name(
+    target: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Systems that write late say so late: at the wait, not at the write."""
+    monkeypatch.setattr(os, "fsync", broken(code))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        write_whole(target, write)
+    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_system_that_cannot_wait_is_no_failure(
+    target: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "fsync", broken(code))
+    write_whole(target, write)
+    assert target.read_bytes() == NEW and list(target.parent.iterdir()) == [target]
+
+
+def test_a_rename_that_fails_leaves_the_old_file(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", broken(errno.EACCES))
+    with pytest.raises(PermissionError):
+        write_whole(target, write)
+    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]

@@ -1,0 +1,239 @@
+"""Early ends of canvas decoding: sure end tokens, settled blocks, budgets that buy nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.pipelines.text_to_image.outputs import add_stats
+from mmaccel.results import Generation
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.early_end import Settled, SureEnd
+from mmaccel.samplers.canvas.selector import Memory
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+from tests.canvas.test_selectors import run_of, seen_of, taken
+from tests.fixtures.canvas import PROMPTS, masked, prompt_of
+
+END = 2
+
+
+class Seen(OracleDenoiser):
+    """Remembers how many columns each pass looked at."""
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        self.__dict__.setdefault("looked", []).append(int(entries.reads[0, 0].sum()))
+        return super().forward(entries)
+
+
+def ending_at(slot: int, length: int = 6, sure: float = 0.97, coin: float = 0.5) -> Tensor:
+    """A joint law of independent slots: those from `slot` on are end tokens with `sure`, those
+    before it a coin.
+    """
+    before = torch.tensor([coin, 1 - coin, 0.0])
+    behind = torch.tensor([(1 - sure) / 2, (1 - sure) / 2, sure])
+    joint = torch.ones((), dtype=torch.float64)
+    for k in range(length):
+        joint = joint[..., None] * (before if k < slot else behind).double()
+    return joint
+
+
+def decode(policy: Any, model: Any, rows: int = 1, stops: bool = True) -> Generation:
+    ones = torch.ones(rows, dtype=torch.int64)
+    ends = torch.tensor([END, 99]) if stops else None  # 99 is no id of the model's
+    prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
+    options = {"filters": Filters(temperature=0.0), "noise": Noise.from_seed(0, rows)}
+    made: Generation = policy.sample(model, prompt, 6, **options)
+    return made
+
+
+def test_the_first_sure_end_is_committed_and_what_is_behind_it_left_out() -> None:
+    model, plain = Seen(ending_at(3)), Seen(ending_at(3))
+    waits = decode(mmaccel.ConfidentParallel(1.0, block=6), plain)
+    cut = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9, drop_suffix=True), model)
+    assert cut.lengths.tolist() == [4] == waits.lengths.tolist()
+    assert torch.equal(cut.tokens, waits.tokens)
+    # the end in the first pass, beside the surest slot, and three coins one by one
+    assert model.looked == [7, 5, 5] + [5] * (len(model.looked) - 3)
+    assert waits.stats.passes == len(plain.looked) and set(plain.looked) == {7}
+    assert cut.stats.positions == 7 * cut.stats.passes  # computed all the same, without a store
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        mmaccel.EntropyBounded(0.0, end_threshold=0.9, drop_suffix=True),
+        mmaccel.RevisedParallel(1.0, "edit", end_threshold=0.9, drop_suffix=True),
+        mmaccel.AdaptiveBlock((3,), threshold=1.0, block=6, end_threshold=0.9, drop_suffix=True),
+        mmaccel.LocalLeap(1.0, end_threshold=0.9, drop_suffix=True),
+        mmaccel.KLStable(1.0, end_threshold=0.9, drop_suffix=True),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_every_policy_that_selects_cuts(policy: Any) -> None:
+    model = Seen(ending_at(2, sure=0.95, coin=0.99))  # the surest slots do not end it
+    made = decode(policy, model)
+    assert made.lengths.tolist() == [3]
+    assert model.looked[0] == 7 and set(model.looked[1:]) == {4}
+
+
+@pytest.mark.parametrize("threshold, found", [(0.9, [4]), (0.98, [])])
+def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> None:
+    run = run_of()
+    run.canvas.stop_tokens = torch.tensor([0, END])
+    sure = [0.0, 0.0, 1.0]
+    law = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
+    is_open = torch.tensor([[False, True, True, True, True, False]])
+    seen = replace(seen_of([[0.9] * 6], law=law), is_open=is_open)
+    assert taken(SureEnd(threshold), seen, Memory.of(run)) == [found]  # 0.4 + 0.56, both end it
+
+
+def test_what_is_behind_an_end_is_looked_at_unless_told_otherwise() -> None:
+    """A model of one length alone never saw a canvas that is cut."""
+    model = Seen(ending_at(2, sure=0.95, coin=0.99))
+    made = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9), model)
+    assert made.lengths.tolist() == [3] and set(model.looked) == {7}
+
+
+def test_two_sure_ends_cost_one_commit() -> None:
+    run = run_of(2)
+    run.canvas.stop_tokens = torch.tensor([END])
+    law = torch.full((2, 6, 3), 0.001)
+    law[0, 2:, END] = law[1, 5, END] = 1.0
+    seen = seen_of([[0.9] * 6] * 2, law=law.log())
+    assert taken(SureEnd(0.9), seen, Memory.of(run)) == [[2], [5]]
+
+
+def test_settled_takes_all_once_nothing_changes() -> None:
+    memory, rule = Memory.of(run_of(2)), Settled(0.1)
+    sure = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]] * 3)[None]
+    other = sure.roll(1, -1)
+    low, high = [0.999] * 6, [0.6] * 6
+    both = lambda *laws: torch.cat(laws)  # noqa: E731
+    every, none = list(range(6)), []  # type: ignore[var-annotated]
+    assert taken(rule, seen_of([low, low], law=both(sure, sure)), memory) == [none, none]
+    assert taken(rule, seen_of([low, low], law=both(sure, other)), memory) == [every, none]
+    assert taken(rule, seen_of([high, low], law=both(sure, other)), memory) == [none, every]
+    closed = seen_of([low, low], closed=1, law=both(sure, other))
+    closed.law[:, 1] = 0.0  # what is not open may change
+    assert taken(rule, closed, memory) == [[0, 2, 3, 4, 5]] * 2
+    memory.run.canvas.start = torch.tensor([1, 0])
+    assert taken(rule, closed, memory) == [none, [0, 2, 3, 4, 5]]
+
+
+def test_a_settled_run_takes_two_passes_and_is_charged() -> None:
+    joint = ending_at(6)
+    joint = joint / joint.sum()
+    sure = 0.999 * torch.zeros_like(joint)
+    sure[(0, 1, 0, 1, 0, 1)] = 1.0
+    joint = 0.02 * joint + 0.98 * sure
+    slow = decode(mmaccel.ConfidentParallel(1.0), OracleDenoiser(joint), stops=False)
+    fast = decode(mmaccel.ConfidentParallel(1.0, settled=0.2), OracleDenoiser(joint), stops=False)
+    assert slow.stats.passes == 6 and fast.stats.passes == 2
+    assert fast.tokens.tolist() == [[0, 1, 0, 1, 0, 1]] == slow.tokens.tolist()
+    assert fast.stats.nats > 0 == slow.stats.nats
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", CachePlan("vicinity", margin=1)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        mmaccel.EntropyBounded(0.5, block=6, end_threshold=0.05, drop_suffix=True, settled=3.4),
+        mmaccel.RevisedParallel(
+            0.2, "shadow", block=6, end_threshold=0.05, drop_suffix=True, settled=3.4
+        ),
+        mmaccel.AdaptiveBlock((1,), end_threshold=0.05, drop_suffix=True),
+        mmaccel.MaskedParallel(4, block=6, end_threshold=0.05, drop_suffix=True),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_rows_end_alone_as_they_end_together(policy: Any, cache: Any) -> None:
+    policy = replace(policy, cache=cache)
+    stops = torch.arange(0, 40, 6)
+
+    def made(rows: slice) -> Generation:
+        noise = Noise.from_seed(3, len(PROMPTS))
+        noise = Noise(noise.seeds[rows], noise.items[rows])
+        prompt = replace(prompt_of(PROMPTS[rows]), stop_tokens=stops)
+        run: Generation = policy.sample(masked(), prompt, 12, filters=Filters(), noise=noise)
+        return run
+
+    whole = made(slice(None))
+    assert int(whole.lengths.min()) < 12
+    for k in range(len(PROMPTS)):
+        alone = made(slice(k, k + 1))
+        n = int(alone.lengths[0])
+        assert whole.lengths[k] == n and whole.passes[k] == alone.passes[0]
+        assert torch.equal(whole.tokens[k, :n], alone.tokens[0, :n])
+
+
+def test_a_block_causal_cache_goes_with_it() -> None:
+    prompt = replace(prompt_of(PROMPTS), stop_tokens=torch.arange(0, 40, 6))
+    found = []
+    for cache in ("none", "block"):
+        policy = mmaccel.EntropyBounded(0.5, cache=cache, end_threshold=0.05, drop_suffix=True)
+        noise = Noise.from_seed(3, len(PROMPTS))
+        found.append(policy.sample(masked(block=4), prompt, 12, filters=Filters(), noise=noise))
+    assert torch.equal(found[0].tokens, found[1].tokens)
+    assert torch.equal(found[0].passes, found[1].passes)
+    assert found[1].stats.positions < found[0].stats.positions
+
+
+@pytest.mark.parametrize("far", [None, 2])
+def test_what_is_not_looked_at_counts_where_it_is_computed(far: int | None) -> None:
+    model = masked()
+    stops = torch.arange(0, 40, 3)
+    prompt = replace(prompt_of(PROMPTS[:1]), stop_tokens=stops)
+    policy = mmaccel.EntropyBounded(
+        0.5, block=6, cache=CachePlan(far=far), end_threshold=0.05, settled=3.4
+    )
+    noise = Noise.from_seed(3, 1)
+    made = policy.sample(model, prompt, 12, filters=Filters(), noise=noise)
+    assert made.stats.positions == model.fed == made.stats.passes * (len(PROMPTS[0]) + 12)
+
+
+def test_a_budget_that_buys_nothing_is_said() -> None:
+    joint = ending_at(6)
+    broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), OracleDenoiser(joint))
+    assert broke.stats.passes == 6 and broke.stats.nats == 0
+    assert "budget_nats: 0.01 bought no second slot at any pass" in str(broke.stats)
+    rich = decode(mmaccel.EntropyBounded(budget_nats=9.0), OracleDenoiser(joint))
+    assert rich.stats.passes < 6 and not rich.stats.notes
+    both = add_stats([broke.stats, rich.stats])  # which did spend something
+    assert both.notes == [f"{broke.stats.notes[0]} (in 1 of 2 batches)"] and both.nats > 0
+    assert add_stats([broke.stats, broke.stats]).notes == broke.stats.notes
+
+
+@pytest.mark.parametrize("ends", [None, torch.tensor([98, 99])])
+def test_an_end_nobody_has_is_refused(ends: Tensor | None) -> None:
+    ones = torch.ones(1, dtype=torch.int64)
+    prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
+    options = {"filters": Filters(), "noise": Noise.from_seed(0, 1)}
+    for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
+        with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
+            policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]
+            policy.sample(OracleDenoiser(ending_at(3)), prompt, 6, **options)
+
+
+def test_values_outside_their_domain_are_refused() -> None:
+    with pytest.raises(OptionError, match="end_threshold: expected a number in 0..1"):
+        mmaccel.ConfidentParallel(end_threshold=1.5)
+    with pytest.raises(OptionError, match="settled: expected a finite number >= 0"):
+        mmaccel.KLStable(settled=-1)
+
+
+def test_what_ends_early_promises_no_law() -> None:
+    exact = mmaccel.MaskedParallel(None, order="halton")
+    assert exact.exactness == "distribution"
+    assert replace(exact, settled=0.1).exactness == "relaxed"
+    assert replace(exact, drop_suffix=True).exactness == "relaxed"
+    assert replace(exact, end_threshold=0.9).exactness == "relaxed"

@@ -1,0 +1,189 @@
+"""A decoder as a denoiser: caches, drafts and batches change nothing that they should not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from tests.fixtures.canvas import MASK, PROMPTS, masked, run
+from tests.fixtures.tiny_lms import VOCAB, build_lm
+
+LENGTH, BLOCK = 8, 4
+LONGER = 12  # with something beyond the far field
+STALE = [
+    CachePlan(kind, margin=2, refresh=refresh, far=far)
+    for kind in ("prefix", "dual", "vicinity")
+    for refresh in (None, 3)
+    for far in (None, 4)
+]
+NAMES = [f"{plan.kind} {plan.refresh} {plan.far}" for plan in STALE]
+
+
+def same_logits(one: Any, other: Any) -> bool:
+    """Whether two runs saw the same, pass by pass."""
+    assert len(one.logits) == len(other.logits) > 0
+    return all(
+        torch.allclose(a, b, rtol=0, atol=1e-9)
+        for a, b in zip(one.logits, other.logits, strict=True)
+    )
+
+
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_logits_are_the_models_own(shift: int, block: int | None) -> None:
+    """The first pass over a prompt and 6 masks, by transformers' own call without a cache."""
+    model = masked("qwen3", shift=shift, block=block)
+    run(Stepwise(), model, 6, prompts=[PROMPTS[0]])
+    ids = torch.tensor([PROMPTS[0] + [MASK] * 6])
+    group = torch.arange(9) // (block or 9)
+    mask = torch.zeros(9, 9).double().masked_fill(group > group[:, None], float("-inf"))
+    own = model.model(input_ids=ids, attention_mask=mask[None, None], use_cache=False).logits
+    n = block or 6
+    own = own[:, 3 - shift : 3 - shift + n]
+    assert torch.allclose(model.logits[0], own, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_plan_that_refreshes_always_is_none(name: str, shift: int) -> None:
+    plain = masked(name, shift=shift)
+    expected = run(Stepwise(block=BLOCK), plain, LENGTH)
+    for kind in ("prefix", "dual", "vicinity"):
+        model = masked(name, shift=shift)
+        made = run(Stepwise(block=BLOCK, cache=CachePlan(kind, refresh=1)), model, LENGTH)
+        assert torch.equal(made.tokens, expected.tokens) and same_logits(model, plain)
+    plain = masked(name, shift=shift)
+    run(Stepwise(block=1), plain, LENGTH)
+    for kind in ("prefix", "dual", "vicinity"):  # a block of one slot: every pass writes and reads
+        model = masked(name, shift=shift)
+        run(Stepwise(block=1, cache=CachePlan(kind, margin=2)), model, LENGTH)
+        assert same_logits(model, plain)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_cache_of_a_block_causal_model_is_exact(
+    name: str, shift: int, temperature: float
+) -> None:
+    for block in (BLOCK, 3):
+        plain, model = (masked(name, shift=shift, block=block) for _ in range(2))
+        expected = run(Stepwise(), plain, 10, temperature)
+        made = run(Stepwise(cache="block"), model, 10, temperature)
+        assert torch.equal(made.tokens, expected.tokens) and same_logits(model, plain)
+        assert int(made.stats.positions or 0) < int(expected.stats.positions or 0)
+
+
+@pytest.mark.parametrize("plan", STALE, ids=NAMES)
+def test_stale_plans_are_stale(plan: CachePlan) -> None:
+    plain, model = masked(), masked()
+    run(Stepwise(block=BLOCK), plain, LONGER, 0.0)
+    made = run(Stepwise(block=BLOCK, cache=plan), model, LONGER, 0.0)
+    first = torch.allclose(model.logits[0], plain.logits[0], rtol=0, atol=1e-9)
+    assert first == (plan.far is None)  # a full pass is stale in nothing
+    assert not torch.allclose(model.logits[1], plain.logits[1])
+    assert (made.stats.positions or 0) <= model.fed < plain.fed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("plan", STALE, ids=NAMES)
+def test_drafts_make_the_tokens_of_the_same_plan(plan: CachePlan, temperature: float) -> None:
+    model = masked()
+    expected = run(Stepwise(block=BLOCK, cache=plan), model, LONGER, temperature)
+    for drafts in range(1, 9):
+        policy = LosslessUnmask(drafts, block=BLOCK, cache=plan)
+        made = run(policy, model, LONGER, temperature)
+        assert torch.equal(made.tokens, expected.tokens), drafts
+        assert made.stats.passes <= expected.stats.passes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, {"block": 4}, {"shift": 1}, {"shift": 1, "block": 4}])
+def test_drafts_make_the_tokens_of_a_run_without_them(
+    options: dict[str, int], temperature: float
+) -> None:
+    model = masked("qwen3", **options)
+    expected = run(Stepwise(), model, LENGTH, temperature)
+    layouts = [("rows", "none"), ("entries", "none")]
+    layouts += [("entries", "block")] if model.block else []
+    for layout, cache in layouts:
+        for drafts in (1, 2, 3, 4, 5, 6, 7, 8):
+            policy = LosslessUnmask(drafts, layout=layout, cache=cache)
+            made = run(policy, model, LENGTH, temperature)
+            assert torch.equal(made.tokens, expected.tokens), (layout, cache, drafts)
+
+
+@pytest.mark.parametrize("prompt, positions", [([5, 9, 7, 1], 4 * 20), ([5, 9, 7, 1, 2, 3], 72)])
+def test_positions_of_a_block_causal_run(prompt: list[int], positions: int) -> None:
+    """Blocks of 4: the first pass of each also computes the block before it for good. Behind 6
+    tokens two slots complete a block: 8 + 4, then three blocks of 8 + 4 + 4 + 4.
+    """
+    length = 20 - len(prompt)
+    model = masked(block=4)
+    made = run(Stepwise(cache="block"), model, length, prompts=[prompt])
+    assert made.stats.passes == model.passes == length
+    assert made.stats.positions == model.fed == positions
+    assert model.head_rows == length * 4
+    plain = run(Stepwise(), masked(block=4), length, prompts=[prompt])
+    assert plain.stats.positions == 20 * length
+
+
+@pytest.mark.parametrize("kind", ["none", "prefix", "dual", "vicinity"])
+def test_what_is_dropped_far_away_is_hidden(kind: str) -> None:
+    """Whatever stands where nothing looks, the logits are the same; nearer by, they are not."""
+
+    class Filled(type(masked())):  # type: ignore[misc]
+        fill = MASK
+
+        def forward(self, entries: CanvasPass) -> torch.Tensor:
+            is_read = entries.reads.any(1).gather(1, entries.places)
+            self.hidden = getattr(self, "hidden", 0) + int((~is_read).sum())
+            tokens = torch.where(is_read, entries.tokens, self.fill)
+            return super().forward(replace(entries, tokens=tokens))
+
+    runs = []
+    for far, fill in ((2, MASK), (2, 3), (2, 20), (4, MASK), (None, MASK)):
+        model = Filled(build_lm("llama", initializer_range=0.35).double())
+        model.hidden, model.fill = 0, fill
+        model._begin()
+        plan = CachePlan(kind, margin=1, far=far)
+        run(Stepwise(order="left", block=2, cache=plan), model, LENGTH, 0.0)
+        assert (model.hidden > 0) if kind == "none" and far else True
+        runs.append(model)
+    assert same_logits(runs[0], runs[1]) and same_logits(runs[0], runs[2])
+    assert not same_logits(runs[0], runs[3]) and not same_logits(runs[3], runs[4])
+    assert kind == "none" or runs[0].fed < runs[3].fed < runs[4].fed
+
+
+def test_a_pass_has_fewer_rows_than_reserved_and_rows_keep_their_own() -> None:
+    model = MaskedLM(build_lm("llama").double(), MASK, vocab_size=7)
+    ids = torch.randint(VOCAB, (3, 5), generator=torch.Generator().manual_seed(3))
+    line = torch.arange(5).expand(3, -1)
+    reads = torch.ones(3, 1, 9, dtype=torch.bool)
+    reads[..., 5:] = False
+    whole = CanvasPass(ids, line, line, reads, line)
+    model.reserve(3, 9)
+    full = model.forward(whole)
+    assert full.shape == (3, 5, 7)
+    one = CanvasPass(*(value[:1, ...] for value in vars(whole).values()))
+    last = CanvasPass(ids[:2, 4:], line[:2, 4:], line[:2, 4:], reads[:2], line[:2, :1])
+    assert torch.allclose(model.forward(one), full[:1], rtol=0, atol=1e-9)
+    assert torch.allclose(model.forward(last), full[:2, 4:], rtol=0, atol=1e-9)
+    with pytest.raises(ShapeError, match="at most rows x places as reserved .3 x 9."):
+        model.forward(CanvasPass(ids, line, line, reads[..., :8], line))
+    far = CanvasPass(ids, line + 100, line, reads, line)
+    model.reserve(3, 9)
+    assert model.forward(far).isfinite().all()  # rotary positions have no end; reserve 97: refused
+    model.reserve(3, 97)
+    wide = torch.nn.functional.pad(reads, (0, 88))
+    with pytest.raises(OptionError, match="expected at most 96"):
+        model.forward(CanvasPass(ids, line + 100, line, wide, line))

@@ -1,0 +1,177 @@
+"""Models that do not go by what a canvas pass tells them are found out before they decode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
+from mmaccel.samplers.canvas.checks import check_leaks
+from tests.fixtures.canvas import MASK
+from tests.fixtures.denoisers import DreamBed, LLaDABed
+from tests.fixtures.sdar import SDARBed
+from tests.fixtures.tiny_lms import build_lm
+
+
+def bent(**changes: Any) -> Any:
+    """A Llama whose forward changes what it is given."""
+    model = build_lm("llama", initializer_range=0.35).double()
+    forward = model.forward
+
+    def bend(**inputs: Any) -> Any:
+        for name, change in changes.items():
+            inputs[name] = change(inputs)
+        return forward(**inputs)
+
+    model.forward = bend
+    return model
+
+
+def causal(inputs: dict[str, Any]) -> torch.Tensor:
+    mask: torch.Tensor = inputs["attention_mask"]
+    low = torch.finfo(mask.dtype).min
+    at = inputs["position_ids"]
+    n = at.shape[1]
+    if mask.shape[-1] != n:
+        return mask
+    return mask.masked_fill((at[:, None] > at[..., None])[:, None], low)
+
+
+def test_good_models_pass_once_and_are_not_asked_again() -> None:
+    model = build_lm("qwen3").double()
+    MaskedLM(model, MASK)
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    MaskedLM(model, MASK)
+    assert calls == []
+    MaskedLM(model, MASK, shift=1)
+    assert len(calls) == 8  # three of whole rows and alone, two plain, three scrambled
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        MaskedLM(build_lm("llama").to(dtype), MASK, block=4)
+        MaskedLM(build_lm("llama").to(dtype), MASK, shift=1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+@pytest.mark.parametrize("mask", [MASK, None])
+def test_no_good_model_leaks(mask: int | None, dtype: torch.dtype) -> None:
+    """Nor by the self-check of a run, which is for models that nobody has checked."""
+
+    class Unchecked(MaskedLM):
+        is_self_checked = False
+
+    for shift in (0, 1):
+        inner = build_lm("qwen3", initializer_range=0.35).to(dtype)
+        model = Unchecked(inner, mask, block=4, shift=shift)
+        for rows in (1, 3):
+            check_leaks(model, rows)
+        forward = model.forward
+
+        def look_ahead(entries: CanvasPass, forward: Any = forward) -> torch.Tensor:
+            reads = torch.ones_like(entries.reads)
+            reads[..., -1] = False  # nobody's place
+            made: torch.Tensor = forward(replace(entries, reads=reads))
+            return made
+
+        model.forward = look_ahead  # type: ignore[method-assign]
+        with pytest.raises(UnsupportedModelError, match="depend on no later block"):
+            check_leaks(model, 1)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"attention_mask": causal}, "no later position|beside a longer one"),
+        ({"attention_mask": lambda i: i["attention_mask"] * 0}, "beside a longer one"),
+        ({"position_ids": lambda i: torch.zeros_like(i["position_ids"])}, None),
+        (
+            {"position_ids": lambda i: torch.arange(i["position_ids"].shape[1])[None]},
+            "places of their own|were kept",
+        ),
+        ({"past_key_values": lambda i: None}, "received a RuntimeError"),
+    ],
+)
+def test_a_decoder_that_goes_its_own_way_is_refused(changes: Any, words: str | None) -> None:
+    if words is None:  # a model without positions is a model
+        MaskedLM(bent(**changes), MASK)
+        return
+    with pytest.raises(UnsupportedModelError, match=words):
+        MaskedLM(bent(**changes), MASK)
+
+
+def test_a_causal_model_is_refused() -> None:
+    model = LLaDABed(40)
+    body = model.body
+    model.body = lambda ids, at, mask: body(ids, at, _and_causal(mask))  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedModelError, match="depend on no later position"):
+        LLaDADenoiser(model, MASK)
+
+
+def test_a_model_that_reads_later_blocks_is_refused() -> None:
+    class Leaking(SDARBed):
+        kernel_dtypes = (torch.float64,)  # a leak of one row hides nothing
+
+        def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
+            mask = inputs["attention_mask"]
+            inputs["attention_mask"] = mask.any(2, keepdim=True).expand_as(mask)
+            return super().forward(*args, **inputs)
+
+    words = "logits of the first block that depend on later blocks of 4 positions"
+    with pytest.raises(UnsupportedModelError, match=words):
+        SDARDenoiser(Leaking(40), MASK, block=4)
+    with pytest.raises(UnsupportedModelError, match="that depend on later blocks"):
+        MaskedLM(
+            bent(
+                attention_mask=lambda i: (
+                    i["attention_mask"].amax(2, keepdim=True).expand_as(i["attention_mask"])
+                )
+            ),
+            MASK,
+            block=4,
+        )
+
+
+def test_padding_and_positions_of_a_family_are_checked() -> None:
+    class Blind(DreamBed):
+        def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
+            return super().forward(*args, **(inputs | {"attention_mask": "full"}))
+
+    with pytest.raises(UnsupportedModelError, match="beside a longer one than alone"):
+        DreamDenoiser(Blind(40), MASK)
+    words = "received a RuntimeError .FlashAttention only support"  # what hides nothing
+    with pytest.raises(UnsupportedModelError, match=words):
+        DreamDenoiser(SDARBed(40), MASK)
+
+
+def test_other_models_and_options_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="sliding windows"):
+        MaskedLM(build_lm("mistral"), MASK)
+    with pytest.raises(UnsupportedModelError, match="layers of other kinds"):
+        MaskedLM(build_lm("lfm2"), MASK)
+    with pytest.raises(UnsupportedModelError, match="no weights"):
+        MaskedLM(build_lm("llama").to("meta"), MASK)
+    model = build_lm("llama")
+    for options, words in (
+        ({"mask_token": 40}, r"mask_token: expected an id in 0\.\.39"),
+        ({"mask_token": MASK, "shift": 2}, "shift: expected 0 or 1"),
+        ({"mask_token": MASK, "block": 0}, "block: expected an integer >= 1"),
+        ({"mask_token": MASK, "vocab_size": 41}, r"vocab_size: expected 1\.\.40"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            MaskedLM(model, **options)  # type: ignore[arg-type]
+    wild = build_lm("llama", attention_dropout=0.5).train()
+    with pytest.raises(OptionError, match="call model.eval"):
+        MaskedLM(wild, MASK)
+
+
+def _and_causal(mask: torch.Tensor) -> torch.Tensor:
+    low = torch.ones(mask.shape[-1], mask.shape[-1]).bool().triu(1)
+    return mask.masked_fill(low, torch.finfo(torch.float32).min)

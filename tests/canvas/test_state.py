@@ -1,0 +1,201 @@
+"""The canvas by hand: blocks, stop tokens, what may be changed, and what nats are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError
+from mmaccel.results import Stats
+from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
+from mmaccel.samplers.canvas.divergence import Ledger, bound_nats
+from mmaccel.samplers.canvas.orders import halton_ranks
+from mmaccel.samplers.canvas.state import Canvas
+
+MASK = 9
+
+
+class Given:
+    """A layout of one row that knows some tokens."""
+
+    columns = frame = 0
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = torch.tensor([tokens])
+
+    def forced(self, slots: torch.Tensor) -> torch.Tensor:
+        return self.tokens.expand(slots.shape[0], -1).gather(1, slots)
+
+    def allowed(self, slots: torch.Tensor) -> None:
+        return None
+
+
+def canvas(
+    length: int = 6,
+    block: int | None = None,
+    offsets: tuple[int, ...] = (0,),
+    stop: int | None = None,
+    given: list[int] | None = None,
+) -> Canvas:
+    rows = len(offsets)
+    prompt = Prompt(
+        torch.zeros(rows, 2, dtype=torch.int64),
+        torch.full((rows,), 2),
+        stop_tokens=None if stop is None else torch.tensor([stop]),
+        layout=None if given is None else Given(given),
+    )
+    return Canvas(prompt, length, MASK, block, torch.tensor(offsets))
+
+
+def slots(*chosen: int, length: int = 6) -> torch.Tensor:
+    mask = torch.zeros(1, length, dtype=torch.bool)
+    mask[0, list(chosen)] = True
+    return mask
+
+
+def test_blocks_follow_each_other_row_by_row() -> None:
+    made = canvas(block=4, offsets=(0, 3))
+    assert made.start.tolist() == [0, 0]
+    assert made.end.tolist() == [4, 1]
+    assert made.base.tolist() == [0, -3]
+    chosen = torch.zeros(2, 6, dtype=torch.bool)
+    chosen[1, 0] = True
+    made.commit(chosen, torch.ones(2, 6, dtype=torch.int64))
+    assert made.begun.tolist() == [0, 1]
+    assert made.settle().tolist() == [False, True]
+    assert made.start.tolist() == [0, 1]
+    assert made.end.tolist() == [4, 5]
+    assert made.begun.tolist() == [0, 0]
+    assert made.active()[1].tolist() == [False, True, True, True, True, False]
+
+
+def test_a_full_canvas_has_no_block() -> None:
+    made = canvas(length=2)
+    made.commit(torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.int64))
+    made.settle()
+    assert not made.is_open.any()
+    assert made.start.tolist() == made.end.tolist() == [2]
+
+
+def test_what_is_committed_stays() -> None:
+    made = canvas()
+    assert made.commit(slots(1, 3), torch.full((1, 6), 5)).tolist() == [2]
+    assert made.commit(slots(1, 2), torch.full((1, 6), 7)).tolist() == [1]
+    assert made.tokens.tolist() == [[MASK, 5, 7, 5, MASK, MASK]]
+
+
+def test_given_slots_are_never_reopened_nor_replaced() -> None:
+    made = canvas(given=[-1, 4, -1, -1, -1, -1])
+    assert made.is_committed.tolist() == [[False, True, False, False, False, False]]
+    made.commit(slots(0, 1), torch.full((1, 6), 5))
+    made.replace(slots(0, 1), torch.full((1, 6), 8))
+    assert made.tokens[0, :2].tolist() == [8, 4]
+    made.reopen(slots(0, 1))
+    assert made.tokens[0, :2].tolist() == [MASK, 4]
+    assert made.is_open[0, :2].tolist() == [True, False]
+
+
+def test_a_row_ends_behind_its_first_stop_token() -> None:
+    made = canvas(stop=3)
+    made.commit(slots(4), torch.full((1, 6), 3))
+    made.settle()
+    assert made.limit.tolist() == [5]
+    made.commit(slots(2), torch.full((1, 6), 3))
+    made.settle()
+    assert made.limit.tolist() == [3]
+    assert made.is_open.tolist() == [[True, True, False, False, False, False]]
+    made.commit(slots(0, 1), torch.full((1, 6), 1))
+    made.settle()
+    assert not made.is_open.any()
+
+
+def test_copies_are_apart_and_one_of_them_can_be_taken() -> None:
+    made = canvas(offsets=(0, 0))
+    others = made.copies(2)
+    chosen = torch.zeros(4, 6, dtype=torch.bool)
+    chosen[3, 2] = True  # copy 1 of row 1
+    others.commit(chosen, torch.full((4, 6), 6))
+    assert (made.tokens == MASK).all()
+    made.take(others, torch.tensor([0, 1]))
+    assert made.tokens.tolist() == [[MASK] * 6, [MASK, MASK, 6, MASK, MASK, MASK]]
+
+
+def test_a_layout_must_not_force_the_mask_token() -> None:
+    with pytest.raises(OptionError, match="mask token 9 in a forced slot"):
+        canvas(given=[-1, MASK, -1, -1, -1, -1])
+
+
+def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
+    entropy = torch.tensor([[0.5, 0.25, 1.0], [0.5, 0.25, 1.0], [0.5, 0.25, 1.0]])
+    chosen = torch.tensor([[True, True, True], [False, True, False], [False, False, False]])
+    assert bound_nats(entropy, chosen).tolist() == [0.75, 0.0, 0.0]
+
+
+def test_the_ledger_adds_up() -> None:
+    ledger = Ledger(2, torch.device("cpu"))
+    both, one = torch.tensor([True, True]), torch.tensor([True, False])
+    ledger.compute(10)
+    ledger.gain(torch.tensor([2, 0]))
+    ledger.charge(torch.tensor([1, 4]), torch.tensor([0.5, 0.25]), both)
+    ledger.compute(6)
+    ledger.charge(torch.tensor([1, 0]), torch.tensor([0.125, 0.0]), one)
+    stats = Stats()
+    assert ledger.report(stats, torch.tensor([4, 4])).tolist() == [2, 1]
+    assert (stats.passes, stats.row_passes, stats.tokens, stats.positions) == (2, 3, 8, 16)
+    assert math.isclose(stats.nats, 0.875)
+    assert stats.accepted == [1, 0, 1, 1]  # 3 and 4 in the first pass, 1 in the second
+
+
+def test_halton_order_by_hand() -> None:
+    """Points (1/2, 1/3), (1/4, 2/3), (3/4, 1/9), (1/8, 4/9): cells 2, 1, 2 again, 0; last is 3."""
+    assert halton_ranks(4, 2).tolist() == [2.0, 1.0, 0.0, 3.0]
+    assert halton_ranks(4, 0).tolist() == [3.0, 1.0, 0.0, 2.0]
+    assert sorted(halton_ranks(256, 16).tolist()) == list(range(256))
+    first = [k for k, turn in enumerate(halton_ranks(256, 16).tolist()) if turn < 4]
+    rows, columns = {k // 16 // 4 for k in first}, {k % 16 // 4 for k in first}
+    assert len(rows) >= 3 and len(columns) >= 3  # spread out
+
+
+def test_a_plan_says_what_is_wrong_with_it() -> None:
+    for options, message in (
+        ({"kind": "half"}, "expected one of none, prefix"),
+        ({"refresh": 0}, "cache refresh: expected an integer >= 1 or None, received 0"),
+        ({"margin": -1}, "cache margin: expected an integer >= 0, received -1"),
+        ({"far": True}, "cache far"),
+        ({"kind": "block", "refresh": 4}, "neither refresh nor far"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            CachePlan(**options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="expected a CachePlan or one of"):
+        as_plan(3)
+    assert as_plan("dual") == CachePlan("dual")
+
+
+def test_plans_that_keep_and_plans_that_are_exact() -> None:
+    assert not CachePlan().keeps and CachePlan().is_exact
+    assert not CachePlan("dual", refresh=1).keeps and CachePlan("dual", refresh=1).is_exact
+    assert CachePlan("dual").keeps and not CachePlan("dual").is_exact
+    assert CachePlan("block").keeps and CachePlan("block").is_exact
+    assert not CachePlan(far=8).is_exact
+
+
+def test_columns_a_plan_computes() -> None:
+    columns, start, end = torch.arange(10), torch.tensor([4]), torch.tensor([6])
+
+    def found(plan: CachePlan) -> list[int]:
+        return plan.computed(columns, start, end)[0].nonzero().flatten().tolist()
+
+    assert found(CachePlan("prefix")) == [4, 5, 6, 7, 8, 9]
+    assert found(CachePlan("dual")) == [4, 5]
+    assert found(CachePlan("vicinity", margin=2)) == [2, 3, 4, 5, 6, 7]
+
+
+def test_when_a_full_pass_is_due() -> None:
+    begun, moved = torch.tensor([0, 2, 3, 5]), torch.tensor([True, False, False, False])
+    refreshed = torch.tensor([0, 0, 0, 3])
+    assert CachePlan("dual").is_due(begun, moved, refreshed).tolist() == [True, False, False, False]
+    every = CachePlan("dual", refresh=3).is_due(begun, moved, refreshed)
+    assert every.tolist() == [True, False, True, False]

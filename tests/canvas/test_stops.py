@@ -1,0 +1,86 @@
+"""Rows that end inside a block, and canvases shorter than one: a pass sees what it saw before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.errors import OptionError
+from mmaccel.results import Generation
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+from tests.fixtures.canvas import PROMPTS, Recorded, masked, prompt_of, run
+
+LENGTH, BLOCK = 12, 4
+STOPS = torch.arange(0, 40, 6)
+
+
+def stopped(policy: Any, model: Recorded, seed: int) -> Generation:
+    """A run over the prompts that some tokens end."""
+    prompt = replace(prompt_of(PROMPTS), stop_tokens=STOPS)
+    noise = Noise.from_seed(seed, len(PROMPTS))
+    made: Generation = policy.sample(model, prompt, LENGTH, filters=Filters(), noise=noise)
+    return made
+
+
+def same(one: Generation, other: Generation) -> bool:
+    return torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
+
+
+def test_the_block_causal_cache_is_exact_behind_a_stop_token() -> None:
+    """Open slots between a stop token and the end of its block are still seen."""
+    plain, model = masked(block=BLOCK), masked(block=BLOCK)
+    shorter = 0
+    for seed in range(6):
+        expected = stopped(Stepwise(), plain, seed)
+        made = stopped(Stepwise(cache="block"), model, seed)
+        assert same(made, expected)
+        shorter += int((expected.lengths % BLOCK > 0).sum())
+    assert shorter > 5  # rows that ended inside a block
+
+
+@pytest.mark.parametrize("far", [None, 1])
+@pytest.mark.parametrize("kind", ["dual", "vicinity"])
+def test_drafts_behind_a_stop_token_are_those_of_the_same_plan(kind: str, far: int | None) -> None:
+    """A draft that holds a stop token is looked at in the pass of the canvas that does not."""
+    plan, model = CachePlan(kind, margin=1, far=far), masked()
+    for seed in range(8):
+        expected = stopped(Stepwise(block=BLOCK, cache=plan), model, seed)
+        made = stopped(LosslessUnmask(4, block=BLOCK, cache=plan), model, seed)
+        assert same(made, expected), seed
+
+
+@pytest.mark.parametrize("order, block", [("left", None), ("left", BLOCK), ("halton", None)])
+def test_what_a_wrong_draft_closed_is_guessed_anew(order: str, block: int | None) -> None:
+    """A draft that stops a row too early has no guess for what is behind; the next one needs it."""
+    model = masked()
+    for seed in (1, 6, 22):
+        expected = stopped(Stepwise(order, block), model, seed)
+        assert same(stopped(LosslessUnmask(4, order, block), model, seed), expected), seed
+
+
+@pytest.mark.parametrize("policy", [Stepwise(cache="block"), LosslessUnmask(3, cache="block")])
+def test_a_canvas_may_be_shorter_than_its_block(policy: Any) -> None:
+    """Most of the first block is prompt, and is computed beside the open slots at every pass."""
+    prompts = [[5, 9, 7, 1, 2, 3]]
+    expected = run(Stepwise(), masked(block=8), 4, prompts=prompts)
+    made = run(policy, masked(block=8), 4, prompts=prompts)
+    assert torch.equal(made.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("cache", ["none", "dual", "block"])
+def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
+    model = masked(block=BLOCK)
+    longest = max(map(len, PROMPTS))
+    policy = Stepwise(cache=cache, block=BLOCK if cache == "dual" else None)
+    assert run(policy, model, 96 - longest).stats.passes == 96 - longest  # all there is room for
+    model.passes = 0
+    with pytest.raises(OptionError, match=f"at most 96 positions.*received {longest + 100}"):
+        run(policy, model, 100)
+    assert model.passes == 0

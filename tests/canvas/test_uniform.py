@@ -1,0 +1,91 @@
+"""Models of uniform corruption, whose open slots hold random tokens: drafts, caches and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import OptionError
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from tests.fixtures.canvas import MASK, PROMPTS, Recorded, masked, run
+from tests.fixtures.tiny_lms import VOCAB
+
+LENGTH = 8
+PLANS: list[dict[str, Any]] = [
+    {},
+    {"block": 4},
+    {"block": 2, "cache": CachePlan("none", far=2)},
+    {"block": 4, "cache": "dual"},
+    {"cache": CachePlan("prefix", refresh=3)},
+    {"block": 4, "cache": CachePlan("vicinity", margin=2, refresh=2, far=2)},
+]
+
+
+def uniform(**options: Any) -> Recorded:
+    return masked(mask_token=None, **options)
+
+
+@pytest.mark.parametrize("order", ["confidence", "random"])
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_drafts_make_the_tokens_of_stepwise_decoding(plan: dict[str, Any], order: str) -> None:
+    """What stands in open slots is a function of what is committed, so that drafts can know it."""
+    model = uniform()
+    expected = run(Stepwise(order, **plan), model, LENGTH)
+    for drafts in (2, 5):
+        made = run(LosslessUnmask(drafts, order, **plan), model, LENGTH)
+        assert torch.equal(made.tokens, expected.tokens), drafts
+        assert made.stats.passes <= expected.stats.passes
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_row_does_not_depend_on_its_batch(plan: dict[str, Any]) -> None:
+    whole = run(LosslessUnmask(3, **plan), uniform(), LENGTH)
+    for row in range(len(PROMPTS)):
+        alone = run(LosslessUnmask(3, **plan), uniform(), LENGTH, row=row)
+        assert torch.equal(alone.tokens[0], whole.tokens[row])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_cache_of_a_block_causal_model_is_exact(temperature: float) -> None:
+    """What is kept of a block is kept once it is full, when nothing of it is random any more."""
+    plain = run(Stepwise(), uniform(block=4), LENGTH, temperature)
+    assert plain.stats.exactness == "bitwise"
+    for policy in (Stepwise(cache="block"), LosslessUnmask(4, cache="block"), LosslessUnmask(4)):
+        made = run(policy, uniform(block=4), LENGTH, temperature)
+        assert torch.equal(made.tokens, plain.tokens) and policy.exactness == "bitwise"
+    kept = run(Stepwise(cache="block"), uniform(block=4), LENGTH, temperature)
+    assert kept.stats.positions < plain.stats.positions
+
+
+def test_every_token_may_be_drawn_and_stands_in_open_slots() -> None:
+    """No token stands for an open slot: the one of other models is one like any other."""
+    shown: list[torch.Tensor] = []
+
+    class Watched(Recorded):
+        def forward(self, entries: Any) -> torch.Tensor:
+            shown.append(entries.tokens[:, -LENGTH:].clone())
+            return super().forward(entries)
+
+    model = Watched(uniform().model, None)
+    shown.clear()  # its self-check
+    prompts = [[5, 9, 7]] * 40
+    made = run(Stepwise("left"), model, LENGTH, temperature=9.0, prompts=prompts)
+    assert bool((made.tokens == MASK).any()) and int(made.tokens.max()) < VOCAB
+    assert [len(noise.unique()) for noise in shown[:1]] == [VOCAB]
+    for done, canvas in enumerate(shown):
+        assert torch.equal(canvas[:, :done], made.tokens[:, :done])
+    changed = [(a != b)[:, 1:] for a, b in zip(shown, shown[1:], strict=False)]
+    assert all(float(part[:, k:].float().mean()) > 0.9 for k, part in enumerate(changed[:-1]))
+
+
+def test_what_needs_a_mask_token_says_so() -> None:
+    with pytest.raises(OptionError, match="expected a model with a mask token for 'shadow'"):
+        run(mmaccel.RevisedParallel(0.5), uniform(), LENGTH)
+    for revise in ("edit", "redo"):
+        made = run(mmaccel.RevisedParallel(0.5, revise, budget=2), uniform(), LENGTH)
+        assert made.lengths.tolist() == [LENGTH] * len(PROMPTS)

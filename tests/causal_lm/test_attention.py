@@ -1,0 +1,195 @@
+"""Models on window attention decode what they decode under their own, and keep nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import CausalLMWindow, Filters, Jacobi, Noise
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.causal_lm import attention as twin
+from mmaccel.pipelines.causal_lm import model as window_model
+from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.models.glm_image import GlmImageWindow
+from mmaccel.pipelines.models.janus import JanusCodes
+from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.windows import build_bed, build_janus, janus_prompts, prompts
+from tests.models.test_llamagen import CAPTIONS, CLASSES, build
+
+LMS = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt2", "cohere")
+BEDS = ("chameleon", "emu3", "lumina", "glm_image", "janus")
+FEW = ("llama", "gemma3", "gpt2")
+ROWS = [[5, 9, 11, 2], [7], [8, 8]]
+OTHERS = [[4], [6, 6, 6], [4]]
+
+
+def build_any(name: str) -> Any:
+    if name == "gemma2":
+        import transformers as hf
+
+        torch.manual_seed(7)
+        config = build_lm("gemma3").config.to_dict() | {"attn_logit_softcapping": 1.5}
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+        names += ("num_attention_heads", "num_key_value_heads", "sliding_window", "layer_types")
+        names += ("initializer_range", "attn_logit_softcapping", "pad_token_id", "bos_token_id")
+        few: dict[str, Any] = {name: config[name] for name in names}
+        model: Any = hf.Gemma2ForCausalLM(hf.Gemma2Config(**few)).eval()
+        model.set_attn_implementation("eager")  # sdpa of transformers 5.17 caps nothing
+        return model
+    if name == "janus":
+        return build_janus()
+    return build_lm(name) if name in LMS else build_bed(name)
+
+
+def open_window(model: Any, attention: str) -> CausalLMWindow:
+    window = CausalLMWindow(model)
+    if type(model).__name__.startswith("GlmImage"):
+        window = GlmImageWindow(model)
+    window.attention = attention  # type: ignore[assignment]
+    return window
+
+
+@torch.no_grad()
+def two_passes(window: Any, vocab: int) -> Tensor:
+    """Logits of a ragged pass behind a prompt, and of one that takes some of it back."""
+    window.reserve(3, 24)
+    ids = torch.randint(vocab, (3, 16), generator=torch.Generator().manual_seed(1))
+    window.feed(ids[:, :8], torch.zeros(1, dtype=torch.int64).expand(3))
+    first = window.forward(ids[:, 8:13], torch.tensor([8, 5, 7]))
+    return torch.cat([first, window.forward(ids[:, :4], torch.tensor([10, 6, 21]))], 1)
+
+
+def decode(window: Any, prompt: Prompt, length: int = 20, **options: Any) -> Any:
+    noise, filters = Noise.from_seed([3, 4, 5], 3), Filters(**options)
+    return Jacobi(window=6).sample(window, prompt, length, filters=filters, noise=noise)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Lists windows that `reserve` while the block runs, by why they keep the model's attention."""
+    reasons: list[str] = []
+
+    def find_reason(window: Any) -> str:
+        reasons.append(own(window))
+        return reasons[-1]
+
+    own = window_model.find_reason
+    with monkeypatch.context() as patch:
+        patch.setattr(window_model, "find_reason", find_reason)
+        yield reasons
+
+
+@pytest.mark.parametrize("name", [*LMS, *BEDS, "gemma2"])
+def test_logits_are_the_models_own(name: str) -> None:
+    model = build_any(name)
+    n_ids = min(40, open_window(model, "model").vocab_size)
+    own, ours = open_window(model, "model"), open_window(model, "twin")
+    ours.choices = []
+    logits, wanted = two_passes(ours, n_ids), two_passes(own, n_ids)
+    assert ours.attention_reason == "" and own.attention_reason == "attention='model'"
+    assert [layer for layer, _ in ours.choices] == [*range(len(ours.windows))] * 2
+    # sums of at most 24 terms in another order; the logits' standard deviation is about 1.5
+    assert torch.allclose(logits, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"guidance_scale": 2.0, "top_k": 10}], ids=["", "guided"])
+@pytest.mark.parametrize("name", LMS)
+def test_tokens_are_the_same(name: str, options: dict[str, Any]) -> None:
+    rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
+    model, prompt = build_any(name), make_prompt(rows, branches)
+    ours = decode(open_window(model, "twin"), prompt, **options)
+    assert ours.tokens.equal(decode(open_window(model, "model"), prompt, **options).tokens)
+    assert ours.stats.passes < 21
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("options", [{}, {"guidance_scale": 2.0}], ids=["", "guided"])
+def test_a_captured_step_makes_the_same_tokens(name: str, options: dict[str, Any]) -> None:
+    """`Replay` raises where a pass reads back."""
+    rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
+    prompt, runner = make_prompt(rows, branches), Replay()
+    window = CausalLMWindow(build_lm(name), stride=None, attention="twin")
+    window.runner = runner
+    captured = decode(window, prompt, 40, **options)
+    plain = decode(open_window(build_lm(name), "model"), prompt, 40, **options)
+    assert captured.tokens.equal(plain.tokens) and window.attention_reason == ""
+    assert runner.replayed > 3 and len(runner.recorded) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "chameleon", "emu3", "glm_image",
+                                  "imagegpt", "janus"])  # fmt: skip
+def test_generate_through_attach(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left-padded rows; ImageGPT keeps its own attention."""
+    model, rows = build_any(name), [[9, 11, 12], [5, 7], [8, 8, 8, 9]]
+    arguments = left_padded(rows) if name in LMS else prompts(name, rows)
+    if name == "janus":
+        arguments = janus_prompts(rows)
+    length = {"glm_image": 21}.get(name, 16)
+    options: dict[str, Any] = dict(max_new_tokens=length, do_sample=True, eos_token_id=None)
+    made = {}
+    for attention in ("model", "twin"):
+        defaults: Any = CausalLMWindow.__init__.__kwdefaults__
+        monkeypatch.setitem(defaults, "attention", attention)
+        with counted(monkeypatch) as reasons, mmaccel.attach(model, "jacobi", seed=5) as run:
+            made[attention] = model.generate(**arguments, **options)
+        assert run.stats is not None and not run.stats.fallbacks
+        wanted = {"attention='model'"} if attention == "model" else {""}
+        if attention == "twin" and name == "imagegpt":
+            assert any("0 of 6 calls" in reason for reason in reasons)
+        else:
+            assert wanted <= set(reasons) <= wanted | {"attention='model'"}  # trials
+    assert made["twin"].equal(made["model"])
+
+
+def test_windows_of_picture_tokens() -> None:
+    model, prompt = build_bed("chameleon"), make_prompt(ROWS)
+    tokens = []
+    for attention in ("model", "twin"):
+        window = ImageTokenWindow(model, range(10, 26), (6,))
+        window.attention = attention  # type: ignore[assignment]
+        window.begin(prompt)
+        tokens.append(decode(window, prompt).tokens)
+        assert bool(window.attention_reason) == (attention == "model")
+    codes, janus = [], build_janus()
+    for attention in ("model", "twin"):
+        picture = JanusCodes(janus)
+        picture.attention = attention  # type: ignore[assignment]
+        picture.begin(prompt)
+        codes.append(decode(picture, prompt).tokens)
+    assert tokens[0].equal(tokens[1]) and codes[0].equal(codes[1])
+
+
+def test_llamagen_goes_to_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    own = twin.dispatch.run
+
+    def run(what: Any, q: Tensor, *args: Any, **options: Any) -> Any:
+        calls.append(tuple(q.shape))
+        return own(what, q, *args, **options)
+
+    monkeypatch.setattr("mmaccel.pipelines.models.llamagen.transformer.dispatch.run", run)
+    made, model = {}, build(CLASSES)
+    for attention in ("model", "twin"):
+        window = LlamaGenWindow(model, attention)  # type: ignore[arg-type]
+        prompt = window.condition(torch.tensor([1, 4, 2]), guided=True)
+        made[attention] = decode(window, prompt, 16, guidance_scale=2.0)
+        assert bool(calls) == (attention == "twin")
+    assert made["twin"].tokens.equal(made["model"].tokens)
+    assert {shape[0] for shape in calls} == {6} and window.attention_reason == ""
+    captions = LlamaGenWindow(build(CAPTIONS), "twin")
+    mask = torch.tensor([[False, True, True, True, True, True]])
+    captions.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
+    captions.reserve(1, 20)
+    assert captions.attention_reason == "captions with padding"
+    with pytest.raises(OptionError, match="auto, model, twin"):
+        LlamaGenWindow(model, "flash")  # type: ignore[arg-type]

@@ -1,0 +1,388 @@
+"""`mmaccel speak` and `mmaccel animate`: the pipelines' payloads in files, what they were made
+from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel import ImageToVideo, TextToSpeech
+from mmaccel.cli import main
+from mmaccel.commands import media_job
+from mmaccel.outputs.video_files import read_frames
+from mmaccel.pipelines.loading.sources import content_hash
+from tests.fixtures.media import build_media, picture
+from tests.fixtures.speech import TEXTS, build_speech
+
+SECONDS = 0.05
+COMMANDS = {"speak": ("llasa", "wav", "utterance"), "animate": ("cosmos", "webp", "clip")}
+Parts = tuple[Path, Path]
+
+
+class Command:
+    """A command on a tiny model; payload k of `run(n, ...)` has the k-th seed."""
+
+    def __init__(self, name: str, parts: Parts, folder: Path) -> None:
+        self.name, self.parts, self.out = name, parts, folder / "out"
+        _, self.suffix, self.unit = COMMANDS[name]
+        self.start = folder / "red fox.png"
+        picture().save(self.start)
+
+    def run(self, n: int, *arguments: object, parts: Parts | None = None) -> int:
+        """Make n payloads."""
+        inputs: list[object]
+        if self.name == "speak":
+            inputs = [*TEXTS[:n], "--max-seconds", SECONDS]
+        else:
+            inputs = [self.start, "--count", n, "--format", "webp"]
+        return self.raw(*inputs, *arguments, parts=parts)
+
+    def raw(self, *arguments: object, parts: Parts | None = None) -> int:
+        """The command with these arguments, model, codec and folder."""
+        model, codec = parts or self.parts
+        fixed = ("--model", model, "--codec", codec, "--out", self.out)
+        return main([str(each) for each in (self.name, *arguments, *fixed)])
+
+    def files(self) -> list[Path]:
+        """What it wrote, JSON files left out."""
+        return sorted(self.out.glob(f"*.{self.suffix}"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parts]:
+    return {
+        name: build_media(kind, tmp_path_factory.mktemp(name))
+        for name, (kind, _, _) in COMMANDS.items()
+    }
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request: pytest.FixtureRequest, built: dict[str, Parts], tmp_path: Path) -> Command:
+    return Command(request.param, built[request.param], tmp_path)
+
+
+@pytest.fixture
+def speak(built: dict[str, Parts], tmp_path: Path) -> Command:
+    return Command("speak", built["speak"], tmp_path)
+
+
+@pytest.fixture
+def animate(built: dict[str, Parts], tmp_path: Path) -> Command:
+    return Command("animate", built["animate"], tmp_path)
+
+
+def facts_of(files: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(f.with_suffix(".json").read_text(encoding="utf-8")) for f in files]
+
+
+def read_wav(file: Path) -> tuple[int, np.ndarray[Any, Any]]:
+    with wave.open(str(file)) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth()) == (1, 2)
+        return sound.getframerate(), np.frombuffer(sound.readframes(sound.getnframes()), "<i2")
+
+
+def read_webp(file: Path) -> torch.Tensor:
+    """Its frames; those that are alike are written once, and shown for longer."""
+    frames = []
+    with Image.open(file) as opened:
+        for page in range(getattr(opened, "n_frames", 1)):
+            opened.seek(page)
+            frame = torch.from_numpy(np.asarray(opened.convert("RGB")).copy())
+            frames += [frame] * (opened.info["duration"] // 40)
+    return torch.stack(frames)
+
+
+def test_sound_files_hold_the_pipelines_sound(speak: Command, capsys: Any) -> None:
+    assert speak.run(3, "--seed", 3, "--batch-size", 2) == 0
+    plain = TextToSpeech.from_pretrained(speak.parts[0], codec=speak.parts[1])(
+        TEXTS, seed=[3, 4, 5], max_seconds=SECONDS
+    )
+    files = speak.files()
+    for file, facts, made in zip(files, facts_of(files), plain.utterances, strict=True):
+        rate, samples = read_wav(file)
+        wanted = np.rint(made.waveform.double().numpy() * 32767)
+        assert rate == 16000 and np.abs(samples - wanted).max() <= 1
+        assert facts["text"] == made.text and facts["seed"] == made.seed
+        assert facts["is_finished"] == made.is_finished and facts["tokens"] == len(made.tokens)
+        assert facts["temperature"] == 0.8 and facts["repetition_penalty"] == 1.0
+        assert facts["seconds"] == made.seconds and facts["sample_rate"] == 16000
+    said = capsys.readouterr().out
+    seconds = sum(made.seconds for made in plain.utterances)
+    assert f"3 utterances, {seconds:.1f} s of sound, in {speak.out}\n" in said
+    assert said.count("was cut at") == sum(not made.is_finished for made in plain.utterances) > 0
+
+
+def test_video_files_hold_the_pipelines_frames(animate: Command, capsys: Any) -> None:
+    assert animate.run(3, "--seed", 7, "--top-p", 1) == 0
+    said = capsys.readouterr().out
+    assert f"3 clips in {animate.out}\n" in said and "bitwise" in said
+    files = animate.files()
+    assert [file.name[:13] for file in files] == ["0007-red-fox-", "0008-red-fox-", "0009-red-fox-"]
+    pipe = ImageToVideo.from_pretrained(animate.parts[0], codec=animate.parts[1])
+    wanted = pipe(picture(), seed=[7, 8, 9], top_p=1.0)
+    for file, facts, clip in zip(files, facts_of(files), wanted.clips, strict=True):
+        assert torch.equal(read_webp(file), clip.frames)
+        assert (facts["start"], facts["seed"], facts["n_given"]) == ("red fox.png", clip.seed, 1)
+        assert (facts["frames"], facts["fps"], facts["tokens"]) == (17, 25.0, 18)
+        assert (facts["passes"], facts["total_variation"]) == (clip.passes, 0.0)
+        assert facts["top_p"] == 1.0
+
+
+def test_batch_and_policy_change_the_cost_alone(command: Command) -> None:
+    """The policy and its fields enter the name of a file; the batch does not where it is exact."""
+    assert command.run(3) == 0
+    before = {file.name: file.read_bytes() for file in command.files()}
+    assert len(before) == 3
+    assert sorted(command.out.iterdir()) == sorted(
+        path for file in command.files() for path in (file, file.with_suffix(".json"))
+    )
+    for facts in facts_of(command.files()):
+        assert (facts["policy"], facts["exactness"]) == ("jacobi", "bitwise")
+        assert facts["weights"] == content_hash(command.parts[0])
+        assert facts["codec"] == content_hash(command.parts[1])
+    for other in (("--window", 5, "--batch-size", 2), ("--policy", "autoregressive")):
+        known = set(command.files())
+        assert command.run(3, *other) == 0
+        again = [file for file in command.files() if file not in known]
+        assert sorted(file.read_bytes() for file in again) == sorted(before.values())
+    assert len(command.files()) == 9
+
+
+def test_only_the_same_payload_is_overwritten(command: Command) -> None:
+    model, codec = command.parts
+    for arguments in ((), (), ("--seed", 1), ("--temperature", 0.5), ("--batch-size", 2)):
+        assert command.run(1, *arguments) == 0
+    assert len(command.files()) == 3
+    assert command.run(1, parts=(model / ".." / model.name, codec)) == 0  # another spelling
+    assert len(command.files()) == 3
+    for rows in (1, 2):  # an acceptance may hang on a last bit
+        assert command.run(1, "--policy", "mc-sjd", "--batch-size", rows) == 0
+    assert len(command.files()) == 5
+
+
+def test_another_codec_makes_another_name(command: Command, tmp_path: Path) -> None:
+    model, codec = command.parts
+    other = Path(shutil.copytree(codec, tmp_path / "other"))
+    (other / "config.json").write_text("{} " if command.name == "animate" else (
+        codec / "config.json").read_text(encoding="utf-8") + " ", encoding="utf-8")  # fmt: skip
+    for parts in ((model, codec), (model, other)):
+        assert command.run(1, parts=parts) == 0
+    hashes = {content_hash(codec), content_hash(other)}
+    assert {facts["codec"] for facts in facts_of(command.files())} == hashes and len(hashes) == 2
+    assert len(command.files()) == 2
+
+
+def fail_at(
+    n: int, error: BaseException, write: Callable[..., None], calls: list[Path]
+) -> Callable[..., None]:
+    """A writer that raises at its n-th call."""
+
+    def call(file: Path, **rest: Any) -> None:
+        calls.append(file)
+        if len(calls) == n:
+            raise error
+        write(file, **rest)
+
+    return call
+
+
+def test_what_is_written_before_ctrl_c_is_kept(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name in ("write_sound", "write_video"):
+        own = fail_at(2, KeyboardInterrupt(), getattr(media_job, name), [])
+        monkeypatch.setattr(media_job, name, own)
+    assert command.run(3, "--batch-size", 3) == 130
+    said = capsys.readouterr().err
+    assert f"stopped; kept 1 of 3 {command.unit}s in {command.out}" in said
+    assert len(command.files()) == 1 and len(list(command.out.iterdir())) == 2
+
+
+def test_a_full_disk_is_said_with_what_was_kept(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    calls: list[Path] = []
+    for name in ("write_sound", "write_video"):
+        own = fail_at(2, OSError(28, "No space left on device"), getattr(media_job, name), calls)
+        monkeypatch.setattr(media_job, name, own)
+    assert command.run(3) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"mmaccel: --out: expected room for {calls[1].name} in ")
+    kept = f"received No space left on device; kept 1 of 3 {command.unit}s; make room"
+    assert kept in said and len(command.files()) == 1
+
+
+BOTH = [
+    (["--policy", "entropy-bounded"], "policy: expected one of"),
+    (["--policy", "nonsense"], "policy: expected one of"),
+    (["--window", "0"], "window: expected an integer in 1..4096"),
+    (["--temperature", "-1"], "temperature: expected a number >= 0"),
+    (["--top-k", "-1"], "top_k: expected"),
+    (["--min-p", "2"], "min_p: expected"),
+    (["--batch-size", "0"], "--batch-size: expected at least 1"),
+    (["--seed", str(2**64)], "seed: expected a 64-bit integer"),
+    (["--dtype", "int8"], "--dtype: expected one of float32"),
+    (["--set", "window"], "--set: expected name=value"),
+    (["--set", "windw=3"], "windw"),
+]
+UNLOADED = [
+    *((name, ["{input}", *bad], said) for name in COMMANDS for bad, said in BOTH),
+    ("speak", ["  "], "prompt: expected text to say, received ' '"),
+    ("speak", ["fox", ""], "prompt: expected text to say, received ''"),
+    ("speak", ["a \udcff fox"], "in whole characters"),
+    ("speak", ["fox", "cat", "--seed", str(2**64 - 1)], "seed: expected a 64-bit integer"),
+    ("speak", ["fox", "--max-seconds", "nan"], "max_seconds: expected a number"),
+    ("speak", ["fox", "--repetition-penalty", "0"], "penalty: expected a finite number > 0"),
+    ("speak", [], "Missing argument 'texts'"),
+    ("animate", ["none.png"], "start: expected a file, received 'none.png'"),
+    ("animate", ["x" * 300], "start: expected a file"),
+    ("animate", ["words.txt"], "which PyAV does not read"),
+    ("animate", ["cut.png"], "which Pillow does not read"),
+    ("animate", ["{input}", "--format", "gif"], "--format: expected one of mp4, webp"),
+    ("animate", ["{input}", "--count", "0"], "--count: expected at least 1"),
+    ("animate", [], "Missing argument 'starts'"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "said"), UNLOADED, ids=lambda v: str(v)[:40])
+def test_bad_input_is_refused_before_a_model_is_loaded(
+    built: dict[str, Parts], name: str, arguments: list[str], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(media_job, "open_pipe", load)
+    monkeypatch.chdir(tmp_path)
+    command = Command(name, built[name], tmp_path)
+    (tmp_path / "words.txt").write_text("no picture", encoding="utf-8")
+    (tmp_path / "cut.png").write_bytes(command.start.read_bytes()[:200])
+    whole = "fox" if name == "speak" else str(command.start)
+    assert command.raw(*[each.replace("{input}", whole) for each in arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not command.out.exists()
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        command.raw(whole)
+
+
+LOADED = [
+    (["--voice", "tara"], 2, "voice: expected none for Llasa"),
+    (["--device", "cuda:9"], 2, "device: expected"),
+    (["--cuda-graphs", "on"], 1, "cuda_graphs=True: expected a model on a CUDA device"),
+    (["--family", "bark"], 2, "family: expected one of llasa, orpheus"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), LOADED, ids=lambda v: str(v)[:30])
+def test_what_the_model_refuses_makes_no_folder(
+    speak: Command, arguments: list[str], code: int, said: str, capsys: Any
+) -> None:
+    assert speak.run(1, *arguments) == code and said in capsys.readouterr().err
+    assert not speak.out.exists()
+
+
+def test_a_missing_model_or_codec_is_named(command: Command, capsys: Any) -> None:
+    whole = "fox" if command.name == "speak" else str(command.start)
+    assert main([command.name, whole]) == 2
+    assert "--model" in capsys.readouterr().err
+    assert command.raw(whole, parts=(Path("no-such"), command.parts[1])) == 2
+    assert "model: expected a folder" in capsys.readouterr().err
+    assert command.raw(whole, parts=(command.parts[0], Path("no-such"))) == 2
+    assert "codec: expected a folder" in capsys.readouterr().err
+
+
+def test_what_is_heard_otherwise_has_another_name(speak: Command, tmp_path: Path) -> None:
+    """Capitals and full stops, which pictures' names ignore; and another chat template."""
+    for text in ("blue cat", "blue cat.", "Blue cat", " blue cat "):
+        assert speak.raw(text, "--max-seconds", SECONDS) == 0
+    assert len(speak.files()) == 3
+    model = Path(shutil.copytree(speak.parts[0], tmp_path / "model"))
+    template = model / "chat_template.jinja"
+    template.write_text("{# changed #}" + template.read_text(encoding="utf-8"), encoding="utf-8")
+    assert speak.raw("blue cat", "--max-seconds", SECONDS, parts=(model, speak.parts[1])) == 0
+    assert len(speak.files()) == 4
+
+
+def test_a_length_that_others_shortened_is_in_the_name(speak: Command) -> None:
+    """Without a length asked for, the longest text decides how much room there is for all."""
+    for texts in (["fox"], ["fox", "the grass in the snow"], ["fox", "the grass in the snow"]):
+        assert speak.raw(*texts) == 0
+    # 160 positions; 14 ids beside a text's own; 20 samples of 16000 a second for a code
+    seconds = sorted((each["text"], each["max_seconds"]) for each in facts_of(speak.files()))
+    assert seconds == [
+        ("fox", (160 - 14 - 5) / 800), ("fox", (160 - 14 - 1) / 800),
+        ("the grass in the snow", (160 - 14 - 5) / 800),
+    ]  # fmt: skip
+
+
+def test_long_words_of_wide_letters_fit_a_file_name(speak: Command) -> None:
+    text = " ".join(letter * 30 for letter in "\U0001d400\U0001d401狐")
+    assert speak.raw(text, "--seed", -1, "--max-seconds", SECONDS) == 0
+    (file,) = speak.files()
+    assert "\U0001d400" * 15 + "-" + "\U0001d401" * 15 + "-" + "狐" * 20 + "-" in file.name
+
+
+def test_voice_and_dtype_are_told_and_in_the_name(speak: Command, tmp_path: Path) -> None:
+    parts = build_speech("orpheus", tmp_path / "parts")
+    for own in ((), ("--voice", "leo"), ("--dtype", "bfloat16"),
+                ("--dtype", "bfloat16", "--batch-size", 2)):  # fmt: skip
+        assert speak.raw("fox", "--max-seconds", 0.003, *own, parts=parts) == 0
+    facts = facts_of(speak.files())
+    told = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
+    assert told == [
+        ("None", "bfloat16", False), ("None", "bfloat16", False), ("None", "float32", True),
+        ("leo", "float32", True),
+    ]  # fmt: skip
+
+
+def test_an_mp4_can_be_continued(animate: Command, tmp_path: Path) -> None:
+    """Into a folder whose name FFmpeg would take for a protocol."""
+    animate.out = tmp_path / "clips:today"
+    assert animate.raw(animate.start) == 0
+    (clip,) = animate.out.glob("*.mp4")
+    frames = read_frames(clip, 99)
+    assert len(frames) == 17 and frames[0].size == (48, 32)
+    assert len(read_frames(clip, 9)) == 9
+    animate.out = tmp_path / "more"
+    assert animate.raw(clip, animate.start, "--format", "webp") == 0
+    assert sorted(facts["n_given"] for facts in facts_of(animate.files())) == [1, 9]
+
+
+def test_starts_of_one_name_do_not_overwrite_each_other(animate: Command, tmp_path: Path) -> None:
+    """They begin alike: only the frames after the first differ."""
+    files = [tmp_path / name / "c.webp" for name in ("red", "blue")]
+    for file in files:
+        pages = [Image.new("RGB", (48, 32), file.parent.name) for _ in range(8)]
+        for k, page in enumerate(pages):
+            page.putpixel((k, 0), (255, 255, 255))  # pages that are alike would become one
+        file.parent.mkdir()
+        picture().save(file, save_all=True, append_images=pages, lossless=True)
+    assert [len(read_frames(file, 9)) for file in files] == [9, 9]
+    assert animate.raw(*files, "--format", "webp") == 0 and len(animate.files()) == 2
+
+
+def test_the_bar_counts_the_payloads_of_all_runs() -> None:
+    from mmaccel.results import Progress
+
+    shown: list[float] = []
+
+    class Bar:
+        def update(self, task: object, completed: float) -> None:
+            shown.append(completed)
+
+    bar, tokens = media_job.JobProgress(Bar(), 0), torch.zeros(1, 4, dtype=torch.int64)
+    for _ in range(2):  # two starts, two clips each, one at a time
+        bar.begin(2)
+        for row in range(2):
+            bar.update(Progress(tokens, torch.tensor([2]), torch.zeros(1), 1, (row,)))
+            bar.finish(row)
+    assert shown == [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4]

@@ -1,0 +1,199 @@
+"""diffusers' `AmusedPipeline` under canvas policies: its own classes, tiny random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError
+from mmaccel.samplers.canvas.orders import halton_ranks
+from tests.fixtures.amused import CODES, MASK, SIDE, build_pipe
+
+N = SIDE * SIDE
+LATENT: dict[str, Any] = {"output_type": "latent", "guidance_scale": 3.0}
+
+
+def conditions(pipe: Any, texts: list[str]) -> dict[str, Tensor]:
+    """What the transformer is told of captions."""
+    out = pipe.text_encoder(pipe.tokenizer(texts).input_ids, output_hidden_states=True)
+    sizes = torch.tensor([[SIDE, SIDE, 0, 0, 6]], dtype=torch.float64).expand(len(texts), -1)
+    states = out.hidden_states[-2]
+    return {
+        "encoder_hidden_states": states, "pooled_text_emb": out.text_embeds, "micro_conds": sizes
+    }  # fmt: skip
+
+
+def plain_loop(pipe: Any, text: str, negative: str, scale: float, seed: int) -> Tensor:
+    """One row, one slot a pass, the surest first, written out; guidance in two calls."""
+    gumbel = mmaccel.Noise.from_seed([seed], 1).gumbel(torch.arange(N)[None], CODES)[0]
+    tokens = torch.full((N,), MASK)
+    for _ in range(N):
+        own, none = (
+            pipe.transformer(tokens.view(1, SIDE, SIDE), **conditions(pipe, [words]))
+            .flatten(2)[0]
+            .T
+            for words in (text, negative)
+        )
+        scores = (none + scale * (own - none)).float()  # [N, V]
+        peak = torch.where(tokens == MASK, scores.softmax(-1).amax(-1), -1.0)
+        slot = int(peak.argmax())
+        tokens[slot] = (scores[slot] + gumbel[slot]).argmax()
+    return tokens.view(SIDE, SIDE)
+
+
+@torch.no_grad()
+def test_stepwise_and_lossless_make_the_tokens_of_a_plain_loop() -> None:
+    pipe, passes = build_pipe(), []
+    by_hand = [plain_loop(pipe, text, "no", 3.0, 4 + row) for row, text in enumerate(("abc", "x"))]
+    for policy in (mmaccel.Stepwise(), mmaccel.LosslessUnmask(4)):
+        pipe.seen.clear()
+        with mmaccel.attach(pipe, policy, seed=[4, 5], strict=True) as handle:
+            out = pipe(["abc", "x"], negative_prompt=["no", "no"], **LATENT).images
+        assert out.equal(torch.stack(by_hand))
+        stats = handle.stats
+        assert stats.exactness == "bitwise" and stats.branches == 2 and stats.tokens == 2 * N
+        assert stats.passes == len(pipe.seen) and "pipeline's scheduler" in stats.reference
+        passes.append(stats.passes)
+    assert passes[0] == N > passes[1]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        mmaccel.EntropyBounded(gamma=1.0),
+        mmaccel.MaskedParallel(steps=5, order="halton"),
+        mmaccel.MaskedParallel(steps=5, choose="first"),
+    ],
+)
+def test_a_row_does_not_depend_on_its_batch(policy: Any) -> None:
+    pipe = build_pipe()
+    with mmaccel.attach(pipe, policy, seed=[8, 9], strict=True) as handle:
+        whole = pipe(["abc", "x"], **LATENT).images
+    assert bool(((whole >= 0) & (whole < CODES)).all())
+    if isinstance(policy, mmaccel.EntropyBounded):
+        assert 0 < handle.stats.nats <= handle.stats.row_passes and handle.stats.passes < N
+    else:
+        assert handle.stats.passes == 5 == len(pipe.seen)
+    for row, text in enumerate(("abc", "x")):
+        with mmaccel.attach(pipe, policy, seed=[8 + row], strict=True):
+            assert pipe(text, **LATENT).images[0].equal(whole[row])
+
+
+def test_halton_order_is_that_of_the_grid() -> None:
+    pipe, policy = build_pipe(), mmaccel.MaskedParallel(steps=None, order="halton")
+    with mmaccel.attach(pipe, policy, seed=1):
+        pipe("abc", guidance_scale=1.0, output_type="latent")
+    open_slots = [int((tokens == MASK).sum()) for tokens in pipe.seen]
+    assert open_slots == list(range(N, 0, -1)) and pipe.seen[0].shape == (1, SIDE, SIDE)
+    ranks = halton_ranks(N, SIDE)
+    for turn, tokens in enumerate(pipe.seen):
+        assert ((tokens.flatten() != MASK) == (ranks < turn)).all()
+
+
+def test_the_call_keeps_its_arguments() -> None:
+    pipe, told, made = build_pipe(), [], []
+
+    def watch(step: int, left: Tensor, latents: Tensor) -> None:
+        told.append((step, int(left)))
+        assert latents.shape == (1, SIDE, SIDE) and int((latents == MASK).sum()) == int(left)
+        own = pipe.transformer(latents, **conditions(pipe, ["abc"]))  # the model's own answer
+        assert own.shape == (1, CODES, SIDE, SIDE) and bool(own.any())
+
+    with mmaccel.attach(pipe, "stepwise", strict=True) as handle:
+        for seed in (1, 1, 2):
+            own = torch.Generator().manual_seed(seed)
+            made.append(pipe("abc", generator=own, **LATENT).images)
+        assert made[0].equal(made[1]) and not made[0].equal(made[2])
+        pipe("abc", callback=watch, callback_steps=5, num_inference_steps=3, **LATENT)
+        assert told == [(0, 15), (5, 10), (10, 5), (15, 0)]
+        out = pipe("abc", output_type="np", return_dict=False, num_images_per_prompt=2)
+        assert out[0].shape == (2, SIDE, SIDE, 3) and handle.stats.tokens == 2 * N
+        assert pipe("abc", height=2, width=6, **LATENT).images.shape == (1, 2, 6)
+        assert pipe("abc").images[0].size == (SIDE, SIDE)
+        with pytest.raises(ValueError, match="pass only one of"):
+            pipe()
+        with pytest.raises(TypeError):
+            pipe("abc", word=1)
+    assert len(handle.history) == 7
+
+
+def test_tokens_that_are_given_stay() -> None:
+    pipe = build_pipe()
+    latents = torch.full((2, SIDE, SIDE), MASK)
+    latents[0, :2], latents[1] = 7, 9
+    layout = mmaccel.Grid(4, 3, vocab_size=CODES, row_end=5)
+    with mmaccel.attach(pipe, "stepwise", seed=1, strict=True) as handle:
+        made = pipe(["abc", "x"], latents=latents, **LATENT).images
+        assert bool((made[0, :2] == 7).all()) and bool((made[1] == 9).all())
+        assert handle.stats.passes == N // 2 and bool((made < CODES).all())
+    with mmaccel.attach(pipe, "stepwise", seed=1, layout=layout):
+        made = pipe(["abc", "x"], latents=latents, **LATENT).images
+    assert bool((made[0, 2:, 3] == 5).all()) and bool((made[1] == 9).all())
+
+
+def test_detach_leaves_nothing_behind() -> None:
+    pipe = build_pipe()
+    parts = pipe, pipe.transformer, pipe.scheduler
+    kinds = [type(part) for part in parts]
+
+    def plain() -> Tensor:
+        own = torch.Generator().manual_seed(1)
+        images: Tensor = pipe("abc", num_inference_steps=4, generator=own, **LATENT).images
+        return images
+
+    before = plain()
+    state = [dict(vars(part)) for part in parts[1:]]
+    with mmaccel.attach(pipe, mmaccel.MaskedParallel()) as handle:
+        with pytest.raises(AttachError):
+            mmaccel.attach(pipe, "stepwise")
+        pipe("abc", **LATENT)
+        assert repr(handle).startswith("Handle(AmusedPipeline")
+    assert [type(part) for part in parts] == kinds
+    assert plain().equal(before)
+    assert vars(pipe.transformer) == state[0] and vars(pipe.scheduler).keys() == state[1].keys()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    pipe = build_pipe()
+    for policy, match in (
+        (mmaccel.Stepwise(cache="prefix"), "without a cache"),
+        (mmaccel.CachedBlocks(), "LLaDA2Pipeline's"),
+        (mmaccel.Jacobi(), "offers for a canvas"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            mmaccel.attach(pipe, policy)
+    with pytest.raises(OptionError, match="32 ids"):
+        mmaccel.attach(pipe, "stepwise", layout=mmaccel.Grid(4, 4, vocab_size=9))
+    with mmaccel.attach(pipe, "stepwise", seed=[1]):
+        with pytest.raises(OptionError, match="seed"):
+            pipe(["abc", "x"], **LATENT)
+        for steps in (0, True, 2.5):
+            with pytest.raises(OptionError, match="num_inference_steps"):
+                pipe("abc", num_inference_steps=steps)
+        with pytest.raises(BusyError, match="one call at a time"):
+            pipe("abc", callback=lambda *given: pipe("abc"))
+        assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
+        pipe.seen.clear()
+    for policy in (mmaccel.RevisedParallel(), mmaccel.LosslessUnmask(2, layout="entries")):
+        with pytest.raises(OptionError, match="which keeps no keys.*revise=.edit. or .redo."):
+            mmaccel.attach(pipe, policy)
+    told = mmaccel.supports(pipe).policies
+    assert "lossless-unmask" in told and "revised-parallel" not in told and not pipe.seen
+    with mmaccel.attach(pipe, mmaccel.RevisedParallel(revise="redo")):
+        assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
+    torch.nn.init.constant_(pipe.transformer.mlm_layer.conv2.weight, float("nan"))
+    with mmaccel.attach(pipe, "stepwise", seed=1), pytest.raises(NumericsError):
+        pipe("abc", **LATENT)
+
+
+def test_a_list_of_generators_is_refused_in_words() -> None:
+    """Other pipelines of diffusers take one per row; here `attach` has seeds per row."""
+    pipe = build_pipe()
+    with mmaccel.attach(pipe, "stepwise"):
+        with pytest.raises(OptionError, match="expected one torch.Generator, received a list"):
+            pipe(["abc", "x"], generator=[torch.Generator().manual_seed(k) for k in (1, 2)])
+        assert pipe("abc", generator=torch.Generator(), **LATENT).images.shape == (1, SIDE, SIDE)

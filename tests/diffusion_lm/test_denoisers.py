@@ -1,0 +1,204 @@
+"""Denoisers over stand-ins of published forward signatures: positions, masks, shifts, numbering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.canvas_contracts import CanvasPass, Denoiser
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.models import (
+    DreamDenoiser,
+    FastDLLMDenoiser,
+    LLaDADenoiser,
+    LuminaDenoiser,
+    SDARDenoiser,
+    picture_ids,
+)
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+from tests.fixtures.canvas import PROMPTS, run
+from tests.fixtures.denoisers import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
+from tests.fixtures.sdar import SDARBed
+
+VOCAB, MASK, LENGTH = 40, 39, 6
+FIRST, CODES, NEWLINE = 26, 8, 36  # of the pictures' models
+
+
+class Forgetful(SDARBed):
+    """Does not look at the cache that it is given."""
+
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        return super().forward(*args, **(inputs | {"past_key_values": None, "use_cache": False}))
+
+
+def build(family: str) -> Any:
+    """A denoiser of text around a bed."""
+    if family == "llada":
+        return LLaDADenoiser(LLaDABed(VOCAB, max_sequence_length=64), MASK)
+    if family == "dream":
+        return DreamDenoiser(DreamBed(VOCAB, mask_token_id=MASK, max_position_embeddings=64))
+    if family == "sdar":
+        return SDARDenoiser(SDARBed(VOCAB, mask_token_id=MASK, block_size=4))
+    if family == "sdar-unkept":
+        return SDARDenoiser(Forgetful(VOCAB, mask_token_id=MASK, block_size=4))
+    return FastDLLMDenoiser(FastDLLMBed(VOCAB, bd_size=4), MASK)
+
+
+def pictures(family: str) -> Any:
+    """A denoiser of pictures around a bed."""
+    if family == "mmada":
+        return LLaDADenoiser(LLaDABed(VOCAB), MASK, pictures=(FIRST, CODES))
+    return LuminaDenoiser(LuminaBed(VOCAB), MASK, pictures=(FIRST, CODES))
+
+
+UNKEPT = ("llada", "dream", "sdar-unkept", "fast-dllm")
+TEXTS = (*UNKEPT, "sdar")
+
+
+class Watched:
+    """Hands on to a denoiser and keeps what came and went."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.passes = inner, []  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        logits = self.inner.forward(entries)
+        self.passes.append((entries, logits))
+        return logits
+
+
+def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
+    """Logits `[Q, V]` of one row without padding, by the bed's body and a mask written here."""
+    seen = entries.reads[row].any(0)
+    ids = entries.tokens[row][seen][None]
+    line = torch.arange(ids.shape[1])
+    mask = None
+    if model.block is not None:
+        mask = line // model.block <= (line // model.block)[:, None]
+    logits = model.model.body(ids, line[None], mask).logits[0]
+    before = int((~seen).sum())
+    return logits[(entries.queries[row] - before - model.shift)]
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_logits_are_those_of_every_row_alone(family: str) -> None:
+    model = Watched(build(family))
+    assert isinstance(model.inner, Denoiser) and model.has_store == (family not in UNKEPT)
+    run(Stepwise(), model, LENGTH, 0.0)
+    assert len(model.passes) == LENGTH
+    for entries, logits in model.passes:
+        assert logits.shape == (len(PROMPTS), entries.queries.shape[1], VOCAB)
+        for row in range(len(PROMPTS)):
+            wanted = alone(model.inner, entries, row)
+            assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("family", TEXTS)
+def test_drafts_and_batches_change_nothing(family: str, temperature: float, guided: bool) -> None:
+    model = build(family)
+    others = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # end alike in blocks of 4
+    kept: dict[str, Any] = {"guided": guided, "others": others}
+    whole = run(Stepwise(), model, LENGTH, temperature, **kept)
+    assert int(whole.tokens.max()) < VOCAB and not bool((whole.tokens == MASK).any())
+    for drafts in (2, 4):
+        made = run(LosslessUnmask(drafts), model, LENGTH, temperature, **kept)
+        assert torch.equal(made.tokens, whole.tokens)
+    for row in range(len(PROMPTS)):
+        made = run(Stepwise(), model, LENGTH, temperature, row=row, **kept)
+        assert torch.equal(made.tokens[0], whole.tokens[row])
+
+
+def test_a_cache_is_refused_where_nothing_is_kept() -> None:
+    for family in UNKEPT:
+        with pytest.raises(UnsupportedModelError, match="keys and values can be kept") as error:
+            run(Stepwise(cache="prefix"), build(family), LENGTH)
+        assert ("from a Forgetful" in str(error.value)) == (family == "sdar-unkept")  # its reason
+
+
+def test_the_head_runs_on_queried_positions_and_rows_of_a_length_go_together() -> None:
+    model = build("llada")
+    bed = model.model
+    bed.calls = bed.head_rows = 0
+    run(Stepwise(block=2), model, LENGTH)
+    assert bed.calls == LENGTH and bed.head_rows == LENGTH * 2 * len(PROMPTS)
+    bed = (model := build("fast-dllm")).model
+    bed.calls = bed.fed = 0
+    run(Stepwise(), model, LENGTH)
+    lengths = [len(row) + LENGTH for row in PROMPTS]
+    assert bed.calls == LENGTH * len(set(lengths)) and bed.fed == LENGTH * sum(lengths)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Every third slot ends a row of the picture."""
+
+    newline: int
+    columns: int = 3
+    frame: int = 6
+
+    def forced(self, slots: Tensor) -> Tensor | None:
+        return torch.where(slots % 3 == 2, self.newline, -1)
+
+    def allowed(self, slots: Tensor) -> Tensor | None:
+        return None
+
+
+@pytest.mark.parametrize("family", ["mmada", "lumina"])
+def test_a_stretch_of_the_vocabulary(family: str) -> None:
+    """Prompts and tokens between rows are the model's own, the rest are codes from 0 on."""
+    model = Watched(pictures(family))
+    assert model.vocab_size == model.mask_token == CODES
+    newline = int(model.to_canvas(torch.tensor(NEWLINE)))
+    rows = [[5, 26, 7], [8, 2], [3], [4, 4]]  # 26 is a code and, in a prompt, a word
+    tokens = torch.tensor([row + [0] * (3 - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    prompt = Prompt(model.to_canvas(tokens), lengths, branches=2, layout=Lines(newline))
+    options = {"filters": Filters(guidance_scale=2.5), "noise": Noise.from_seed(3, 2)}
+    made = Stepwise().sample(model, prompt, 6, **options)
+    assert bool((made.tokens[:, 2::3] == newline).all())
+    assert torch.equal(picture_ids(model.inner, made.tokens), made.tokens[:, [0, 1, 3, 4]])
+    assert made.stats.passes == 4
+    entries, logits = model.passes[-1]
+    ids = model.to_model(entries.tokens)
+    assert torch.equal(ids[2:, -6:], ids[:2, -6:])  # both branches look at one canvas
+    assert int((ids == MASK).sum()) == 4 and set(ids[0, :3].tolist()) == {5, 26, 7}
+    plain = CanvasPass(ids, *list(vars(entries).values())[1:])
+    for row in range(4):
+        wanted = alone(model.inner, plain, row)[:, FIRST : FIRST + CODES]
+        assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
+    drafted = LosslessUnmask(3).sample(pictures(family), prompt, 6, **options)
+    assert torch.equal(drafted.tokens, made.tokens)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"mask_token: expected an id in 0\.\.39, received 126336"
+    ):
+        LLaDADenoiser(LLaDABed(VOCAB))
+    with pytest.raises(OptionError, match="configuration has no mask_token_id"):
+        SDARDenoiser(SDARBed(VOCAB, block_size=4))
+    with pytest.raises(OptionError, match="within 40 ids"):
+        LLaDADenoiser(LLaDABed(VOCAB), MASK, pictures=(30, 11))
+    with pytest.raises(OptionError, match="block: expected an integer"):
+        SDARDenoiser(SDARBed(VOCAB), MASK, block=0)
+    model = build("llada")
+    with pytest.raises(OptionError, match="length: expected at most 64 positions"):
+        run(Stepwise(), model, 60)
+    model.reserve(2, 5)
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    reads = torch.ones(2, 1, 4, dtype=torch.bool)
+    with pytest.raises(ShapeError, match="call reserve first"):
+        model.forward(CanvasPass(ids, ids, ids, reads, ids))

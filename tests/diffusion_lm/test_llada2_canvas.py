@@ -1,0 +1,185 @@
+"""Canvas policies on a `LLaDA2Pipeline`: our loop over the pipeline's model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.run import CanvasRun
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from tests.fixtures.llada2 import MASK, build_pipe
+
+RAGGED = ["hello there", "abc", "a longer prompt than the others"]
+OPTIONS: dict[str, Any] = {"gen_length": 20, "eos_early_stop": False, "temperature": 1.0}
+
+
+@dataclass(frozen=True)
+class Sure:
+    """Commits what is surer than a threshold."""
+
+    threshold: float = 0.5
+    exactness: str = "relaxed"
+    kind: str = "canvas"
+
+    def sample(self, model: Any, prompt: Any, length: int, **options: Any) -> Any:
+        cache = CachePlan("block")
+        run = CanvasRun(self, model, prompt, length, cache=cache, **options)  # type: ignore[arg-type]
+        with run.interruptible():
+            while run.is_open:
+                seen = run.look()
+                run.commit(seen, seen.sealed().peak > self.threshold)
+        return run.generation()
+
+
+def block_mask(length: int, block: int) -> Tensor:
+    """The mask of the model's own generate, `[1, 1, L, L]`."""
+    index = torch.arange(length) // block
+    return (index <= index[:, None]).double()[None, None]
+
+
+def plain_loop(model: Any, prompt: list[int], length: int, block: int) -> list[int]:
+    """Greedy, one token a pass, the surest first; over the whole line, nothing kept."""
+    line = torch.tensor([prompt + [MASK] * length])
+    for first in range(len(prompt) // block * block, line.shape[1], block):
+        last = min(first + block, line.shape[1])
+        while bool((line[:, first:last] == MASK).any()):
+            logits = model(
+                line[:, :last], attention_mask=block_mask(last, block),
+                position_ids=torch.arange(last)[None],
+            ).logits[0]  # fmt: skip
+            logits[:, MASK] = float("-inf")
+            peak = logits.softmax(-1).amax(-1)
+            peak = torch.where((line[0, :last] == MASK) & (torch.arange(last) >= first), peak, -1.0)
+            slot = int(peak.argmax())
+            line[0, slot] = logits[slot].argmax()
+    return line[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("reading", ["full", "refused", "blocks"])
+def test_greedy_tokens_are_those_of_a_plain_loop(reading: str) -> None:
+    pipe = build_pipe(reading)
+    for text in ("hello", "hello world, hello", "eight ok"):
+        with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True) as handle:
+            made = pipe(**(OPTIONS | {"temperature": 0.0, "prompt": text})).sequences
+        ids = pipe.tokenizer(text)["input_ids"][0].tolist()
+        assert made[0].tolist() == plain_loop(pipe.model, ids, 20, 8)
+        assert handle.stats.fallbacks == [] and handle.stats.passes == 20
+        assert "4-D block mask" in handle.stats.reference
+
+
+def test_policies_and_caches_make_the_same_tokens() -> None:
+    pipe = build_pipe("refused")
+    policies = [
+        Stepwise(), Stepwise(cache="block"), LosslessUnmask(4), LosslessUnmask(4, cache="block"),
+        LosslessUnmask(3, cache="block", layout="entries"),
+    ]  # fmt: skip
+    for options in ({"temperature": 1.0, "top_p": 0.9}, {"sampling_method": "greedy"}):
+        made, positions = [], []
+        for policy in policies:
+            with mmaccel.attach(pipe, policy, seed=4, strict=True) as handle:
+                made.append(pipe(**(OPTIONS | options), prompt=RAGGED).sequences)
+            positions.append(handle.stats.positions)
+        assert all(torch.equal(made[0], other) for other in made)
+        assert positions[1] < positions[0] / 2 and bool((made[0] != MASK).all())
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    pipe = build_pipe("refused")
+    policy = Sure()
+    with mmaccel.attach(pipe, policy, seed=[5, 6, 7], strict=True):
+        whole = pipe(**OPTIONS, prompt=RAGGED).sequences
+    for row, text in enumerate(RAGGED):
+        with mmaccel.attach(pipe, policy, seed=[5 + row], strict=True):
+            assert torch.equal(pipe(**OPTIONS, prompt=text).sequences[0], whole[row])
+
+
+def test_positions_of_a_blockwise_run_are_counted_by_hand() -> None:
+    pipe = build_pipe("refused")
+    with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True) as handle:
+        pipe(**(OPTIONS | {"prompt": "x" * 12, "gen_length": 20}))
+        pipe.model.fed.clear()
+        pipe(**(OPTIONS | {"prompt": "x" * 12, "gen_length": 20}))
+    by_hand = [16] + [8] * 3 + [16] + [8] * 7 + [16] + [8] * 7
+    assert pipe.model.fed == by_hand and handle.stats.positions == sum(by_hand)
+
+
+def test_seeds_come_from_the_generator_of_the_call() -> None:
+    pipe = build_pipe("refused")
+    made = []
+    with mmaccel.attach(pipe, Sure(), strict=True):
+        for seed in (1, 1, 2):
+            generator = torch.Generator().manual_seed(seed)
+            made.append(pipe(**OPTIONS, prompt="hello", generator=generator).sequences)
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+def test_rows_end_at_the_end_token() -> None:
+    pipe = build_pipe("refused")
+    with mmaccel.attach(pipe, Stepwise(cache="block"), seed=0, strict=True) as handle:
+        free = pipe(**OPTIONS, prompt=RAGGED).sequences
+        end = int(free[1, 6])
+        out = pipe(**(OPTIONS | {"eos_early_stop": True}), eos_token_id=end, prompt=RAGGED)
+    for row, kept, text in zip(free.tolist(), out.sequences.tolist(), out.texts):
+        n = row.index(end) + 1 if end in row else 20
+        assert kept == row[:n] + [MASK] * (20 - n) and len(text.split()) == n
+    assert handle.stats.tokens == int((out.sequences != MASK).sum())
+
+
+def test_callbacks_see_the_canvas_and_cannot_write_to_it() -> None:
+    pipe = build_pipe("refused")
+    seen: list[Tensor] = []
+
+    def watch(pipe: Any, step: int, inner: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        seen.append(tensors["block_x"].clone())
+        assert step == inner == len(seen) - 1
+        return tensors
+
+    with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True):
+        out = pipe(**OPTIONS, prompt="hello", callback_on_step_end=watch)
+        left = [int((line == MASK).sum()) for line in seen]
+        assert left == list(range(19, -1, -1)) and torch.equal(seen[-1][:, 5:], out.sequences)
+        with pytest.raises(OptionError, match="as it was given"):
+            pipe(
+                **OPTIONS, prompt="hello",
+                callback_on_step_end=lambda *given: {"block_x": given[3]["block_x"] + 1},
+            )  # fmt: skip
+        names = ["block_x", "sampled_probs"]
+        options: dict[str, Any] = {"callback_on_step_end_tensor_inputs": names}
+        seen.clear()
+        with pytest.raises(UnsupportedModelError, match="asks for sampled_probs"):
+            pipe(**OPTIONS, prompt="hello", callback_on_step_end=watch, **options)
+
+
+def test_a_layout_holds_slots() -> None:
+    pipe = build_pipe("refused")
+    layout = mmaccel.Grid(4, 4, vocab_size=41, row_end=9)
+    with mmaccel.attach(pipe, Sure(0.2), layout=layout, strict=True):
+        made = pipe(**OPTIONS, prompt=["ab", "abc"]).sequences
+    assert bool((made[:, 4::5] == 9).all())
+
+
+def test_a_model_that_follows_no_block_mask_runs_as_it_is() -> None:
+    """One that takes a 4-D mask and a cache, and is causal whatever the mask says."""
+    pipe = build_pipe("causal")
+    own = type(pipe.model).forward
+
+    def deaf(model: Any, input_ids: Tensor, attention_mask: Tensor, **others: Any) -> Any:
+        if attention_mask.ndim == 4:
+            attention_mask = input_ids.new_ones(input_ids.shape[0], attention_mask.shape[-1])
+        return own(model, input_ids, attention_mask, **others)
+
+    type(pipe.model).forward = deaf  # a class of this pipeline's own
+    plain = pipe(**OPTIONS, prompt="hello", generator=torch.Generator().manual_seed(1))
+    with mmaccel.attach(pipe, Stepwise()) as handle, pytest.warns(UserWarning, match="4-D mask"):
+        made = pipe(**OPTIONS, prompt="hello", generator=torch.Generator().manual_seed(1))
+    assert torch.equal(made.sequences, plain.sequences)
+    assert "does not follow a 4-D mask of blocks of 8" in handle.stats.fallbacks[0]
+    assert "looks at no later token of a block" in handle.stats.fallbacks[0]

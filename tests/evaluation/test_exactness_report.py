@@ -1,0 +1,318 @@
+"""The exactness report: what holds is told from what does not, and rounding from a bug."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import (
+    Autoregressive,
+    GroupedSpeculative,
+    Jacobi,
+    LosslessUnmask,
+    SpeculativeJacobi,
+    Stepwise,
+    TextToImage,
+)
+from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
+from mmaccel.evaluation.exactness.identity import Check, explain_divergence, forced_scores
+from mmaccel.evaluation.exactness.reference_models import ToyLanguage
+from mmaccel.evaluation.exactness.report import Plan, check_all
+from mmaccel.results import Generation
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import Filters
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Jacobi, but slot 5 of every row in a batch has another token than it should."""
+
+    exactness = "bitwise"
+    window: int = 4
+    only_in_batches: bool = False
+
+    def sample(self, model: Any, prompt: Any, length: int, **options: Any) -> Generation:
+        made = Jacobi(self.window).sample(model, prompt, length, **options)
+        if len(made.tokens) > 1 or not self.only_in_batches:
+            made.tokens[:, 5] = (made.tokens[:, 5] + 1) % model.vocab_size
+        return made
+
+
+@dataclass(frozen=True)
+class Rare:
+    """Jacobi, but the fourth row of a batch has one wrong token."""
+
+    exactness = "bitwise"
+    window: int = 4
+
+    def sample(self, model: Any, prompt: Any, length: int, **options: Any) -> Generation:
+        made = Jacobi(self.window).sample(model, prompt, length, **options)
+        made.tokens[3:4, 9] = (made.tokens[3:4, 9] + 1) % model.vocab_size
+        return made
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> TextToImage:
+    return TextToImage.from_pretrained(tiny_folder)
+
+
+def plan_of(pipe: TextToImage, policy: Any, **others: Any) -> Plan:
+    captions = [CAPTIONS[k % 3] for k in range(4)]
+    filters = pipe.pictures.filters
+    return Plan(pipe, policy, Autoregressive(), captions, 7, filters, 4, "float32", 0, **others)
+
+
+def second_of(pipe: TextToImage, tokens: Tensor, slot: int, filters: Filters | None = None) -> int:
+    """The second best token at a slot of the picture of CAPTIONS[1] and seed 3."""
+    noise, filters = Noise.from_seed([3], 1), filters or pipe.pictures.filters
+    scores = forced_scores(pipe, CAPTIONS[1], tokens, filters, noise, 1)
+    return int(scores[slot].topk(2).indices[1])
+
+
+def outcomes(checks: Sequence[Check]) -> dict[str, tuple[bool, bool]]:
+    return {check.name: (check.promised, check.holds) for check in checks}
+
+
+def test_a_bitwise_policy_keeps_its_tokens(pipe: TextToImage) -> None:
+    checks = check_all(plan_of(pipe, Jacobi(5)))
+    assert outcomes(checks) == {
+        "greedy": (True, True),
+        "same seeds": (True, True),
+        "plain loop in batches": (False, True),
+        "policy in batches": (True, True),
+    }
+    figures = checks[1].figures
+    assert figures["same"] == figures["rows"] == 4 and figures["length"] == N_TOKENS
+    assert figures["first_divergence"] == [None] * 4 and 1 < figures["tokens_per_pass"] < 5
+
+
+def test_a_wrong_token_breaks_the_promise_and_is_not_called_rounding(pipe: TextToImage) -> None:
+    checks = check_all(plan_of(pipe, Wrong()))
+    found = outcomes(checks)
+    assert found["greedy"] == found["same seeds"] == (True, False)
+    assert found["policy in batches"] == (True, True)  # wrong everywhere, and everywhere the same
+    assert [check.is_broken for check in checks[:2]] == [True, True]
+    figures = checks[1].figures
+    assert figures["first_divergence"] == [5] * 4 and figures["same"] == 0
+    assert all(p["slot"] == 5 and not p["is_rounding"] for p in figures["partings"])
+    batches = outcomes(check_all(plan_of(pipe, Wrong(only_in_batches=True))))
+    assert batches["policy in batches"] == (True, False)
+    assert batches["plain loop in batches"] == (False, True)
+
+
+def test_one_wrong_row_of_many_is_seen_and_rounding_is_that_of_the_dtype(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtypes: list[torch.dtype] = []
+
+    def explain(*arguments: Any) -> Any:
+        dtypes.append(arguments[-1])
+        return explain_divergence(*arguments)
+
+    monkeypatch.setattr("mmaccel.evaluation.exactness.identity.explain_divergence", explain)
+    checks = check_all(replace(plan_of(pipe, Rare()), dtype="float16"))
+    found = outcomes(checks)
+    assert found["same seeds"] == (True, False) == found["greedy"]
+    assert checks[1].figures["first_divergence"] == [None, None, None, 9]
+    assert (
+        set(dtypes) == {torch.float16} and len(dtypes) == 3
+    )  # batches of four held to single rows
+
+
+def test_other_promises_are_held_to_other_checks(pipe: TextToImage) -> None:
+    found = outcomes(check_all(plan_of(pipe, SpeculativeJacobi(4))))
+    assert found["greedy"] == (True, True) and found["same seeds"] == (False, False)
+    assert not found["policy in batches"][0]
+    checks = check_all(plan_of(pipe, GroupedSpeculative(4)))
+    assert not any(check.promised for check in checks)
+
+
+def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage) -> None:
+    """The argmax at every slot is the plain loop's token, with guidance and noise, any width."""
+    filters = pipe.pictures.filters
+    assert filters.guidance_scale != 1
+    made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
+    noise = Noise.from_seed([3], 1)
+    scores = [forced_scores(pipe, CAPTIONS[1], made, filters, noise, w) for w in (1, 3, 16)]
+    for found in scores:
+        assert found.shape == (N_TOKENS, 30) and torch.equal(found.argmax(-1), made)
+        assert torch.allclose(found, scores[0], atol=1e-3)
+    parting = explain_divergence(
+        pipe, CAPTIONS[1], made, 6, second_of(pipe, made, 6), filters, noise, 4
+    )
+    first, second = scores[0][6].sort(descending=True).values[:2]
+    assert parting.gap == pytest.approx(float(first - second), abs=1e-5)
+    assert parting.rounding < 1e-3 and not parting.is_rounding
+
+
+def test_greedy_scores_keep_the_second_best(pipe: TextToImage) -> None:
+    filters = replace(pipe.pictures.filters, temperature=0.0)
+    made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], temperature=0.0).tokens[0]
+    noise = Noise.from_seed([3], 1)
+    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)
+    assert torch.equal(scores.argmax(-1), made) and bool(scores.isfinite().all())
+    other = second_of(pipe, made, 2, filters)
+    gap = explain_divergence(pipe, CAPTIONS[1], made, 2, other, filters, noise, 4).gap
+    assert gap is not None and 0 < gap < 20
+    alone = replace(pipe.pictures.filters, top_k=1)
+    only = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], top_k=1).tokens[0]
+    other = (int(only[2]) + 1) % 30
+    parting = explain_divergence(pipe, CAPTIONS[1], only, 2, other, alone, noise, 4)
+    assert parting.gap is None and not parting.is_rounding
+
+
+def test_a_token_far_behind_is_no_rounding_where_the_two_best_are_close(
+    pipe: TextToImage,
+) -> None:
+    """What counts is how far the token that was taken is behind, not what else stands there."""
+    filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
+    made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
+    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)[6]
+    order = scores.argsort(descending=True).tolist()
+    for place in (1, 4, 29):
+        parting = explain_divergence(pipe, CAPTIONS[1], made, 6, order[place], filters, noise, 4)
+        wanted = float(scores[order[0]] - scores[order[place]])
+        assert parting.gap == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_window_that_sees_what_it_should_not_is_no_rounding(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of a window that leak the next token differ so much that they explain any gap."""
+    forward = type(pipe.model).forward
+
+    def leaky(model: Any, tokens: Tensor, start: Tensor) -> Tensor:
+        logits = forward(model, tokens, start).clone()
+        if tokens.shape[1] > 1:  # what was fed next to an entry is what the entry is to predict
+            leak = torch.nn.functional.one_hot(tokens[:, 1:].clamp(max=29), 30)
+            logits[:, :-1] += 4.0 * leak
+        return logits
+
+    monkeypatch.setattr(type(pipe.model), "forward", leaky)
+    checks = check_all(plan_of(pipe, Jacobi(5)))
+    assert outcomes(checks)["same seeds"] == (True, False)
+    partings = checks[1].figures["partings"]
+    assert partings and all(p["rounding"] > 1 > p["limit"] > 0 for p in partings)
+    assert any(p["gap"] <= 4 * p["rounding"] for p in partings)  # what once explained it
+    assert "no rounding" in checks[1].said
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 3.5e-4), ("bfloat16", 0.088)])
+def test_half_of_the_digits_are_the_limit(pipe: TextToImage, dtype: str, limit: float) -> None:
+    filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
+    made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
+    options = (filters, noise, 4, getattr(torch, dtype))
+    found = explain_divergence(pipe, CAPTIONS[1], made, 15, 0, *options)
+    largest = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1).abs().max()
+    assert found.limit == pytest.approx(limit * float(largest), rel=0.02)
+
+
+def test_a_gap_below_the_differences_is_rounding(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
+    made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
+    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)
+    first, second = scores.topk(2).values.unbind(-1)
+    slot = int((first - second).argmin())
+    gap, other = float((first - second)[slot]), second_of(pipe, made, slot)
+    assert 0.01 < gap < 1
+    forward = type(pipe.model).forward
+
+    def noisy(step: float) -> Any:
+        def coarse(model: Any, tokens: Tensor, start: Tensor) -> Tensor:
+            logits = forward(model, tokens, start)
+            return logits + step * (tokens.shape[1] > 1) * torch.ones(1)
+
+        return coarse
+
+    options = (slot, other, filters, noise, 4, torch.bfloat16)  # of wide limits
+    for step, is_rounding in ((0.3 * gap, True), (0.1 * gap, False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(pipe.model), "forward", noisy(step))
+            parting = explain_divergence(pipe, CAPTIONS[1], made, *options)
+        assert parting.rounding == pytest.approx(step, rel=0.02)
+        assert parting.is_rounding == is_rounding
+
+
+def test_the_law_of_the_toy_by_hand() -> None:
+    toy = ToyLanguage()
+    law = toy.distribution()
+    assert law.shape == (243,) and float(law.sum()) == pytest.approx(1, abs=1e-9)
+    toy.reserve(1, 8)
+    logits = toy.forward(torch.tensor([[1, 2, 0, 2]]), torch.tensor([0]))[0]  # [4, 3]
+    first, second, third = (logits[k].double().softmax(-1) for k in (1, 2, 3))
+    begins = law.view(3, 3, 27)[0, 2]  # all that begin with 0, 2
+    assert float(begins.sum()) == pytest.approx(float(first[0] * second[2]), rel=1e-6)
+    assert float(begins[9:18].sum() / begins.sum()) == pytest.approx(float(third[1]), rel=1e-6)
+    again = toy.forward(torch.tensor([[1]]), torch.tensor([2]))[0, 0]  # rolled back
+    assert not torch.allclose(again, logits[2])
+    other = toy.logits_after(torch.tensor([[1, 2, 1]]), torch.tensor([2]))[0]
+    assert torch.equal(again, other)
+
+
+def test_laws_are_told_apart() -> None:
+    (right,) = check_distribution(SpeculativeJacobi(3), "window", 20_000)
+    assert right.promised and right.holds and right.figures["n_samples"] == 20_000
+    assert 0.2 < right.figures["power"] < 0.6  # so many see 0.03 about half of the time
+    (relaxed,) = check_distribution(GroupedSpeculative(3), "window", 4_000)
+    assert not relaxed.promised and not relaxed.holds and not relaxed.is_broken
+
+    @dataclass(frozen=True)
+    class Cold(Autoregressive):
+        def sample(self, model: Any, prompt: Any, length: int, **options: Any) -> Generation:
+            options["filters"] = replace(options["filters"], temperature=0.95)
+            return super().sample(model, prompt, length, **options)
+
+    (cold,) = check_distribution(Cold(), "window", 50_000)  # a total variation of 0.028
+    assert cold.is_broken
+
+
+def test_canvas_laws_are_enumerated() -> None:
+    (plain,) = check_distribution(Stepwise(), "canvas", 10)
+    assert plain.holds and plain.promised
+    assert check_distribution(LosslessUnmask(), "canvas", 10) == []
+
+
+def test_a_canvas_is_reported_on_too(tmp_path: Path) -> None:
+    masked, _ = masked_beside_plain(tmp_path)
+    pipe = TextToImage.from_pretrained(masked)
+    policy = LosslessUnmask(order="halton")
+    plan = Plan(
+        pipe, policy, Stepwise(order="halton"), CAPTIONS[:2], 0, Filters(), 2, "float32", 100
+    )
+    found = outcomes(check_all(plan))
+    assert found["greedy"] == found["same seeds"] == found["policy in batches"] == (True, True)
+    half = replace(plan, dtype="bfloat16")
+    assert not half.keeps_tokens  # nothing tells rounding from a bug there
+
+
+def test_features_of_other_pictures_break_a_promise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(40, 4, generator=generator).double().numpy()
+    captions = [f"caption {k % 4}" for k in range(40)]
+    same = torch.randn(40, 4, generator=generator).double().numpy()
+    policy = SpeculativeJacobi(3)
+    assert check_features(policy, first, same, captions).holds
+    broken = check_features(policy, first, same + 2, captions)
+    assert broken.is_broken and broken.figures["p_value"] <= 0.01
+    assert broken.figures["power"]["visible"] <= 2.0
+
+
+def test_pictures_too_few_to_reject_are_held_to_nothing() -> None:
+    """Six captions of a picture each: 2 ** 6 labellings, of which a pair is as extreme as any."""
+    first = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
+    captions = [f"caption {k}" for k in range(6)]
+    found = check_features(SpeculativeJacobi(3), first, first + 100, captions)
+    assert not found.promised and not found.is_broken and "cannot fail" in found.said
+    assert found.figures["least"] == 2 / 2**6 and found.figures["power"] is None
+    ten = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
+    more = check_features(SpeculativeJacobi(3), ten, ten + 100, [f"{k}" for k in range(10)])
+    assert more.figures["least"] == 2 / 2**10 and more.promised and more.is_broken

@@ -1,0 +1,64 @@
+"""`scripts/measure.py`: every result says how it was made, and can be made so again."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+SCRIPT = ROOT / "scripts" / "measure.py"
+
+
+@pytest.fixture
+def script() -> dict:
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_every_result_can_be_made_again(script: dict) -> None:
+    commands = script["recorded"](ROOT / "benchmarks" / "results")
+    assert commands
+    for name, command in commands.items():
+        if command[0] == "python":
+            assert (ROOT / command[1]).is_file(), name
+        made = f"benchmarks/results/{name}"  # a file, or the folder of a report
+        assert {f"{made}.json", made} & set(command), name
+
+
+def test_commands_are_run_and_failures_are_told(
+    script: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "update_docs.py").write_text("print('tables')")
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for name, code in (("fine", "print('made', flush=True)"), ("broken", "raise SystemExit(3)")):
+        (tmp_path / f"{name}.py").write_text(code)
+        (results / f"{name}.json").write_text(json.dumps({"command": f"python {name}.py"}))
+    monkeypatch.setitem(script["main"].__globals__, "ROOT", tmp_path)
+    monkeypatch.setitem(script["main"].__globals__, "RESULTS", results)
+    monkeypatch.setattr(sys, "argv", ["measure.py"])
+    assert script["main"]() == 1
+    said = capfd.readouterr()
+    assert "made" in said.out and "tables" in said.out and "failed: broken" in said.err
+    monkeypatch.setattr(sys, "argv", ["measure.py", "fine"])
+    assert script["main"]() == 0 and "failed" not in capfd.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["measure.py", "none"])
+    with pytest.raises(SystemExit) as caught:
+        script["main"]()
+    assert caught.value.code == 2
+    (results / "mute.json").write_text("{}")
+    with pytest.raises(SystemExit, match="mute.json: expected the command"):
+        script["recorded"](results)
+
+
+def test_the_command_line_is_this_checkouts(script: dict) -> None:
+    run = script["with_this_python"]
+    assert run(["mmaccel", "bench", "--count", "2"]) == [
+        sys.executable, "-m", "mmaccel.cli", "bench", "--count", "2",
+    ]  # fmt: skip
+    assert run(["python", "benchmarks/routes.py"]) == [sys.executable, "benchmarks/routes.py"]

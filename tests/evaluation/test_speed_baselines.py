@@ -1,0 +1,216 @@
+"""Baselines of `mmaccel evaluate speed`: transformers' generate makes the same tokens, counted the
+same way; what cannot run is said; what was measured before something went wrong is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel import Autoregressive, TextToImage
+from mmaccel.cli import main
+from mmaccel.evaluation.speed import transformers_baseline as baseline_decoding
+from mmaccel.evaluation.speed.transformers_baseline import (
+    BASELINES,
+    BaselineDecoding,
+    find_obstacle,
+)
+from mmaccel.samplers.sampling_params import Filters
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
+
+SEEDS = [3, 4, 5]
+
+
+def evaluate(*arguments: object) -> int:
+    return main(["evaluate", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> TextToImage:
+    return TextToImage.from_pretrained(tiny_folder)
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are traced, and run as they are: the same shapes and counts in a second."""
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "eager")
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.0}, {}, {"guidance_scale": 1.0}, {"top_k": 5, "temperature": 0.7}],
+    ids=str,
+)
+def test_tokens_and_counts_are_those_of_the_plain_loop(
+    pipe: TextToImage, name: str, options: dict[str, Any]
+) -> None:
+    filters = replace(pipe.pictures.filters, **options)
+    plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, **options)
+    decoding = BaselineDecoding(pipe, name, CAPTIONS)
+    before = set(vars(pipe.model.model))
+    (made,) = decoding.stream(CAPTIONS, filters, seed=SEEDS, batch_size=3)
+    assert torch.equal(made.tokens, plain.tokens) and made.prompts == CAPTIONS
+    assert made.images[2].tobytes() == plain.images[2].tobytes()
+    for field in ("tokens", "passes", "row_passes", "accepted", "branches"):
+        assert getattr(made.stats, field) == getattr(plain.stats, field), field
+    assert made.stats.passes == N_TOKENS and made.passes.tolist() == [N_TOKENS] * 3
+    assert 0 < made.stats.forward_seconds < made.stats.seconds
+    assert (made.stats.captures > 0) == (name == "compiled")
+    if name == "compiled":  # other captions and seeds: the same graphs
+        other = [CAPTIONS[0], CAPTIONS[2], CAPTIONS[2]]  # not the longest
+        (again,) = decoding.stream(other, filters, seed=[7, 8, 9], batch_size=3)
+        assert again.stats.captures == 0
+        wanted = pipe(other, policy=Autoregressive(), seed=[7, 8, 9], **options).tokens
+        assert torch.equal(again.tokens, wanted)
+    decoding.close()
+    assert set(vars(pipe.model.model)) == before
+
+
+def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
+    """The longest caption last: a cache for the first alone is too small, and compiles again."""
+    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
+    captions = [CAPTIONS[2], CAPTIONS[0], CAPTIONS[1]]
+    made = [decoding.decode([c], pipe.pictures.filters, [1], N_TOKENS) for c in captions]
+    decoding.close()
+    assert [stats.captures for _, stats in made] == [1, 0, 0]
+    plain = [pipe(c, policy=Autoregressive(), seed=[1]).tokens for c in captions]
+    assert all(torch.equal(a, b) for (a, _), b in zip(made, plain))
+
+
+def test_the_model_is_called_as_often_as_passes_are_counted(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, ...]] = []
+    model = pipe.model.model
+    forward = model.forward
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        calls.append(tuple(options["input_ids"].shape))
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(model, "forward", counting)
+    decoding = BaselineDecoding(pipe, "static", CAPTIONS)
+    tokens, stats = decoding.decode([CAPTIONS[2]], pipe.pictures.filters, [1], N_TOKENS)
+    longest = max(len(pipe.pictures.encode(caption)) for caption in CAPTIONS)
+    assert calls == [(2, longest), *[(2, 1)] * (N_TOKENS - 1)]  # guidance: two rows of one pass
+    assert len(calls) == stats.passes and tokens.shape == (1, N_TOKENS)
+
+
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler is installed"
+)
+def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "inductor")
+    filters = replace(pipe.pictures.filters, temperature=0.0)
+    assert find_obstacle(pipe, "compiled", CAPTIONS[0], filters) == ""
+    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
+    tokens, stats = decoding.decode(CAPTIONS, filters, SEEDS, N_TOKENS)
+    decoding.close()
+    plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, temperature=0.0)
+    assert torch.equal(tokens, plain.tokens) and stats.captures == 1
+
+
+def test_what_stands_against_a_baseline_is_said(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters = pipe.pictures.filters
+    assert [find_obstacle(pipe, name, CAPTIONS[0], filters) for name in BASELINES] == [""] * 3
+    other: Any = SimpleNamespace(pictures=object(), model=pipe.model)
+    assert "makes no pictures of object" in find_obstacle(other, "static", CAPTIONS[0], filters)
+    with_processor = Filters(processor=lambda scores, line, columns: scores)
+    assert "processor" in find_obstacle(pipe, "static", CAPTIONS[0], with_processor)
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "no such backend")
+    reason = find_obstacle(pipe, "compiled", CAPTIONS[0], filters)
+    assert reason.startswith("torch.compile does not work here (") and "no such backend" in reason
+    assert find_obstacle(pipe, "static", CAPTIONS[0], filters) == ""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("a cache of fixed size is not supported")
+
+    monkeypatch.setattr(type(pipe.model.model), "generate", broken)
+    reason = find_obstacle(pipe, "static", CAPTIONS[0], filters)
+    assert "ValueError: a cache of fixed size" in reason
+
+
+def test_the_report_has_the_baselines(tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "speed"
+    policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "2,1")
+    sides = ("--baseline", "compiled")
+    options = ("--out", out, "--warm-up", 1, "--no-plots")
+    assert evaluate("speed", tiny_folder, *policy, *sides, *options) == 0
+    report = json.loads((out / "speed.json").read_text())
+    names = ["plain", "policy", "compiled"]
+    assert [row["side"] for row in report["rows"]] == names * 2
+    assert report["baselines"] == ["compiled"] and report["left_out"] == {}
+    for row in report["rows"]:
+        is_policy = row["side"] == "policy"
+        assert row["first_seconds"] > 0 and row["captures"] == 0  # all was compiled before
+        assert (row["passes"] == N_TOKENS) != is_policy and (
+            row["tokens_per_pass"] == 1
+        ) != is_policy
+    lines = [json.loads(line) for line in (out / "speed.jsonl").read_text().splitlines()]
+    first = [x for x in lines if x["side"] == "compiled" and x["index"] < 0]
+    assert len(lines) == 2 * 3 * 21 and [x["captures"] > 0 for x in first] == [True, True]
+    text = (out / "speed.md").read_text()
+    assert "compiled: transformers' generate with a cache of fixed size and a compiled" in text
+    assert "| 1 | compiled |" in text and "## First run at a size" in text
+    assert "compiled" in capsys.readouterr().out
+
+
+def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(baseline_decoding, "BACKEND", "no such backend")
+    options = ("--out", tmp_path / "s", "--batch-sizes", 1, "--no-plots", "--baseline", "compiled")
+    assert evaluate("speed", tiny_folder, *options) == 0
+    said = capsys.readouterr()
+    assert "--baseline compiled is left out: torch.compile does not work" in said.err
+    report = json.loads((tmp_path / "s" / "speed.json").read_text())
+    assert "no such backend" in report["left_out"]["compiled"] and report["baselines"] == []
+    assert [row["side"] for row in report["rows"]] == ["plain", "policy"]
+    for wrong in (("--baseline", "vllm"), ("--baseline", "static", "--baseline", "static")):
+        assert evaluate("speed", tmp_path / "no model", "--out", tmp_path / "t", *wrong) == 2
+        assert "each once, received" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried much"), 1, "room for a batch of 4"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "room for a batch of 4"),
+        (KeyboardInterrupt(), 130, "stopped; measured 1 of 3 batch sizes"),
+    ],
+    ids=["cuda", "cpu", "interrupt"],
+)
+def test_sizes_that_were_measured_are_kept(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any,
+    error: BaseException, code: int, words: str,
+) -> None:  # fmt: skip
+    stream = TextToImage.stream
+    runs: list[int] = []
+
+    def failing(self: Any, captions: Any, *arguments: Any, **options: Any) -> Any:
+        runs.append(len(captions))
+        if runs.count(4) == 7:
+            raise error
+        return stream(self, captions, *arguments, **options)
+
+    monkeypatch.setattr(TextToImage, "stream", failing)
+    options = ("--out", tmp_path / "s", "--batch-sizes", "1,4,2", "--no-plots", "--warm-up", 1)
+    assert evaluate("speed", tiny_folder, *options) == code
+    assert words in capsys.readouterr().err
+    report = json.loads((tmp_path / "s" / "speed.json").read_text())
+    assert [row["batch_size"] for row in report["rows"]] == [1, 1]
+    assert report["sizes_done"] == [1] and report["sizes_asked"] == [1, 4, 2]
+    lines = (tmp_path / "s" / "speed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["batch_size"] for line in lines].count(4) == 6

@@ -1,0 +1,284 @@
+"""More rows than places: a row that takes another's place makes what it makes by itself.
+
+The oracle is a run of each row alone, without places, in float64: tokens, passes, what was accepted
+and what was spent. Rows end at stop tokens, after 2 to 30 tokens, so that places are taken in
+another order than rows stand in the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import (
+    Autoregressive,
+    CausalLMWindow,
+    Filters,
+    GroupedSpeculative,
+    Jacobi,
+    Noise,
+    NumericsError,
+    OptionError,
+    Places,
+    Speculative,
+    SpeculativeJacobi,
+)  # fmt: skip
+from mmaccel.contracts import EndedRow, Policy
+from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.results import Generation, Progress
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+ROWS = [[5, 9, 11, 2], [7], [8, 8], [4, 4, 4, 4, 4, 4], [12], [9, 2, 30], [31, 7]]
+OTHERS = [[4], [6, 6, 6], [4], [9, 9], [8], [1], [2, 2]]
+ALL, LENGTH, STOPS = list(range(len(ROWS))), 30, [17, 3]
+
+
+@cache
+def tiny(name: str) -> Any:
+    return build_lm(name).double()
+
+
+def policies() -> dict[str, Policy]:
+    return {
+        "plain": Autoregressive(),
+        "jacobi": Jacobi(6),
+        "jacobi ngram": Jacobi(6, "ngram"),
+        "jacobi adaptive": Jacobi("adaptive"),
+        "sjd maximal": SpeculativeJacobi(5),
+        "sjd gumbel": SpeculativeJacobi(5, coupling="gumbel"),
+        "sjd left": SpeculativeJacobi(5, coupling="independent", drafts="left"),
+        "grouped": GroupedSpeculative(window=5, group=3),
+        "lookup": Speculative(4),
+        "draft model": Speculative(4, CausalLMWindow(tiny("qwen2"))),
+    }
+
+
+def decode(
+    policy: Policy, rows: list[int], scale: float, places: Places | None = None, *,
+    window: Any = None, on_step: Any = None,
+) -> Generation:  # fmt: skip
+    guided = scale != 1
+    tokens = [ROWS[row] for row in rows] + [OTHERS[row] for row in rows] * guided
+    prompt = make_prompt(tokens, 1 + guided, stop_tokens=torch.tensor(STOPS))
+    return policy.sample(
+        CausalLMWindow(tiny("llama")) if window is None else window,
+        replace(prompt, places=places),
+        LENGTH,
+        filters=Filters(guidance_scale=scale, top_k=20),
+        noise=Noise.from_seed([100 + row for row in rows], len(rows)),
+        on_step=on_step,
+    )
+
+
+@cache
+def alone(name: str, scale: float) -> list[Generation]:
+    return [decode(policies()[name], [row], scale) for row in ALL]
+
+
+def assert_alone(made: Generation, wanted: list[Generation], given: list[EndedRow]) -> None:
+    for row, own in enumerate(wanted):
+        assert made.tokens[row].equal(own.tokens[0]), f"row {row}"
+        assert int(made.lengths[row]) == int(own.lengths[0])
+        assert int(made.passes[row]) == int(own.passes[0]) == own.stats.passes
+    assert sorted(row.row for row in given) == list(range(len(wanted)))
+    for row in given:
+        own = wanted[row.row]
+        assert row.tokens.tolist() == own.tokens[0, : int(own.lengths[0])].tolist()
+        assert (row.passes, row.accepted) == (own.stats.passes, own.stats.accepted)
+        assert row.total_variation == pytest.approx(own.stats.total_variation, rel=1e-9)
+    stats = made.stats
+    assert stats.tokens == sum(own.stats.tokens for own in wanted)
+    assert stats.row_passes == sum(own.stats.passes for own in wanted)
+    spent = sum(own.stats.total_variation for own in wanted)
+    assert stats.total_variation == pytest.approx(spent, rel=1e-9)
+    counts = [own.stats.accepted for own in wanted]
+    widest = max(map(len, counts))
+    assert stats.accepted == [
+        sum(count[k] for count in counts if k < len(count)) for k in range(widest)
+    ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0], ids=["free", "guided"])
+@pytest.mark.parametrize("name", [name for name in policies() if name != "jacobi adaptive"])
+def test_a_row_in_anothers_place_is_the_row_alone(name: str, scale: float) -> None:
+    wanted = alone(name, scale)
+    assert len({int(own.lengths[0]) for own in wanted}) > 3
+    for n_places in (1, 2, 3, 9):
+        given: list[EndedRow] = []
+        made = decode(policies()[name], ALL, scale, Places(n_places, given.append))
+        assert_alone(made, wanted, given)
+        total = sum(own.stats.passes for own in wanted)
+        longest = max(own.stats.passes for own in wanted)
+        if n_places == 1:
+            assert made.stats.passes == total
+        elif n_places == 9:
+            assert made.stats.passes == longest
+        else:
+            assert -(-total // n_places) <= made.stats.passes < total
+
+
+def test_the_adaptive_window_makes_the_same_tokens() -> None:
+    made = decode(policies()["jacobi adaptive"], ALL, 2.0, Places(3))
+    wanted = torch.cat([own.tokens for own in alone("plain", 2.0)])
+    assert made.tokens.equal(wanted)
+
+
+@pytest.mark.parametrize("name", ["plain", "jacobi", "jacobi ngram", "sjd maximal", "grouped"])
+@pytest.mark.parametrize("sync_every", [1, 3])
+def test_recorded_passes_take_newcomers_too(name: str, sync_every: int) -> None:
+    """Newcomers are written into the tensors of the record; nobody leaves the batch."""
+    given: list[EndedRow] = []
+    window = CausalLMWindow(tiny("llama"))
+    window.runner = Replay(sync_every)
+    made = decode(policies()[name], ALL, 2.0, Places(3, given.append), window=window)
+    assert_alone(made, alone(name, 2.0), given)
+    assert len(window.runner.recorded) == 1 and window.runner.replayed > 9
+    assert made.stats.runner == "cuda graphs"
+
+
+def test_a_kept_record_is_taken_by_runs_with_places_alone() -> None:
+    cache, captures = GraphCache(), []
+    window = CausalLMWindow(tiny("llama"))
+    for rows, places in ((ALL, Places(3)), ([6, 5, 4, 3, 2], Places(3)), ([1, 2, 3], None)):
+        window.runner = Replay(1, cache)
+        given: list[EndedRow] = []
+        made = decode(policies()["jacobi"], rows, 2.0, places, window=window)
+        captures.append(made.stats.captures)
+        for k, row in enumerate(rows):
+            assert made.tokens[k].equal(alone("jacobi", 2.0)[row].tokens[0])
+        assert given == []
+    assert captures == [1, 0, 1]
+
+
+class Strict(ToyLanguage):
+    """Forgets what stood behind a pass, as the contract allows; it refuses rows with holes."""
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        logits = super().forward(tokens, start)
+        behind = torch.arange(self.memory.shape[1]) >= start[:, None] + tokens.shape[1]
+        self.memory.masked_fill_(behind, -1)
+        return logits
+
+
+@pytest.mark.parametrize("policy", [Jacobi(4), SpeculativeJacobi(4), Speculative(3)], ids=repr)
+def test_a_model_that_cannot_feed_some_rows_is_fed_all(policy: Policy) -> None:
+    """Others' rows have to be fed where their next passes begin."""
+    rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
+    stops, filters = torch.tensor([4]), Filters(guidance_scale=1.5)
+
+    def toy(chosen: list[int], places: Places | None) -> Generation:
+        tokens = [rows[row] for row in chosen] + [rows[-1 - row] for row in chosen]
+        prompt = make_prompt(tokens, 2, stop_tokens=stops, places=places)
+        noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
+        return policy.sample(Strict(5, depth=6), prompt, 20, filters=filters, noise=noise)
+
+    given: list[EndedRow] = []
+    made = toy(list(range(6)), Places(2, given.append))
+    assert_alone(made, [toy([row], None) for row in range(6)], given)
+
+
+def watched(window: CausalLMWindow) -> list[tuple[int, int]]:
+    """Rows and width of every pass of a window's model from now on."""
+    seen: list[tuple[int, int]] = []
+
+    def look(_: Any, args: Any, options: Any) -> None:
+        seen.append(tuple(options["input_ids"].shape))
+
+    window.model.register_forward_pre_hook(look, with_kwargs=True)
+    return seen
+
+
+def test_newcomers_alone_are_fed_and_ended_rows_leave() -> None:
+    """Prompts of 4, 1, 6 and 1 tokens, ended after 2, 1, 4 and 2, in two places."""
+    window = CausalLMWindow(build_lm("llama").double())
+    seen, shown = watched(window), []
+
+    def on_step(progress: Progress) -> Tensor:
+        shown.append((progress.rows, progress.lengths.tolist()))
+        return torch.tensor([(2, 1, 4, 2)[row] for row in progress.rows])
+
+    rows, places = [0, 1, 3, 4], Places(2)
+    made = decode(Autoregressive(), rows, 2.0, places, window=window, on_step=on_step)
+    assert made.lengths.tolist() == [2, 1, 4, 2] == made.passes.tolist()
+    assert shown == [
+        ((0, 1), [1, 1]), ((0, 2), [2, 1]), ((3, 2), [1, 2]), ((3, 2), [2, 3]), ((2,), [4]),
+    ]  # fmt: skip
+    assert seen == [
+        (4, 5), (4, 1),  # prompts of two rows in two branches, as wide as the longest of the job
+        (2, 5), (4, 1),  # row 2 alone, in two branches
+        (4, 1), (4, 1),  # row 3 has but one token, which its first pass feeds
+        (2, 1),  # row 2 has gone on alone
+    ]  # fmt: skip
+    assert made.stats.fed == sum(n * width for n, width in seen)
+    assert (made.stats.prefill_passes, made.stats.passes) == (2, 5)
+
+
+def test_rows_are_given_as_soon_as_they_end() -> None:
+    passes: list[int] = []
+    given: list[tuple[int, int]] = []
+    places = Places(2, lambda row: given.append((row.row, len(passes))))
+    decode(Jacobi(6), ALL, 1.0, places, on_step=lambda progress: passes.append(progress.passes))
+    lengths = [own.stats.passes for own in alone("jacobi", 1.0)]
+    ends, wanted, waiting = [lengths[0], lengths[1]], [], [*ALL[2:]]  # two queues by hand
+    rows = [0, 1]
+    while rows:
+        place = ends.index(min(ends))
+        wanted.append((rows[place], ends[place]))
+        if waiting:
+            rows[place] = waiting.pop(0)
+            ends[place] += lengths[rows[place]]
+        else:
+            del rows[place], ends[place]
+    assert given == wanted
+
+
+def test_what_a_receiver_raises_reaches_the_caller() -> None:
+    class Full(Exception):
+        pass
+
+    given: list[int] = []
+
+    def deliver(row: EndedRow) -> None:
+        given.append(row.row)
+        if len(given) == 3:
+            raise Full
+
+    window = CausalLMWindow(tiny("llama"))
+    with pytest.raises(Full):
+        decode(Jacobi(6), ALL, 1.0, Places(2, deliver), window=window)
+    assert len(given) == 3
+    again = decode(Jacobi(6), ALL, 1.0, Places(2), window=window)
+    assert again.tokens.equal(torch.cat([own.tokens for own in alone("jacobi", 1.0)]))
+
+
+class Poisoned(CausalLMWindow):
+    """Answers NaN behind a token 8."""
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        logits = super().forward(tokens, start)
+        return logits.masked_fill((tokens[:, :1] == 8)[..., None], float("nan"))
+
+
+@pytest.mark.parametrize("places", [None, 1, 2, 3, 7])
+def test_an_error_names_the_rows_it_befell(places: int | None) -> None:
+    """Row 2 ends its prompt with 8; no other row meets an 8 before that."""
+    given: list[int] = []
+    chosen = None if places is None else Places(places, lambda row: given.append(row.row))
+    window = Poisoned(tiny("llama"))
+    with pytest.raises(NumericsError) as caught:
+        decode(Autoregressive(), ALL, 1.0, chosen, window=window)
+    assert caught.value.rows == (2,)
+    assert 2 not in given and (places != 1 or given == [0, 1])
+
+
+@pytest.mark.parametrize("rows", [0, -1, True, 2.0, None])
+def test_places_are_at_least_one(rows: Any) -> None:
+    with pytest.raises(OptionError, match="expected an integer of at least 1"):
+        Places(rows)

@@ -1,0 +1,246 @@
+"""Which twin of a kernel runs, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.kernels import dispatch, gpu_obstacle
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.kernels.noise import uniforms
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, open_draws
+
+ROWS = torch.arange(2)
+CALL = (ROWS, ROWS, ROWS[:, None], 5, torch.tensor(0))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._twin_module)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, version: str = "3.7.1", refusal: str | None = None
+) -> list[str]:
+    """A triton of that version, and a twin that notes its calls."""
+    called: list[str] = []
+
+    def twin(*args: object) -> str:
+        called.append("twin")
+        return "made by the twin"
+
+    fake = SimpleNamespace(uniforms=twin, refuse_uniforms=lambda *args: refusal)
+    modules = {
+        "triton": SimpleNamespace(__version__=version), "mmaccel.kernels.noise_triton": fake,
+    }  # fmt: skip
+    monkeypatch.setattr(dispatch, "import_module", lambda name: modules[name])
+    return called
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device_type", lambda *_: "cuda")
+
+
+@pytest.mark.parametrize("value", ["", "auto", "torch", "triton"])
+def test_modes(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, value)
+    assert dispatch.mode() == (value or "auto")
+
+
+def test_another_mode_is_refused_by_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "cuda")
+    doors = [
+        dispatch.mode,
+        lambda: dispatch.run(uniforms, *CALL),
+        lambda: dispatch.decide(uniforms, *CALL),
+        lambda: dispatch.takes("noise", "cpu"),
+        lambda: dispatch.check("cpu"),
+        lambda: dispatch.survey("cpu"),
+    ]
+    for door in doors:
+        with pytest.raises(OptionError, match="MMACCEL_KERNELS: expected one of auto, torch"):
+            door()
+
+
+def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = pretend(monkeypatch)
+    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL)) and not called
+    choice = dispatch.decide(uniforms, *CALL)
+    assert choice == ("torch", "Triton kernels run on GPUs, and the tensors are on cpu")
+    assert not dispatch.takes("noise", "cpu")
+
+
+def test_auto_on_a_gpu_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    assert dispatch.run(uniforms, *CALL) == "made by the twin" and called == ["twin"]
+    assert dispatch.decide(uniforms, *CALL).twin == "triton"
+    assert dispatch.takes("noise", "cuda")
+    assert {choice.twin for choice in dispatch.survey("cuda").values()} == {"triton"}
+
+
+def test_torch_is_always_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL)) and not called
+    assert dispatch.decide(uniforms, *CALL) == ("torch", "MMACCEL_KERNELS=torch")
+    assert not dispatch.takes("noise", "cuda")
+    assert set(dispatch.survey("cuda").values()) == {("torch", "MMACCEL_KERNELS=torch")}
+
+
+@pytest.mark.parametrize(
+    ("version", "refusal", "gpu", "reason"),
+    [
+        ("3.7.1", None, False, "the tensors are on cpu"),
+        ("3.5.1", None, True, "triton 3.5.1 is older than 3.6; pip install 'triton>=3.6'"),
+        ("3.7.1", "noise: too many", True, "noise: too many"),
+    ],
+)
+def test_what_is_in_the_way(
+    version: str, refusal: str | None, gpu: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` falls back and says why; `triton` raises rather than fall back unseen."""
+    called = pretend(monkeypatch, version, refusal)
+    if gpu:
+        on_gpu(monkeypatch)
+    choice = dispatch.decide(uniforms, *CALL)
+    assert choice.twin == "torch" and reason in choice.reason
+    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL))
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    with pytest.raises(MissingBackendError, match="expected uniforms to run as a Triton kernel"):
+        dispatch.run(uniforms, *CALL)
+    assert not called and dispatch.takes("noise", "cpu")
+
+
+def test_the_interpreter_gets_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it computes of bfloat16 is wrong, and it does not say so."""
+    pretend(monkeypatch)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dispatch.decide(uniforms, *CALL) == ("triton", "interpreted")
+    choice = dispatch.decide(uniforms, *CALL[:-1], torch.tensor(0.0, dtype=torch.bfloat16))
+    assert choice.twin == "torch" and "bfloat16" in choice.reason
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, wherever its pointers lie."""
+    entered: list[torch.device] = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *_: object) -> None:
+            entered.append(torch.device("cpu"))
+
+    pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    there = torch.device("cuda", 1)
+    distant = SimpleNamespace(device=there, dtype=torch.int64)
+    monkeypatch.setattr(dispatch, "_tensors", lambda *_: [distant])
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    assert dispatch.run(uniforms, *CALL) == "made by the twin"
+    assert entered == [there, torch.device("cpu")]
+
+
+@pytest.mark.parametrize("trouble", ["", "old", "no compiler", "lost"])
+def test_what_keeps_triton_from_a_gpu_that_is_there(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> object:
+        if trouble == "no compiler":
+            raise RuntimeError("Failed to find C compiler.")
+        if trouble == "lost":
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return object()
+
+    ages = [(9, 0), (7, 5) if trouble == "old" else (8, 0)]
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=start))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ages[index])
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(gpu_obstacle, "import_module", lambda _: SimpleNamespace(driver=driver))
+    pretend(monkeypatch)
+    if trouble == "lost":
+        with pytest.raises(RuntimeError, match="illegal"):
+            dispatch.find_obstacle("cuda")
+        return
+    reason = dispatch.find_obstacle("cuda")
+    said = {"old": "compute capability 7.5", "no compiler": "Failed to find C compiler"}
+    assert reason is None if not trouble else said[trouble] in str(reason)
+
+
+def test_errors_of_the_device_are_told_from_others() -> None:
+    for said in ("CUDA error: x", "Triton Error [CUDA]: x", "HIP error: x", "device-side assert"):
+        assert is_device_error(RuntimeError(said))
+    others = (ValueError("CUDA error"), torch.OutOfMemoryError("CUDA error: no memory"))
+    assert not any(map(is_device_error, (*others, RuntimeError("a mask of another size"))))
+
+
+def test_check_refuses_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    dispatch.check("cpu")
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    dispatch.check("cuda")
+    with pytest.raises(MissingBackendError, match="received cpu: Triton kernels run on GPUs"):
+        dispatch.check("cpu")
+    assert all("calls raise" in choice.reason for choice in dispatch.survey("cpu").values())
+
+
+def test_without_triton_nothing_but_its_kernels_is_missing() -> None:
+    """A process that cannot import triton: the package works, `triton` says what is missing."""
+    code = (
+        "import sys, os; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from mmaccel.kernels import dispatch\n"
+        "from mmaccel.kernels.noise import uniforms\n"
+        "r = torch.arange(2); call = (r, r, r[:, None], 5, torch.tensor(0))\n"
+        "print(dispatch.run(uniforms, *call).shape, dispatch.decide(uniforms, *call).reason)\n"
+        "os.environ['MMACCEL_KERNELS'] = 'triton'\n"
+        "try:\n    dispatch.run(uniforms, *call)\n"
+        "except ImportError as error:\n    print(type(error).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[2, 1, 5]" in done.stdout and "triton does not import" in done.stdout
+    assert done.stdout.endswith("MissingBackendError\n")
+
+
+@pytest.mark.parametrize("mode", ["auto", "torch", "triton"])
+def test_a_processor_beside_the_sample_kernel(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at scores that the kernel never writes: steps in torch, or an error."""
+
+    def keep(scores: torch.Tensor, line: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
+    monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
+    filters = SimpleNamespace(processor=keep, temperature=0.0)
+    run = SimpleNamespace(filters=filters, made=ROWS, slots=ROWS[:, None], vocab_size=5)
+    noise = Noise.from_seed(0, 2)
+    if mode == "triton":
+        with pytest.raises(MissingBackendError, match="expected scores that no logits processor"):
+            open_draws(run, noise)  # type: ignore[arg-type]
+    else:
+        assert isinstance(open_draws(run, noise), StepwiseDraws)  # type: ignore[arg-type]
+    filters.processor = None
+    kind = StepwiseDraws if mode == "torch" else FusedDraws
+    assert isinstance(open_draws(run, noise), kind)  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""`TextToSpeech` and `ImageToVideo`: what both promise of seeds, batches and bad arguments."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import Autoregressive, Filters, GroupedSpeculative, Jacobi, SpeculativeJacobi
+from mmaccel.errors import NumericsError, OptionError
+from mmaccel.pipelines.image_to_video import pipeline as image_to_video
+from mmaccel.pipelines.media import RunProgress
+from mmaccel.pipelines.text_to_speech import registry as speech_models
+from mmaccel.results import Progress
+from tests.fixtures.media import (
+    MEDIA,
+    MediaBed,
+    build_media,
+    content,
+    open_media,
+    payloads,
+    picture,
+)
+
+SEEDS = [3, 2**64 - 1, 5]
+AUTHORS = {
+    "llasa": "HKUSTAudio/xcodec2-hf",
+    "orpheus": "hubertsiuzdak/snac_24khz",
+    "cosmos": "nvidia/Cosmos-Tokenize1-DV8x16x16-720p",
+}
+
+
+@pytest.fixture(scope="module", params=MEDIA)
+def bed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MediaBed:
+    folders = build_media(request.param, tmp_path_factory.mktemp(request.param))
+    return MediaBed(request.param, folders, open_media(request.param, folders))
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert torch.equal(a.tokens, b.tokens) and torch.equal(content(a), content(b))
+
+
+def test_policy_and_batch_change_the_cost_alone(bed: MediaBed) -> None:
+    """A payload depends on its input and its own seed; batch, window and policy do not enter."""
+    plain = bed.call(SEEDS, policy=Autoregressive())
+    assert len({tuple(made.tokens.flatten().tolist()) for made in payloads(plain)}) == 3
+    drafts = {} if bed.speaks else {"drafts": "previous-frame"}
+    wide, narrow = Jacobi(window=8), Jacobi(window=3, **drafts)
+    cases = ((wide, 1), (wide, 2), (None, None), (narrow, 3), (Jacobi(window="adaptive"), None))
+    for policy, rows in cases:
+        delivered: list[Any] = []
+        fast = bed.call(SEEDS, policy=policy, batch_size=rows, deliver=delivered.append)
+        for k, (a, b) in enumerate(zip(payloads(plain), payloads(fast), strict=True)):
+            assert_same(a, b)
+            assert (b.index, b.seed) == (k, SEEDS[k])
+        assert sorted(made.index for made in delivered) == [0, 1, 2]
+        assert fast.stats.exactness == "bitwise" and fast.stats.pixel_seconds > 0
+        assert fast.stats.row_passes == sum(made.passes for made in delivered)
+        if policy in (wide, None):
+            assert fast.stats.row_passes < plain.stats.row_passes
+    for k, seed in enumerate(SEEDS):
+        assert_same(bed.call([seed], index=k)[0], plain[k])
+    other = bed.call(SEEDS, policy=SpeculativeJacobi(window=8))
+    assert other.stats.exactness == "distribution"
+
+
+def test_negative_seeds_count_from_the_largest(bed: MediaBed) -> None:
+    made = bed.call([-1], index=1, temperature=9.0)[0]
+    assert made.seed == 2**64 - 1
+    assert_same(made, bed.call([2**64 - 1], index=1, temperature=9.0)[0])
+
+
+def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(bed: MediaBed) -> None:
+    few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4, "top_p": 1.0}
+    seeds = [6, 0, 5, 2, 2**64 - 1]
+    wanted = bed.call(seeds, **few)
+    for asked, most in ((1, 1), (2, 2), (None, 5), (9, 5)):
+        events: list[tuple[str, Any]] = []
+        made = bed.call(
+            seeds, batch_size=asked, **few,
+            deliver=lambda done, events=events: events.append(("done", done)),
+            on_step=lambda state, events=events: events.append(("rows", state.rows)),
+        )  # fmt: skip
+        done = [event for kind, event in events if kind == "done"]
+        rows = [event for kind, event in events if kind == "rows"]
+        assert max(map(len, rows)) == most and {r for each in rows for r in each} == set(range(5))
+        assert sorted(each.index for each in done) == [0, 1, 2, 3, 4]
+        for each in done:
+            assert each is made[each.index] and each.seed == wanted[each.index].seed
+            assert_same(each, wanted[each.index])
+            assert each.passes == wanted[each.index].passes
+        if most < 5:
+            kinds = [kind for kind, _ in events]
+            assert "rows" in kinds[kinds.index("done") :]  # the first, long before the last pass
+        if most == 2:
+            assert made.stats.passes < made.stats.row_passes == sum(d.passes for d in done)
+
+
+def test_clips_are_served_without_being_kept(tmp_path: Path) -> None:
+    """`serve` takes the filters as they are: it adds none of the recommended ones."""
+    pipe = open_media("cosmos", build_media("cosmos", tmp_path))
+    assert pipe.video.filters.top_p == 0.8
+    seeds, law = [6, 0, 5], Filters(temperature=0.4)
+    got: dict[int, Any] = {}
+    stats = pipe.serve(
+        picture(),
+        law,
+        seed=seeds,
+        batch_size=2,
+        deliver=lambda clip: got.update({clip.index: clip}),
+    )
+    wanted = pipe(picture(), seed=seeds, temperature=0.4, top_p=1.0)
+    for k in range(3):
+        assert_same(got[k], wanted[k])
+    assert stats.row_passes == sum(clip.passes for clip in got.values()) and stats.pixel_seconds > 0
+    odd: Any = "out"
+    for options, said in (
+        (dict(filters=law, deliver=odd), "deliver: expected a function, received 'out'"),
+        (dict(filters=odd, deliver=print), "filters"),
+        (dict(filters=Filters(guidance_scale=2.0), deliver=print),
+         "guidance_scale: expected 1, .* received 2.0"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=said):
+            pipe.serve(picture(), **options)
+
+
+def test_what_deliver_raises_ends_the_run(bed: MediaBed) -> None:
+    got: list[Any] = []
+
+    def stop(made: Any) -> None:
+        got.append(made)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bed.call(SEEDS, batch_size=1, deliver=stop)
+    assert len(got) == 1 and len(bed.call([1])) == 1  # and the model is free
+
+
+def test_one_run_at_a_time(bed: MediaBed) -> None:
+    with pytest.raises(mmaccel.BusyError):
+        bed.call([1], on_step=lambda _: bed.call([1]))
+    assert len(bed.call([1])) == 1
+
+
+def test_a_payload_tells_what_it_spent(bed: MediaBed) -> None:
+    made = bed.call([1, 2], policy=GroupedSpeculative(window=8))
+    spent = [each.total_variation for each in payloads(made)]
+    assert min(spent) > 0 and math.isclose(sum(spent), made.stats.total_variation)
+    assert bed.call([1])[0].total_variation == 0
+
+
+def test_nan_of_the_model_is_refused(bed: MediaBed) -> None:
+    def spoil(_: Any, __: Any, made: Any) -> None:
+        made.logits.fill_(float("nan"))
+
+    hook = bed.hidden.register_forward_hook(spoil)
+    try:
+        with pytest.raises(NumericsError) as error:
+            bed.call([1, 2], batch_size=1)
+    finally:
+        hook.remove()
+    assert error.value.rows == (0,)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    (dict(batch_size=0), "batch_size: expected an integer of at least 1"),
+    (dict(temperature=-1.0), "temperature: expected a number >= 0"),
+    (dict(top_p=0), "top_p"),
+    (dict(seed=[]), "seed: expected an integer"),
+    (dict(seed="x"), "seed: expected an integer"),
+    (dict(seed=2**64), "expected a 64-bit integer"),
+    (dict(deliver=3), "deliver: expected a function, received 3"),
+    (dict(policy=mmaccel.LosslessUnmask()), "policy: expected a policy such as mmaccel.Jacobi"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_arguments_are_refused_before_any_pass(
+    bed: MediaBed, options: dict[str, Any], said: str
+) -> None:
+    passes: list[object] = []
+    hook = bed.hidden.register_forward_pre_hook(lambda *_: passes.append(_))
+    try:
+        with pytest.raises(OptionError, match=said):
+            bed.call(**({"seed": 0, "index": 0} | options))
+    finally:
+        hook.remove()
+    assert passes == []
+
+
+def test_device_graphs_model_and_codec_are_looked_at_first(bed: MediaBed, tmp_path: Path) -> None:
+    model, codec = bed.folders
+    for options in ({"device": "nowhere"}, {"dtype": torch.int8}, {"cuda_graphs": "steam"}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))}: expected"):
+            open_media(bed.kind, (tmp_path / "none", codec), **options)
+    with pytest.raises(OptionError, match="model: expected a folder"):
+        open_media(bed.kind, (tmp_path / "none", codec))
+    with pytest.raises(OptionError, match="codec: expected a folder, a file, an id of the Hugg"):
+        open_media(bed.kind, (model, tmp_path / "none"))
+
+
+def test_the_default_codec_is_the_authors(bed: MediaBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, codec = bed.folders
+    asked: list[object] = []
+
+    def find(name: Any, shipped: Any, option: str = "model") -> Path:
+        asked.append(name)
+        return codec if option == "codec" else Path(name)
+
+    monkeypatch.setattr(speech_models if bed.speaks else image_to_video, "find_model", find)
+    pipe = type(bed.pipe).from_pretrained(model)
+    assert asked == [model, AUTHORS[bed.kind]]
+    assert (pipe.source, pipe.codec) == (model, codec)
+
+
+def test_progress_by_hand() -> None:
+    run, tokens = RunProgress(3), torch.zeros(2, 10, dtype=torch.int64)
+    assert (run.payloads, run.tokens, run.total) == (0, 0, 0)
+    run.finish(2)  # before any pass was seen
+    assert run.payloads == 1
+
+    def after_pass(rows: tuple[int, ...], *lengths: int) -> Progress:
+        return Progress(tokens, torch.tensor(lengths), torch.zeros(2), 1, rows)
+
+    run.update(after_pass((0, 1), 4, 5))
+    assert (run.payloads, run.tokens, run.total) == (1.9, 19, 30)
+    run.finish(0)  # after 4 of 10 tokens
+    assert (run.payloads, run.tokens) == (2.5, 25)
+    run.update(after_pass((0, 1), 4, 7))  # its row is still in the batch
+    assert (run.payloads, run.tokens) == (2.7, 27)

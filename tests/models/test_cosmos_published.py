@@ -1,0 +1,254 @@
+"""Cosmos: the published transformer's logits, defaults of its files, and files of other models."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmaccel import Filters, ImageToVideo
+from mmaccel.errors import NumericsError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import Place
+from mmaccel.pipelines.models.cosmos.token_model import (
+    Yarn,
+    _yarn_of,
+    clip_angles,
+    load_cosmos_window,
+)
+from mmaccel.pipelines.models.cosmos.video import CosmosVideo, JitCodec
+from tests.fixtures.media import picture
+from tests.fixtures.video import SHAPE, VOCAB, Transformer, build_video
+
+YARN = {
+    "apply_yarn": True, "original_latent_shape": [2, 2, 3],
+    "yarn_scale": 2, "yarn_beta_fast": 4, "yarn_beta_slow": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build_video(tmp_path_factory.mktemp("cosmos"))
+
+
+@pytest.fixture(scope="module")
+def pipe(folders: tuple[Path, Path]) -> ImageToVideo:
+    return ImageToVideo.from_pretrained(folders[0], codec=folders[1])
+
+
+class _Codec:
+    """Keeps what it encodes, and decodes to what it was given."""
+
+    def __init__(self, frames: Tensor) -> None:
+        self.frames, self.seen = frames, frames
+
+    def encode(self, frames: Tensor) -> Tensor:
+        self.seen = frames
+        return torch.zeros((len(frames) - 1) // 8 + 1, 2, 3, dtype=torch.int64)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return self.frames
+
+
+class _Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.weight.dtype)[:, None] * self.weight
+
+
+@pytest.mark.parametrize("config", [{}, YARN])
+def test_logits_are_those_of_the_published_transformer(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    model, codec = build_video(tmp_path, **config)
+    window = ImageToVideo.from_pretrained(model, codec=codec).model
+    tokens = torch.randint(0, VOCAB, (18,), generator=torch.Generator().manual_seed(0))
+    window.reserve(1, 18)
+    got = window.forward(tokens[None], torch.zeros(1, dtype=torch.int64))[0]
+    wanted, other = Transformer(config or None)(tokens), Transformer(None if config else YARN)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=2e-5)
+    assert float((got - other(tokens)).abs().max()) > 1e-2  # the stretch is seen
+
+
+def test_what_the_files_do_not_say(tmp_path: Path) -> None:
+    model, codec = build_video(tmp_path)
+    (model / "config.json").unlink()
+    window, shape = load_cosmos_window(model, Place())
+    assert shape == (5, 40, 64) and window.max_positions == 12800
+    assert _yarn_of({}, 40) == Yarn((3, 40, 64), scale=2.0, fast=4.0, slow=1.0)
+    assert _yarn_of({}, 16) is None
+    video = CosmosVideo(window, shape, JitCodec(codec, Place()))
+    assert video.filters == Filters(temperature=1.0, top_p=0.8)
+    assert (video.size, video.fps, video.starts) == ((1024, 640), 25.0, (1, 9))
+    assert CosmosVideo(window, (2, 40, 64), video.codec).starts == (1,)  # nine would be all
+
+
+def test_columns_are_stretched_by_the_rows_of_the_first_clips() -> None:
+    """As published, whatever the number of columns then."""
+    angles = [clip_angles((1, 1, 3), 24, 100.0, Yarn((3, 4, n))) for n in (8, 64)]
+    assert torch.equal(*angles)
+    assert not torch.equal(angles[0], clip_angles((1, 1, 3), 24, 100.0, Yarn((3, 40, 8))))
+
+
+def test_what_goes_to_the_codec_and_comes_from_it(tmp_path: Path) -> None:
+    window: Any = load_cosmos_window(build_video(tmp_path)[0], Place())[0]
+    codec: Any = _Codec(torch.tensor([-2.0, -1, 0, 1, 1.5])[:, None, None, None].expand(5, 3, 1, 1))
+    video = CosmosVideo(window, (3, 2, 3), codec)
+    frames = torch.rand(9, 3, 32, 48)
+    assert video.encode(frames).shape == (2, 2, 3)
+    assert torch.equal(codec.seen, torch.cat((frames, frames[-1:].expand(8, -1, -1, -1))))
+    assert video.encode(frames[:1]).shape == (1, 2, 3)
+    tokens = torch.zeros(3, 2, 3, dtype=torch.int64)
+    assert video.render(tokens)[:, 0, 0, 1].tolist() == [0, 0, 127, 255, 255]
+    codec.frames = torch.tensor([0.0, float("nan")])[:, None, None, None].expand(2, 3, 1, 1)
+    with pytest.raises(NumericsError, match="codec: expected frames in -1..1, received NaN"):
+        video.render(tokens)
+
+
+def test_a_codec_computes_in_the_models_dtype(tmp_path: Path) -> None:
+    for name in ("encoder.jit", "decoder.jit"):
+        torch.jit.script(_Weighted()).save(str(tmp_path / name))
+    codec = JitCodec(tmp_path, Place("cpu", torch.bfloat16))
+    frames = codec.decode(torch.full((2, 2, 3), 257))
+    assert frames.dtype == torch.float32 and frames.shape == (2, 3, 2, 3)
+    assert frames.unique().tolist() == [256.0]  # which is what 257 is in bfloat16
+
+
+def test_the_codec_runs_without_an_optimiser_that_changes_it(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = ImageToVideo.from_pretrained(folders[0], codec=folders[1])
+    codec: Any = pipe.video.codec  # type: ignore[attr-defined]
+    seen: list[bool] = []
+
+    def watched(own: Any) -> Any:
+        def call(*args: Any) -> Any:
+            seen.append(torch._C._get_graph_executor_optimize())
+            return own(*args)
+
+        return call
+
+    for name in ("_encoder", "_decoder"):
+        monkeypatch.setattr(codec, name, watched(getattr(codec, name)))
+    pipe(picture())
+    assert seen == [False, False] and torch._C._get_graph_executor_optimize()
+
+
+def _change(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    content = torch.load(folder / "model.pt")
+    change(content["model"])
+    torch.save(content, folder / "model.pt")
+
+
+def _add_text(weights: dict[str, Tensor]) -> None:
+    weights["model.layers.0.cross_attention.wq.weight"] = torch.zeros(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_add_text, "one that also reads text .*; give Cosmos-Predict1-4B or 12B"),
+        (lambda w: w.pop("model.layers.1.attention.wk.weight"), "1 missing, such as"),
+        (lambda w: w.pop("model.layers.0.attention.wk.weight"), "none as 'layers.0.attention.wk"),
+        (lambda w: w.update(x=torch.zeros(1)), "1 surplus, such as x"),
+        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), "1 of another shape"),
+    ],
+)
+def test_files_of_another_model(
+    folders: tuple[Path, Path], tmp_path: Path, change: Any, said: str
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+    _change(folder, change)
+    with pytest.raises(UnsupportedModelError, match=said):
+        ImageToVideo.from_pretrained(folder, codec=folders[1])
+
+
+def test_folders_that_are_not_whole(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    model, codec = folders
+    with pytest.raises(UnsupportedModelError, match="model.pt or model.safetensors, received"):
+        ImageToVideo.from_pretrained(codec, codec=codec)
+    broken = shutil.copytree(codec, tmp_path / "codec")
+    (broken / "decoder.jit").write_bytes(b"PK\x03\x04")
+    with pytest.raises(UnsupportedModelError, match="expected TorchScript in .*decoder.jit"):
+        ImageToVideo.from_pretrained(model, codec=broken)
+    (broken / "decoder.jit").unlink()
+    with pytest.raises(UnsupportedModelError, match="received no decoder.jit; give the folder"):
+        ImageToVideo.from_pretrained(model, codec=broken)
+    other = shutil.copytree(codec, tmp_path / "other")
+    torch.jit.script(torch.nn.Identity()).save(str(other / "encoder.jit"))
+    pipe = ImageToVideo.from_pretrained(model, codec=other)
+    with pytest.raises(UnsupportedModelError, match="expected an encoder to whole numbers"):
+        pipe(picture())
+
+
+@pytest.mark.parametrize("shape", [[1, 2, 3], [3, 2], [3, 2, 0], "3x2x3", [3, 2.0, 3], None])
+def test_a_shape_that_is_none(folders: tuple[Path, Path], tmp_path: Path, shape: Any) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"video_latent_shape": shape}))
+    with pytest.raises(UnsupportedModelError, match="expected video_latent_shape of frames"):
+        ImageToVideo.from_pretrained(folder, codec=folders[1])
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UnsupportedModelError, match="expected JSON in .*config.json"):
+        ImageToVideo.from_pretrained(folder, codec=folders[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"rope_theta": "500000"}, "rope_theta above 0 .* received '500000'"),
+        ({"rope_theta": 0}, "rope_theta above 0"),
+        ({"rope_theta": True}, "rope_theta above 0"),
+        ({"norm_eps": math.inf}, "norm_eps above 0"),
+        ({"norm_eps": math.nan}, "norm_eps above 0"),
+        ({"apply_yarn": "false"}, "apply_yarn true or false .* received 'false'"),
+        ({"yarn_scale": 0}, "yarn_scale above 0"),
+        ({"yarn_beta_fast": "4"}, "yarn_beta_fast above 0"),
+        ({"yarn_beta_fast": 1}, "yarn_beta_fast above yarn_beta_slow .* 1 and 1"),
+        ({"yarn_beta_slow": -1}, "yarn_beta_slow above 0"),
+        ({"original_latent_shape": [0, 2, 3]}, r"original_latent_shape of frames \(1 or more\)"),
+    ],
+)
+def test_numbers_of_a_configuration_that_are_none(
+    folders: tuple[Path, Path], tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+    text = json.dumps({"video_latent_shape": SHAPE} | YARN | config)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match=f"model: expected {said}"):
+        ImageToVideo.from_pretrained(folder, codec=folders[1])
+
+
+def test_null_is_what_a_configuration_does_not_say(
+    folders: tuple[Path, Path], tmp_path: Path, pipe: ImageToVideo
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+    names = ("rope_theta", "norm_eps", *YARN)
+    config = {"video_latent_shape": SHAPE} | dict.fromkeys(names)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rotary: Any = ImageToVideo.from_pretrained(folder, codec=folders[1]).model
+    own: Any = pipe.model
+    assert torch.equal(rotary.model.model.rotary_emb.cos, own.model.model.rotary_emb.cos)
+
+
+def test_a_model_and_a_codec_that_do_not_belong_together(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "model")
+
+    def fewer(weights: dict[str, Tensor]) -> None:
+        for name in ("model.tok_embeddings.weight", "model.output.weight"):
+            weights[name] = weights[name][:20].clone()
+
+    _change(folder, fewer)
+    pipe = ImageToVideo.from_pretrained(folder, codec=folders[1])
+    with pytest.raises(UnsupportedModelError, match=r"expected tokens \[3, 2, 3\] in 0..19"):
+        pipe(picture())

@@ -1,0 +1,199 @@
+"""Janus under a policy: its own picture loop, guidance and all, and its text mode."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from tests.fixtures.windows import build_janus, janus_prompts
+
+ROWS = [[20, 21], [22, 23, 24, 25, 26], [27], [28, 29, 30]]
+PICTURE: dict[str, Any] = dict(generation_mode="image", guidance_scale=3.0, do_sample=False)
+
+
+def own(model: Any, rows: Any = ROWS, **options: Any) -> Any:
+    """The library's own loop; with a cache given, as 5.17 cannot prepare the one it wants."""
+    from transformers import DynamicCache
+
+    inputs = janus_prompts(rows)
+    return model.generate(**inputs, **(PICTURE | options), past_key_values=DynamicCache())
+
+
+def run(
+    model: Any, policy: Any, rows: Any = ROWS, seed: Any = 3, strict: bool = True, **options: Any
+) -> tuple[Any, mmaccel.Stats]:
+    with mmaccel.attach(model, policy, seed=seed, strict=strict) as handle:
+        out = model.generate(**janus_prompts(rows), **(PICTURE | options))
+    assert handle.stats is not None
+    return out, handle.stats
+
+
+def test_guidance_counts() -> None:
+    model = build_janus()
+    weak, strong = (run(model, "jacobi", guidance_scale=scale)[0] for scale in (1.5, 9.0))
+    assert not torch.equal(weak, strong)
+    assert torch.equal(strong, own(model, guidance_scale=9.0))
+
+
+def test_without_a_seed_every_call_draws_anew() -> None:
+    model = build_janus()
+    drawn = [run(model, "jacobi", seed=None, do_sample=True)[0] for _ in range(2)]
+    assert not torch.equal(*drawn)
+
+
+def law_by_hand(model: Any, row: list[int], scale: float, length: int, size: int) -> Tensor:
+    """Probability `[V^L]` of the first tokens: full passes, no cache, guidance written out."""
+    sequences = torch.tensor(list(itertools.product(range(size), repeat=length)))
+    given = torch.tensor([1, *row, 7])
+    empty = torch.tensor([1, *[0] * len(row), 7])
+    codes = model.prepare_embeddings_for_image_generation(sequences[:, :-1])
+    scores = []
+    for ids in (given, empty):
+        words = model.get_input_embeddings()(ids)[None].expand(len(sequences), -1, -1)
+        hidden = model.model.language_model(inputs_embeds=torch.cat([words, codes], 1))
+        scores.append(model.model.generation_head(hidden.last_hidden_state[:, len(ids) - 1 :]))
+    law = (scores[1] + scale * (scores[0] - scores[1])).double().softmax(-1)
+    return law.gather(2, sequences[..., None])[..., 0].prod(1)
+
+
+@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
+@torch.no_grad()
+def test_the_law_is_the_models_own(coupling: Any) -> None:
+    model, n_samples, length, size = build_janus(n_codes=4), 4000, 3, 4
+    policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
+    out, stats = run(model, policy, [ROWS[0]] * n_samples, do_sample=True, guidance_scale=1.5)
+    law = law_by_hand(model, ROWS[0], 1.5, length, size)
+    test = g_test(count_sequences(out[:, :length], size), law)
+    assert power(0.1, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
+    assert test.p_value > 1e-4, test
+    other = law_by_hand(model, ROWS[0], 2.5, length, size)  # another guidance is found out
+    assert g_test(count_sequences(out[:, :length], size), other).p_value < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"no_repeat_ngram_size": 40}, "guidance that does not come first"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+        ({}, "past_key_values given by the caller"),
+    ],
+)
+def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) -> None:
+    from transformers import DynamicCache
+
+    model = build_janus()
+    plain = own(model, **options)
+    with pytest.warns(UserWarning, match=reason):
+        ours, stats = run(model, "jacobi", strict=False, **options, past_key_values=DynamicCache())
+    assert torch.equal(getattr(ours, "sequences", ours), getattr(plain, "sequences", plain))
+    assert reason in "; ".join(stats.fallbacks)
+    with pytest.raises(mmaccel.AttachError, match=reason):
+        run(model, "jacobi", **options, past_key_values=DynamicCache())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "more than hide padding"),
+        ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1]])}, "more than hide padding"),
+        ({"position_ids": torch.tensor([[0, 3, 7, 9, 11, 20]])}, "position_ids"),
+    ],
+)
+def test_odd_calls_run_the_original(options: dict[str, Any], reason: str) -> None:
+    import transformers as hf
+
+    model, inputs = build_janus(), {"input_ids": torch.tensor([[1, 20, 21, 22, 23, 7]])}
+    inputs |= {"attention_mask": torch.ones(1, 6).long()} | options
+    plain = model.generate(**inputs, **PICTURE, past_key_values=hf.DynamicCache())
+    with mmaccel.attach(model, "jacobi") as handle, pytest.warns(UserWarning, match=reason):
+        ours = model.generate(**inputs, **PICTURE, past_key_values=hf.DynamicCache())
+    assert torch.equal(ours, plain) and reason in "; ".join(handle.stats.fallbacks)
+
+
+def test_processors_of_the_callers_run_the_original_once() -> None:
+    import transformers as hf
+
+    class Prefix(hf.LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return scores.roll(input_ids.shape[1], -1)
+
+    model, guidance = build_janus(), hf.ClassifierFreeGuidanceLogitsProcessor(3.0)
+    for own_list, scale, reason in (
+        ([Prefix()], 3.0, "guidance that does not come first"),
+        ([guidance, Prefix()], 1.0, "a Prefix, which Janus shows the prompt alone"),
+    ):
+        pictures = []
+        for attached in (False, True):
+            given = hf.LogitsProcessorList(own_list)
+            options = PICTURE | {"guidance_scale": scale, "logits_processor": given}
+            options |= {"past_key_values": hf.DynamicCache()}
+            if not attached:
+                pictures.append(model.generate(**janus_prompts(ROWS), **options))
+                continue
+            with mmaccel.attach(model, "jacobi"), pytest.warns(UserWarning, match=reason):
+                pictures.append(model.generate(**janus_prompts(ROWS), **options))
+            assert len(given) == 2  # the library put its guidance there once, or found one
+        assert torch.equal(*pictures)
+
+
+def test_training_with_dropout_and_refused_models_run_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_janus()
+    with mmaccel.attach(model, "jacobi", strict=True):
+        model.model.language_model.layers[0].add_module("drop", torch.nn.Dropout(0.1))
+        model.train()
+        with pytest.raises(mmaccel.AttachError, match="training mode with dropout"):
+            model.generate(**janus_prompts(ROWS), **PICTURE)
+        model.eval()
+
+        def refuse(*_: Any) -> None:
+            raise mmaccel.UnsupportedModelError("no such model")
+
+        monkeypatch.setattr("mmaccel.pipelines.models.janus.Janus.check", refuse)
+        with pytest.raises(mmaccel.AttachError, match="no such model"):
+            model.generate(**janus_prompts(ROWS), **PICTURE)
+
+
+def test_too_many_positions_are_left_to_the_original() -> None:
+    model = build_janus()
+    rows = [[20] * 115]  # 117 ids and 16 tokens, of 128 positions
+    with pytest.raises(mmaccel.AttachError, match="more positions than the model's 128"):
+        run(model, "jacobi", rows)
+
+
+def test_greedy_pictures_leave_torchs_generator_alone() -> None:
+    model = build_janus()
+    before = torch.get_rng_state()
+    run(model, "jacobi", seed=None)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_models_own_attributes_are_given_back() -> None:
+    model = build_janus()
+    mine = model._get_logits_processor
+    model._get_logits_processor = mine
+    run(model, "jacobi")
+    assert vars(model)["_get_logits_processor"] is mine
+
+
+def test_text_mode_is_an_ordinary_causal_lm() -> None:
+    model = build_janus()
+    options: dict[str, Any] = dict(
+        generation_mode="text", guidance_scale=None, max_new_tokens=12, do_sample=False
+    )
+    plain = model.generate(**janus_prompts(ROWS), **options)
+    ours, stats = run(model, mmaccel.Jacobi(window=6), **options)
+    assert torch.equal(ours, plain) and stats.fallbacks == []
+
+
+def test_a_wrapped_answer_keeps_its_shape() -> None:
+    model = build_janus()
+    ours, _ = run(model, "jacobi", return_dict_in_generate=True)
+    assert torch.equal(ours.sequences, run(model, "jacobi")[0])

@@ -1,0 +1,245 @@
+"""LlamaGen: the published names, full passes by hand, and every policy on it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
+from mmaccel.pipelines.loading.checkpoint import read_weights
+from mmaccel.pipelines.models.llamagen.text_to_image import load_transformer
+from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
+from mmaccel.pipelines.models.llamagen.transformer import (
+    LlamaGenConfig,
+    LlamaGenTransformer,
+    make_turns,
+    turn,
+)
+
+CLASSES = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, num_classes=5)
+CAPTIONS = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, cls_token_num=6, caption_dim=10)
+LAYER = {  # c2i_B_256.pt, layer 0
+    "attention.wqkv.weight": (2304, 768),
+    "attention.wo.weight": (768, 768),
+    "feed_forward.w1.weight": (2048, 768),
+    "feed_forward.w3.weight": (2048, 768),
+    "feed_forward.w2.weight": (768, 2048),
+    "attention_norm.weight": (768,),
+    "ffn_norm.weight": (768,),
+}
+
+
+def build(config: LlamaGenConfig, seed: int = 0) -> LlamaGenTransformer:
+    torch.manual_seed(seed)
+    model = LlamaGenTransformer(config).eval().requires_grad_(False)
+    for name, tensor in model.state_dict().items():
+        if "norm" not in name:
+            tensor.normal_(std=0.4)
+    return model
+
+
+def sample(
+    window: LlamaGenWindow, prompt: Prompt, policy: Any, seed: Any = 3, **options: Any
+) -> mmaccel.Generation:
+    noise = mmaccel.Noise.from_seed(seed, prompt.batch)
+    return policy.sample(window, prompt, 16, filters=mmaccel.Filters(**options), noise=noise)
+
+
+def test_names_and_shapes_are_those_of_the_published_transformers() -> None:
+    with torch.device("meta"):
+        base = LlamaGenTransformer(LlamaGenConfig(768, 12, 12)).state_dict()
+        large = LlamaGenTransformer(
+            LlamaGenConfig(1280, 36, 20, cls_token_num=120, caption_dim=2048, block_size=1024)
+        ).state_dict()
+    own = {name: tuple(tensor.shape) for name, tensor in base.items()}
+    wanted = {f"layers.{k}.{name}": shape for k in range(12) for name, shape in LAYER.items()}
+    wanted |= {
+        "cls_embedding.embedding_table.weight": (1001, 768),
+        "tok_embeddings.weight": (16384, 768),
+        "norm.weight": (768,),
+        "output.weight": (16384, 768),
+    }
+    assert own == wanted
+    assert sum(math.prod(shape) for shape in own.values()) == 110_888_448  # "111 M"
+    assert tuple(large["cls_embedding.cap_proj.fc1.weight"].shape) == (1280, 2048)
+    assert tuple(large["cls_embedding.cap_proj.fc2.weight"].shape) == (1280, 1280)
+    assert tuple(large["cls_embedding.uncond_embedding"].shape) == (120, 2048)
+    assert tuple(large["layers.35.feed_forward.w1.weight"].shape) == (3584, 1280)
+
+
+def test_a_pair_is_turned_by_its_row_or_column() -> None:
+    """Rotation as a product of complex numbers, for the token at row 2, column 3 of a grid of 4."""
+    turns = make_turns(CLASSES)
+    assert turns.shape == (17, 4, 2) and not turns[0].any()
+    states = torch.randn(1, 1, 1, 8)
+    turned = turn(states, turns[None, None, 1 + 2 * 4 + 3][:, :, None])[0, 0, 0]
+    for pair, (step, speed) in enumerate([(2, 1.0), (2, 0.01), (3, 1.0), (3, 0.01)]):
+        number = complex(*states[0, 0, 0, 2 * pair : 2 * pair + 2].tolist())
+        number *= complex(math.cos(step * speed), math.sin(step * speed))
+        assert turned[2 * pair : 2 * pair + 2].tolist() == pytest.approx(
+            [number.real, number.imag], abs=1e-5
+        )
+
+
+def full_logits(model: LlamaGenTransformer, first: Tensor, tokens: Tensor, seen: Tensor) -> Tensor:
+    """Logits `[R, N, V]` of the tokens' slots in one pass without a cache, plainly written."""
+
+    class Whole:
+        def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            return keys, values
+
+    hidden = torch.cat([first, model.tok_embeddings(tokens[:, :-1])], 1)
+    n_first, size = first.shape[1], hidden.shape[1]
+    allowed = torch.ones(size, size).tril().bool()[None].repeat(len(tokens), 1, 1)
+    allowed[:, :, :n_first] &= seen[:, None]
+    allowed |= torch.eye(size).bool()
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, -math.inf)[:, None]
+    turns = make_turns(model.config)[:size][None, None]
+    hidden = model(hidden, turns, mask, [Whole()] * len(model.layers))
+    return model.output(hidden[:, n_first - 1 :])
+
+
+def open_classes(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
+    window = LlamaGenWindow(build(CLASSES))
+    return window, window.condition(torch.tensor([1, 4, 0]), guided)
+
+
+def open_captions(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
+    window = LlamaGenWindow(build(CAPTIONS))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 0, 0, 0, 0, 1]]).bool()
+    torch.manual_seed(5)
+    return window, window.condition_on_captions(torch.randn(3, 6, 10), mask, guided)
+
+
+OPENERS = {"classes": open_classes, "captions": open_captions}
+
+
+@pytest.mark.parametrize("kind", list(OPENERS))
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_greedy_tokens_follow_full_passes(kind: str, scale: float) -> None:
+    window, prompt = OPENERS[kind](scale != 1)
+    tokens = sample(window, prompt, mmaccel.Jacobi(5), temperature=0.0, guidance_scale=scale).tokens
+    assert len(set(tokens.flatten().tolist())) > 5
+    seen = window._seen
+    if seen is None:
+        seen = torch.ones(prompt.tokens.shape, dtype=torch.bool)
+    rows = tokens.repeat(prompt.branches, 1)
+    logits = full_logits(window.model, window._conditions, rows, seen)  # type: ignore[arg-type]
+    if scale != 1:
+        given, nothing = logits.chunk(2)
+        logits = nothing + scale * (given - nothing)
+    assert torch.equal(logits.argmax(-1), tokens)
+
+
+@pytest.mark.parametrize("kind", list(OPENERS))
+def test_policies_windows_and_batches_do_not_change_the_tokens(kind: str) -> None:
+    window, prompt = OPENERS[kind](True)
+    options: dict[str, Any] = dict(guidance_scale=2.0, top_k=8)
+    plain = sample(window, prompt, mmaccel.Autoregressive(), [4, 5, 6], **options)
+    for width in (2, 7, 40):
+        made = sample(window, prompt, mmaccel.Jacobi(width), [4, 5, 6], **options)
+        assert torch.equal(made.tokens, plain.tokens) and made.stats.passes <= plain.stats.passes
+    if kind == "classes":
+        alone = window.condition(torch.tensor([4]), True)
+        made = sample(window, alone, mmaccel.Jacobi(6), [5], **options)
+        assert torch.equal(made.tokens[0], plain.tokens[1])
+
+
+def test_nothing_is_left_without_a_key() -> None:
+    """A query that sees no key is NaN on some devices, and NaN spreads through zero weights."""
+    window, prompt = open_captions(True)
+    masks: list[Tensor] = []
+    window.model.layers[0].register_forward_pre_hook(lambda _, inputs: masks.append(inputs[2]))
+    sample(window, prompt, mmaccel.Jacobi(5))
+    assert len(masks) > 2 and all(bool((mask == 0).any(-1).all()) for mask in masks)
+    assert not bool((masks[-1][0, 0, 0, :2] == 0).any())  # the first row's padding
+
+
+@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
+def test_the_law_is_the_models_own(coupling: Any) -> None:
+    window, n_samples = LlamaGenWindow(build(CLASSES)), 5000
+    prompt = window.condition(torch.full((n_samples,), 2), False)
+    policy = mmaccel.SpeculativeJacobi(window=4, coupling=coupling)
+    noise, filters = mmaccel.Noise.from_seed(1, n_samples), mmaccel.Filters()
+    made = policy.sample(window, prompt, 2, filters=filters, noise=noise)
+    sequences = torch.tensor(list(itertools.product(range(12), repeat=2)))
+    first = window.model.cls_embedding(torch.full((144,), 2))
+    seen = torch.ones(144, 1, dtype=torch.bool)
+    law = full_logits(window.model, first, sequences, seen).double().softmax(-1)
+    law = law.gather(2, sequences[..., None])[..., 0].prod(1)
+    test = g_test(count_sequences(made.tokens, 12), law)
+    assert test.p_value > 1e-4 and test.degrees > 20, test
+    assert g_test(count_sequences(made.tokens.flip(1), 12), law).p_value < 1e-4
+
+
+def test_a_checkpoint_is_read_and_fitted(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = build(CAPTIONS)
+    saved = {"model": model.state_dict(), "steps": torch.tensor(3), "args": Namespace(lr=1.0)}
+    torch.save(saved, tmp_path / "t2i.pt")
+    save_file(model.state_dict(), tmp_path / "t2i.safetensors")
+    named = {"model": "GPT-B", "state_dict": model.state_dict()}  # a name is no wrapper
+    torch.save(named, tmp_path / "named.pt")
+    for name in ("t2i.pt", "t2i.safetensors", "named.pt"):
+        again = load_transformer(read_weights(tmp_path / name), block_size=16, n_head=4)
+        assert again.config == LlamaGenConfig(
+            32, 2, 4, vocab_size=12, block_size=16, cls_token_num=6, caption_dim=10, num_classes=1
+        )
+        assert torch.equal(again.output.weight, model.output.weight)
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    state = build(CLASSES).state_dict()
+    with pytest.raises(OptionError, match="n_head: expected .* width 32"):
+        load_transformer(state, block_size=16)
+    with pytest.raises(OptionError, match="a square number, received 17"):
+        load_transformer(state, block_size=17, n_head=4)
+    with pytest.raises(UnsupportedModelError, match='Missing key.*: "norm.weight"'):
+        load_transformer({k: v for k, v in state.items() if k != "norm.weight"}, n_head=4)
+    with pytest.raises(UnsupportedModelError, match='Unexpected key.*: "rope"'):
+        load_transformer(state | {"rope": torch.zeros(1)}, n_head=4)
+    with pytest.raises(UnsupportedModelError, match="give the file of the transformer"):
+        load_transformer({"quant_conv.weight": torch.zeros(1)})
+    with pytest.raises(OptionError, match="expected a file"):
+        read_weights(tmp_path / "none.pt")
+    (tmp_path / "garbage.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(UnsupportedModelError, match="expected a checkpoint of tensors"):
+        read_weights(tmp_path / "garbage.pt")
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
+    with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
+        read_weights(tmp_path / "list.pt")
+    with pytest.raises(OptionError, match="heads whose width"):
+        load_transformer(state, block_size=16, n_head=0)
+    torch.save({"optimizer": {}}, tmp_path / "odd.pt")
+    with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
+        read_weights(tmp_path / "odd.pt")
+
+
+def test_bad_conditions_are_refused() -> None:
+    classes, captions = LlamaGenWindow(build(CLASSES)), LlamaGenWindow(build(CAPTIONS))
+    with pytest.raises(OptionError, match="classes 0..4, received .5."):
+        classes.condition(torch.tensor([5]), True)
+    with pytest.raises(OptionError, match="expected a class-conditional model"):
+        captions.condition(torch.tensor([1]), True)
+    with pytest.raises(OptionError, match="expected a text-conditional model"):
+        classes.condition_on_captions(torch.zeros(1, 6, 10), torch.ones(1, 6), True)
+    with pytest.raises(ShapeError, match=r"features \[B, 6, 10\]"):
+        captions.condition_on_captions(torch.zeros(1, 7, 10), torch.ones(1, 7), True)
+    with pytest.raises(OptionError, match="expected 1 conditions, received 0"):
+        classes.reserve(1, 5)
+    classes.condition(torch.tensor([1]), False)
+    with pytest.raises(OptionError, match="at most 17, received 18"):
+        classes.reserve(1, 18)
+    with pytest.raises(ShapeError, match="call condition and reserve"):
+        classes.forward(torch.zeros(1, 1).long(), torch.zeros(1).long())

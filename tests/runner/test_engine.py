@@ -1,0 +1,272 @@
+"""Engines: what is chosen and why, what is refused, and what happens when memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import (
+    Autoregressive,
+    Filters,
+    GroupedSpeculative,
+    Jacobi,
+    MissingBackendError,
+    OptionError,
+    Speculative,
+    SpeculativeJacobi,
+    UnsupportedModelError,
+)  # fmt: skip
+from mmaccel.pipelines.models import glm_image
+from mmaccel.pipelines.runner import engine as engines
+from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import make_prompt
+
+PROMPT = make_prompt([[1, 2], [3]])
+
+
+class Counting(CudaGraphRunner):
+    """Captures without a GPU: a graph is a note of what it would run."""
+
+    def __init__(self, failures: int = 0, **options: Any) -> None:
+        super().__init__(torch.device("cuda"), **options)
+        self.log: list[str] = []
+        self.failures = failures
+
+    def _warm_up(self, step: Callable[[], None]) -> None:
+        self.log.append("warm up")
+        step()
+
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory.\n  Tried to allocate 2 GiB")
+        self.log.append("capture")
+
+        def replay() -> None:
+            self.log.append("replay")
+            step()
+
+        return replay
+
+    def _empty_allocator(self) -> None:
+        self.log.append("free")
+
+
+def window(device: str = "cuda", **others: Any) -> Any:
+    return SimpleNamespace(device=torch.device(device), runner=None, model=object(), **others)
+
+
+def test_a_width_is_run_then_captured_then_replayed() -> None:
+    runner, runs = Counting(), []
+    usual = [runner.run_step(key, lambda: runs.append(1)) for key in (None, 8, 8, 8, 4, 8)]
+    assert usual == [False, False, False, True, False, True]
+    assert runner.log == ["warm up", "capture", "replay", "replay", "warm up", "replay"]
+    assert len(runs) == 6 and runner.name == "cuda graphs" and not runner.reason
+    runner.load(None, {})  # another run's tensors
+    runner.run_step(8, lambda: runs.append(1))
+    assert runner.log[-1] == "warm up"
+
+
+def test_no_memory_for_a_graph() -> None:
+    """The pass is made all the same, once, and so are all that follow."""
+    runner, runs = Counting(failures=2), []
+    usual = [runner.run_step(8, lambda: runs.append(1)) for _ in range(4)]
+    assert len(runs) == 4 and usual == [False, False, True, True]
+    assert runner.log == ["warm up", "free", "free"] and runner.name == "eager"
+    assert runner.reason == ("no memory for a graph (CUDA out of memory. Tried to allocate 2 GiB)")
+
+
+def test_no_memory_where_a_graph_was_asked_for() -> None:
+    runner = Counting(failures=2, falls_back=False)
+    runner.run_step(8, lambda: None)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
+        runner.run_step(8, lambda: None)
+    assert runner.log == ["warm up", "free", "free"]
+
+
+def test_memory_that_is_only_cached_is_no_want_of_memory() -> None:
+    runner, runs = Counting(failures=1), []
+    usual = [runner.run_step(8, lambda: runs.append(1)) for _ in range(3)]
+    assert runner.log == ["warm up", "free", "capture", "replay", "replay"] and not runner.reason
+    assert len(runs) == 3 and usual == [False, False, True] and runner.captures == 1
+
+
+def test_a_graph_that_was_given_up_is_gone_before_its_pass_is_run() -> None:
+    class Graph:
+        pass
+
+    class Holding(Counting):
+        def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+            graph = Graph()
+            alive.append(ref(graph))
+            return super()._capture(step)
+
+        def _empty_allocator(self) -> None:
+            assert not any(graph() for graph in alive)
+            super()._empty_allocator()
+
+    alive: list[Any] = []
+    runner = Holding(failures=2)
+    for _ in range(2):
+        runner.run_step(8, lambda: None)
+    assert len(alive) == 2 and runner.log == ["warm up", "free", "free"]
+
+
+def test_an_error_of_the_device_is_not_swallowed() -> None:
+    class Broken(Counting):
+        def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    runner = Broken()
+    runner.run_step(8, lambda: None)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        runner.run_step(8, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cuda_graphs": "cuda"}, "cuda_graphs: expected 'auto', True or False, received 'cuda'"),
+        ({"cuda_graphs": 1}, "cuda_graphs: expected 'auto', True or False, received 1"),
+        ({"sync_every": 0}, "sync_every: expected an integer >= 1, received 0"),
+        ({"sync_every": True}, "sync_every: expected an integer"),
+        ({"sync_every": 2.0}, "sync_every: expected an integer"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Engine(**options)
+
+
+def test_a_graph_needs_a_gpu(tiny_folder: Path) -> None:
+    model = build_lm("llama")
+    with pytest.raises(MissingBackendError, match="cuda_graphs=True: expected a model on a CUDA"):
+        mmaccel.attach(model, Jacobi(), cuda_graphs=True)
+    model.generate(torch.tensor([[1, 2]]), max_new_tokens=2)  # nothing was attached
+    with pytest.raises(MissingBackendError, match="received one on cpu"):
+        TextToImage.from_pretrained(tiny_folder, cuda_graphs=True)
+    decoder = mmaccel.decoder(Jacobi(), cuda_graphs=True)
+    with pytest.raises(MissingBackendError):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=decoder)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("fast", OptionError, "MMACCEL_KERNELS: expected one of auto, torch, triton, received 'fa"),
+        ("triton", MissingBackendError, "MMACCEL_KERNELS=triton: expected a device that Triton"),
+    ],
+)
+def test_kernels_that_cannot_be_had_are_refused_before_work(
+    value: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMACCEL_KERNELS", value)
+    with pytest.raises(error, match=message):
+        mmaccel.attach(build_lm("llama"), Jacobi())
+    with pytest.raises(error, match=message):
+        TextToImage.from_pretrained("scenes")
+
+
+def test_a_graph_needs_a_policy_that_does_not_wait() -> None:
+    with pytest.raises(OptionError, match="expected a policy whose passes can be captured"):
+        Engine(True).check("cuda", Speculative())
+    for policy in (Autoregressive(), Jacobi(), SpeculativeJacobi(), GroupedSpeculative()):
+        Engine(True).check("cuda", policy)
+
+
+@pytest.mark.parametrize("cuda_graphs", ["auto", False])
+def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, Jacobi(window=4), cuda_graphs=cuda_graphs) as run:
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=8)
+    assert run.stats is not None and run.stats.runner == "eager"
+    reason = "the model on cpu; CUDA graphs need a CUDA device" if cuda_graphs == "auto" else ""
+    assert run.stats.runner_reason == reason
+    assert run.stats.to_dict()["runner"] == "eager"
+    assert (f"runner       eager: {reason}" in str(run.stats)) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "arguments"),
+    [
+        ("the model on cpu", {"window": window("cpu")}),
+        ("Speculative, whose passes synchronise", {"policy": Speculative()}),
+        ("logits processors", {"filters": Filters(processor=lambda s, *_: s)}),
+        (
+            "a SimpleNamespace, which takes no step runner",
+            {"window": SimpleNamespace(device=torch.device("cuda"))},
+        ),
+        (
+            "a model spread over 2 devices",
+            {
+                "window": SimpleNamespace(
+                    device=torch.device("cuda"), runner=None,
+                    model=SimpleNamespace(hf_device_map={"a": 0, "b": 1, "c": 0}),
+                )
+            },
+        ),
+        ("a forward that synchronises", {"checked": "a forward that synchronises"}),
+    ],
+)  # fmt: skip
+def test_auto_says_why_not_and_true_refuses(
+    obstacle: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = arguments.pop("checked", None)
+    monkeypatch.setattr(engines, "_check_sync", lambda *_: checked)
+    call = {"window": window(), "policy": Jacobi(), "filters": Filters()} | arguments
+    args = (call["window"], PROMPT, call["policy"], call["filters"])
+    runner = Engine("auto", 3).runner(*args)
+    assert runner.reason.startswith(obstacle) and (runner.name, runner.sync_every) == ("eager", 3)
+    with pytest.raises((UnsupportedModelError, MissingBackendError, OptionError)):
+        Engine(True).runner(*args)
+    assert Engine(False).runner(*args).reason == ""
+
+
+def test_a_plain_call_on_a_gpu_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_check_sync", lambda *_: None)
+    for kind, falls_back in (("auto", True), (True, False)):
+        runner = Engine(kind, 2).runner(window(), PROMPT, Jacobi(), Filters())
+        assert isinstance(runner, CudaGraphRunner) and (runner.sync_every, runner.falls_back) == (
+            2,
+            falls_back,
+        )
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "llamagen-c2i"])  # t2i is it too
+def test_every_picture_family_can_be_captured(
+    family: str, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replayed pass makes the tokens of a run pass; nothing in it reads back."""
+    if family == "glm-image":
+        monkeypatch.setattr(glm_image.GlmImagePictures, "render", lambda self, tokens, *_: [None])
+    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
+    texts, policy = captions(family)[:1], Jacobi(window=4)
+    plain = pipe(texts, policy=policy, seed=5)
+    runner = Replay()
+    pipe.engine = SimpleNamespace(  # type: ignore[assignment]
+        prepare=lambda model, *_: setattr(model, "runner", runner)
+    )
+    captured = pipe(texts, policy=policy, seed=5)
+    assert runner.replayed > 0 and captured.stats.runner == "cuda graphs"
+    assert captured.tokens.equal(plain.tokens)
+
+
+@pytest.mark.parametrize("attention", ["twin", "auto"])
+def test_statistics_say_which_attention_ran(attention: Any) -> None:
+    model = mmaccel.CausalLMWindow(build_lm("llama"), attention=attention)
+    noise = mmaccel.Noise.from_seed(0, 2)
+    made = Jacobi(window=4).sample(model, PROMPT, 4, filters=Filters(), noise=noise)
+    ran = "the model's own: the model is on cpu" if attention == "auto" else "window_attention"
+    assert made.stats.attention == ran

@@ -1,0 +1,188 @@
+"""Which graphs an attached policy and a decoder keep between calls, and when they drop them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import GroupedSpeculative, Jacobi, NumericsError
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.results import Stats
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.runner.test_engine import Counting
+
+SHORT = [[5, 9, 11, 2], [7]]
+LONG = [[4], [6, 6, 6, 30, 31, 9, 8]]
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines capture passes as on a GPU."""
+    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
+
+
+def captures(history: list[Stats]) -> list[int]:
+    assert all(stats.runner == "cuda graphs" and not stats.fallbacks for stats in history)
+    return [stats.captures for stats in history]
+
+
+def sample(model: Any, rows: list[list[int]], **options: Any) -> Any:
+    return model.generate(
+        **left_padded(rows), **{"max_new_tokens": 20, "do_sample": True} | options
+    )
+
+
+def test_an_attached_policy_keeps_its_graphs(
+    replayed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other prompts, seeds and lengths have one key; another filter has another."""
+    calls: list[tuple[list[list[int]], dict[str, Any]]] = [
+        (SHORT, {}), (LONG, {}), (SHORT, {"max_new_tokens": 13}), (LONG, {"top_k": 5}),
+        (LONG, {"eos_token_id": [9, 17]}), (SHORT, {"eos_token_id": [12, 31]}),
+    ]  # fmt: skip
+    model, made = build_lm("llama"), {}
+    for kind in ("graphs", "eager"):
+        with monkeypatch.context() as changed:
+            if kind == "eager":
+                changed.setattr(Engine, "runner", lambda *_: None)
+            with mmaccel.attach(model, Jacobi(window=4), strict=True) as run:
+                torch.manual_seed(5)
+                made[kind] = [sample(model, rows, **extra) for rows, extra in calls]
+        if kind == "graphs":
+            assert captures(run.history) == [1, 0, 0, 1, 1, 0]
+    assert all(mine.equal(own) for mine, own in zip(made["graphs"], made["eager"], strict=True))
+
+
+def test_detaching_drops_all_graphs(replayed: None) -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, Jacobi(window=4)) as run:
+        for _ in range(2):
+            sample(model, SHORT)
+        cache = run._service.engine.cache
+        assert len(cache) == 1
+        other = mmaccel.attach(build_lm("llama"), Jacobi(window=4))
+        assert other._service.engine.cache is not cache
+    assert captures(run.history) == [1, 0] and len(cache) == 0
+    with mmaccel.attach(model, Jacobi(window=4)) as run:
+        sample(model, SHORT)
+    assert captures(run.history) == [1]
+
+
+def test_reset_drops_all_graphs(replayed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook moves no parameter: graphs captured before it go on without it until `reset`."""
+    model = build_lm("llama")
+    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+        before = sample(model, SHORT)
+        model.model.norm.register_forward_hook(lambda module, args, out: out * 0.1)
+        run.reset()
+        assert len(run._service.engine.cache) == 0
+        after = sample(model, SHORT)
+    assert captures(run.history) == [1, 1] and not after.equal(before)
+    monkeypatch.setattr(Engine, "runner", lambda *_: None)
+    with mmaccel.attach(model, Jacobi(window=4), seed=3):
+        assert sample(model, SHORT).equal(after)
+
+
+def test_a_decoder_keeps_its_graphs_until_its_engine_is_closed(replayed: None) -> None:
+    model, decoder = build_lm("llama"), mmaccel.decoder(GroupedSpeculative(window=4), strict=True)
+    for rows in (SHORT, LONG):
+        sample(model, rows, custom_generate=decoder)
+    decoder.engine.close()
+    sample(model, SHORT, custom_generate=decoder)
+    assert captures(decoder.history) == [1, 0, 1]
+    assert mmaccel.decoder(Jacobi()).engine.cache is not decoder.engine.cache
+
+
+def test_invalid_logits_leave_no_graphs(replayed: None) -> None:
+    """NaN in a cached key/value cache would come through a mask."""
+    model = build_lm("llama")
+    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+        first = sample(model, SHORT)
+        with torch.no_grad():
+            weight = model.model.layers[0].self_attn.v_proj.weight
+            before = weight.clone()
+            weight.fill_(float("nan"))
+            with pytest.raises(NumericsError):
+                sample(model, SHORT)
+            weight.copy_(before)
+        assert sample(model, SHORT).equal(first)
+    assert captures(run.history) == [1, 1]
+
+
+def test_cached_graphs_are_dropped_before_a_capture_falls_back(replayed: None) -> None:
+    """No memory: cached graphs are freed, and the capture is tried once more."""
+    engine, runs = Engine(), []
+    for failures, log in (
+        (1, ["warm up", "free", "capture", "replay"]),
+        (2, ["warm up", "free", "free"]),
+    ):
+        cache_one(engine)
+        runner = Counting(failures=failures, cache=engine.cache)
+        runner.run_step(8, lambda: runs.append(1))
+        assert len(engine.cache) == 1
+        runner.run_step(8, lambda: runs.append(1))
+        assert len(engine.cache) == 0 and runner.log == log
+        assert (runner.name, runner.captures) == (
+            ("cuda graphs", 1) if failures == 1 else ("eager", 0)
+        )
+    assert len(runs) == 4
+
+
+def cache_one(engine: Engine) -> None:
+    decoder = mmaccel.decoder(Jacobi(window=4))
+    decoder.engine = engine
+    sample(build_lm("llama"), SHORT, custom_generate=decoder)
+    assert len(engine.cache) == 1
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 5}], ids=["its key", "another"])
+def test_no_memory_for_a_prompt_drops_cached_graphs(
+    extra: dict[str, Any], replayed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once more where graphs were dropped; an error where there were none."""
+    model, failures, held = build_lm("llama"), 0, []
+    feed = mmaccel.CausalLMWindow.feed
+
+    def fail(self: Any, tokens: Any, start: Any) -> None:
+        nonlocal failures
+        feed(self, tokens, start)
+        held.append(len(cache))
+        if failures:
+            failures -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(mmaccel.CausalLMWindow, "feed", fail)
+    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+        cache = run._service.engine.cache
+        first = [sample(model, SHORT, **options) for options in ({"min_p": 0.1}, extra)]
+        held.clear()
+        failures = 1
+        assert sample(model, SHORT, **extra).equal(first[1])
+        assert held == [1, 0] and len(cache) == 1  # the first key went
+        failures = 1
+        with pytest.raises(torch.OutOfMemoryError):
+            sample(model, SHORT, **extra)
+        assert len(cache) == 0
+        assert sample(model, SHORT, **extra).equal(first[1])
+    assert captures(run.history) == [1, 1, 0, 1]
+
+
+def test_no_memory_for_a_pass_drops_cached_graphs(
+    replayed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+        first = sample(model, SHORT)
+        sample(model, SHORT, top_k=5)
+        cache = run._service.engine.cache
+        assert len(cache) == 2
+        with monkeypatch.context() as changed:
+            error = torch.OutOfMemoryError("CUDA out of memory")
+            changed.setattr(Replay, "run_step", lambda *_: (_ for _ in ()).throw(error))
+            with pytest.raises(torch.OutOfMemoryError):
+                sample(model, SHORT)
+        assert len(cache) == 0 and sample(model, SHORT).equal(first)

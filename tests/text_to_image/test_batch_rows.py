@@ -1,0 +1,195 @@
+"""What a row of a prompt file says for itself: a negative caption, and a size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel import TextToImage
+from mmaccel.batch.item import Row, make_items
+from mmaccel.batch.setup import Setup
+from mmaccel.batch.worker import Worker
+from mmaccel.cli import main
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.models import glm_image
+from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
+from tests.fixtures.tiny_model import CAPTIONS
+
+Built = Callable[[str], Path]
+# the size the tiny checkpoint is opened in, and two others
+OTHERS = {
+    "emu3": [(32, 24), (24, 32), (16, 16)],
+    "lumina-mgpt": [(64, 32), (32, 64), (32, 32)],
+    "glm-image": [(128, 96), (96, 128), (96, 96)],
+    "llamagen-c2i": [(64, 64), (32, 32), (48, 48)],
+    "llamagen-t2i": [(64, 64), (32, 32), (48, 48)],
+}
+
+
+def write_rows(folder: Path, rows: list[dict[str, Any]]) -> str:
+    folder.mkdir(exist_ok=True)
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(file)
+
+
+def told(out: Path) -> dict[str, tuple[dict[str, Any], list[str], bytes]]:
+    """By id: what a picture says of itself, to programs and to people, and its pixels."""
+    found = {}
+    for file in out.glob("*.png"):
+        with Image.open(file) as image:
+            facts = json.loads(image.text["mmaccel"])  # type: ignore[attr-defined]
+            lines = image.text["parameters"].splitlines()  # type: ignore[attr-defined]
+            found[facts["id"]] = facts, lines, image.tobytes()
+    return found
+
+
+@pytest.mark.parametrize("default", [None, "blue square"])
+def test_rows_have_their_negative_captions(
+    tiny_folder: Path, tmp_path: Path, default: str | None
+) -> None:
+    rows = [
+        {"id": "own", "prompt": CAPTIONS[0], "negative": "red above grass", "seed": 3},
+        {"id": "usual", "prompt": CAPTIONS[0], "seed": 3},
+        {"id": "empty", "prompt": CAPTIONS[0], "negative": "", "seed": 3},
+        {"id": "other", "prompt": CAPTIONS[1], "negative": "a", "seed": 5, "policy": "mc-sjd"},
+    ]
+    wanted = {"own": "red above grass", "usual": default, "empty": None, "other": "a"}
+    arguments = ["generate", "--prompts", write_rows(tmp_path, rows), "--model", str(tiny_folder)]
+    arguments += ["--out", str(tmp_path / "out"), "--batch-size", "2"]
+    arguments += [] if default is None else ["--negative", default]
+    assert main(arguments) == 0
+    found, pipe = told(tmp_path / "out"), TextToImage.from_pretrained(tiny_folder)
+    assert found.keys() == wanted.keys()
+    for row in rows:
+        name, negative = row["id"], wanted[row["id"]]
+        facts, lines, pixels = found[name]
+        policy = mmaccel.SpeculativeJacobi(coupling="maximal") if name == "other" else None
+        own = pipe(row["prompt"], negative_prompt=negative, seed=[row["seed"]], policy=policy)
+        assert pixels == own.images[0].tobytes() and facts.get("negative") == negative
+        assert lines[:-1] == [
+            row["prompt"],
+            *([] if negative is None else ["Negative prompt: " + negative]),
+        ]
+    manifest = (tmp_path / "out" / "manifest.jsonl").read_bytes().splitlines()
+    records = {record["id"]: record for record in map(json.loads, manifest)}
+    assert {name: record.get("negative") for name, record in records.items()} == wanted
+    assert main(["gallery", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "gallery.html").read_text("utf-8")
+    said = sum(negative is not None for negative in wanted.values())
+    assert '"negative": "red above grass"' in page and page.count('"negative": ') == said
+    assert len({pixels for _, _, pixels in found.values()}) == (3 if default is None else 4)
+
+
+def test_another_negative_caption_is_another_recipe(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*more: str, **row: str) -> int:
+        file = write_rows(tmp_path, [{"id": "a", "prompt": CAPTIONS[0], **row}])
+        fixed = ["--model", str(tiny_folder), "--out", str(tmp_path / "out")]
+        return main(["generate", "--prompts", file, *fixed, *more])
+
+    assert run(negative="red") == 0
+    before = told(tmp_path / "out")
+    assert run("--resume", negative="red") == 0 == run("--resume", "--negative", "red")
+    for said in ({}, {"negative": ""}, {"negative": "blue"}):
+        assert run("--resume", **said) == 2
+        assert "received others for 1 items" in capsys.readouterr().err
+    assert told(tmp_path / "out") == before
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLM-Image's painter takes one step, not 50."""
+    own = partial(glm_image.GlmImagePictures, num_inference_steps=1)
+    monkeypatch.setattr(glm_image, "GlmImagePictures", own)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("family", OTHERS)
+def test_sizes_of_a_file_share_one_model(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Loaded once, and the pictures are those of a model that was opened for their size."""
+    first, second, third = OTHERS[family]
+    sizes = [second, None, third, second, first]
+    text = captions(family)
+    rows = [Row(f"r{k}", text[k % 2], seed=k, size=size) for k, size in enumerate(sizes)]
+    opened, whole = [], Setup.open
+
+    def count(setup: Setup) -> TextToImage:
+        opened.append(whole(setup))
+        return opened[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Setup, "open", count)
+        setup = Setup(str(built(family)), tmp_path, size="x".join(map(str, first)), rows=2)
+        worker, items = Worker(setup), make_items(rows, 0)
+        held = parameters(opened[0])
+        worker.check(items)
+        worker.run_all(items, lambda record: None)
+    assert len(opened) == 1 and parameters(worker._generator.pipe) == held and held
+    found = told(tmp_path)
+    for row in rows:
+        facts, _, pixels = found[row.id]
+        size = row.size or first
+        alone = TextToImage.from_pretrained(built(family), size=size)
+        own = alone(row.prompt, seed=[row.seed])  # type: ignore[list-item]
+        width, height = own.images[0].size
+        assert (facts["width"], facts["height"]) == (width, height) and alone.size == size
+        assert width * size[1] == height * size[0]  # Emu3's tiny decoder makes a quarter
+        assert pixels == own.images[0].tobytes()
+
+
+def parameters(pipe: TextToImage) -> set[int]:
+    """Where the numbers of the generator lie."""
+    return {tensor.data_ptr() for tensor in pipe.model.model.parameters()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("family", [*OTHERS, *(f for f in FAMILIES if f not in OTHERS)])
+def test_a_size_a_model_does_not_draw_is_refused(
+    built: Built, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its line, before any work, and the model is as it was."""
+    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
+    size, layout = pipe.size, pipe.pictures.layout
+    for wrong in [(33, 31), (0, 8), (8,), "64"]:
+        with pytest.raises(OptionError, match="^size: expected .*, received "):
+            pipe.resize(wrong)  # type: ignore[arg-type]
+    if family == "lumina-mgpt":
+        with pytest.raises(OptionError, match="sides the model has a token for, received 96x32"):
+            pipe.resize((96, 32))
+    if family.startswith("llamagen"):
+        with pytest.raises(OptionError, match="expected a square, received 64x32"):
+            pipe.resize((64, 32))
+    assert pipe.size == pipe.resize(size).size == size and pipe.pictures.layout == layout
+    rows = [{"prompt": captions(family)[0] or " ", "size": f"{size[0]}x{size[1]}"}]
+    rows.append(rows[0] | {"size": "33x31"})
+    if family != "imagegpt":  # rows of a file have captions
+        fixed = ["--model", str(built(family)), "--out", str(tmp_path / "out")]
+        fixed += ["--size", f"{size[0]}x{size[1]}"]
+        assert main(["generate", "--prompts", write_rows(tmp_path, rows), *fixed]) == 2
+        said = capsys.readouterr().err
+        assert "line 2: size: expected" in said and "line 1" not in said
+        assert not list(tmp_path.rglob("*.png"))
+
+
+def test_a_resized_pipeline_is_one_of_its_own(built: Built) -> None:
+    """The first goes on drawing in its size, whatever the second did."""
+    pipe = TextToImage.from_pretrained(built("emu3"), size=(32, 24), dtype=torch.float64)
+    before = pipe("a red fox", seed=1)
+    small = pipe.resize((16, 24))
+    made = small("a red fox", seed=1)
+    assert made.images[0].size[0] * 24 == made.images[0].size[1] * 16
+    assert made.tokens.shape == (1, 9) and small.engine is not pipe.engine
+    assert pipe("a red fox", seed=1).tokens.equal(before.tokens)
+    encoded: Any = small.pictures.encode("cat")
+    assert encoded != pipe.pictures.encode("cat")  # Emu3 writes the grid's size into its prompt

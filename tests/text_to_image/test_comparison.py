@@ -1,0 +1,85 @@
+"""What `--compare` says about two sides is true, and sheets show images as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+from mmaccel.pipelines.text_to_image.contact_sheet import (
+    Panel,
+    draw_sheet,
+    identical,
+    promise,
+    verdict,
+)
+from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.results import Exactness, Stats
+
+
+def side(tokens: list[list[int]]) -> Pictures:
+    return Pictures([], torch.tensor(tokens), torch.ones(len(tokens)).long(), Stats(), [])
+
+
+def test_a_picture_is_identical_only_if_every_token_is() -> None:
+    plain = side([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    assert identical(plain, plain) == 3
+    assert identical(plain, side([[1, 2, 3], [4, 0, 6], [9, 8, 7]])) == 1
+    assert identical(plain, side([[1, 2, 0], [4, 5, 0], [0, 8, 9]])) == 0
+
+
+@pytest.mark.parametrize(
+    ("same", "count", "exactness", "said"),
+    [
+        (8, 8, "bitwise", "The same images, token for token"),
+        (1, 1, "relaxed", "The same image, token for token"),
+        (7, 8, "bitwise", "7 of 8 images identical: bitwise was promised: please report this"),
+        (0, 8, "distribution", "0 of 8 images identical: other draws from the same law, as pro"),
+        (2, 8, "relaxed", "2 of 8 images identical: a relaxed policy: another law"),
+    ],
+)
+def test_verdict(same: int, count: int, exactness: Exactness, said: str) -> None:
+    plain, made = side([[1, 2]] * count), side([[1, 2]] * same + [[1, 0]] * (count - same))
+    made.stats.exactness = exactness
+    assert verdict(plain, made, "float32").startswith(said)
+
+
+def test_a_dtype_that_rounds_is_not_reported_as_a_broken_promise() -> None:
+    plain = side([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
+    made = side([[1, 2, 3, 4], [1, 0, 3, 0], [1, 2, 3, 0]])
+    assert verdict(plain, made, "bfloat16") == (
+        "1 of 3 images identical, the others on average up to token 2: bfloat16 rounds "
+        "differently in wider passes, float32 keeps the promise"
+    )
+    assert verdict(plain, plain, "bfloat16") == "The same images, token for token"
+
+
+def test_a_relaxed_run_says_what_it_spent() -> None:
+    assert promise(Stats(exactness="bitwise"), "float32") == "bitwise: same seed, same tokens"
+    spent = Stats(exactness="relaxed", tokens=200, total_variation=25.0)
+    assert promise(spent, "float32") == "relaxed: total variation 0.125 spent a token"
+    rounded = "same seed, same tokens up to rounding (float16)"
+    assert promise(Stats(exactness="bitwise"), "float16") == rounded
+    other = Stats(exactness="distribution")
+    assert promise(other, "float16") == promise(other, "float32")
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        ((64, 64), (240, 240)),
+        ((64, 32), (240, 120)),
+        ((20, 60), (80, 240)),
+        ((960, 480), (240, 120)),
+    ],
+)
+def test_an_image_keeps_its_shape(size: tuple[int, int], shown: tuple[int, int]) -> None:
+    """Nothing stretched, nothing cut, nothing over its neighbour."""
+    red = Image.new("RGB", size, (255, 0, 0))
+    panels = [Panel(title, "note", [red, red], ["a", "b"], "foot") for title in ("one", "two")]
+    sheet = draw_sheet(panels, columns=2, foot="the end")
+    is_red = sheet.getchannel("G").point(lambda v: 255 * (v < 5))
+    columns = [x for x in range(sheet.width) if is_red.crop((x, 0, x + 1, sheet.height)).getbbox()]
+    box = is_red.getbbox()
+    assert box is not None and box[3] - box[1] == shown[1]
+    assert len(columns) == 4 * shown[0]  # two panels of two, none over another

@@ -1,0 +1,157 @@
+"""Pictures from a masked model of ours: opened, decoded by canvas policies, and on the command
+line.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel import TextToImage
+from mmaccel.cli import main
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.loading.sources import content_hash
+from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
+
+MASK = N_CODES + 3 + len(WORDS)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shelf")
+    masked_beside_plain(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipe(shelf: Path) -> TextToImage:
+    return TextToImage.from_pretrained(shelf / "masked")
+
+
+def test_a_folder_with_a_mask_opens_as_a_denoiser(pipe: TextToImage) -> None:
+    assert isinstance(pipe.model, MaskedLM)
+    assert (pipe.model.mask_token, pipe.model.shift, pipe.model.vocab_size) == (MASK, 1, N_CODES)
+    assert pipe.length == N_TOKENS
+
+
+def test_pictures_of_a_batch_are_those_made_alone(pipe: TextToImage) -> None:
+    plain = pipe(CAPTIONS, policy=mmaccel.Stepwise("halton"), seed=[5, 6, 7])
+    assert plain.tokens.shape == (3, N_TOKENS) and int(plain.tokens.max()) < N_CODES
+    assert plain.stats.passes == N_TOKENS and plain.stats.branches == 2
+    fast = pipe(CAPTIONS, seed=[5, 6, 7])  # the default
+    assert fast.stats.policy.startswith("LosslessUnmask(") and fast.stats.passes < N_TOKENS
+    assert torch.equal(fast.tokens, plain.tokens)
+    alone = pipe(CAPTIONS[2], seed=[7], policy=mmaccel.LosslessUnmask(5, "halton", cache="none"))
+    assert torch.equal(alone.tokens[0], plain.tokens[2])
+    again = pipe(CAPTIONS, seed=[5, 6, 7], batch_size=2)
+    assert torch.equal(again.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("cache", ["none", "dual", "prefix", "vicinity"])
+def test_every_canvas_policy_draws(pipe: TextToImage, cache: str) -> None:
+    policies: tuple[Any, ...] = (
+        mmaccel.EntropyBounded(gamma=0.5, block=8, cache=cache),
+        mmaccel.EntropyBounded(budget_nats=2.0, cache=cache),
+        mmaccel.ConfidentParallel(threshold=0.4, cache=cache),
+        mmaccel.KLStable(cache=cache),
+        mmaccel.LocalLeap(cache=cache),
+        mmaccel.RevisedParallel(cache=cache),
+        mmaccel.MaskedParallel(steps=4, cache=cache),
+    )
+    for policy in policies:
+        made = pipe(CAPTIONS[:2], policy=policy, seed=3)
+        assert made.stats.exactness == "relaxed" and made.stats.tokens == 2 * N_TOKENS
+        assert int(made.tokens.min()) >= 0 and int(made.tokens.max()) < N_CODES
+        assert made.stats.passes <= 2 * N_TOKENS
+    assert pipe(CAPTIONS[0], policy=policies[1], seed=3).stats.nats <= 2.0
+
+
+def test_a_policy_of_the_other_kind_is_refused(pipe: TextToImage, shelf: Path) -> None:
+    with pytest.raises(OptionError, match=r"such as mmaccel.LosslessUnmask\(\), received Jacobi"):
+        pipe(CAPTIONS[0], policy=mmaccel.Jacobi())
+    with pytest.raises(OptionError, match=r"such as mmaccel.Jacobi\(window=32\)"):
+        TextToImage.from_pretrained(shelf / "plain")(CAPTIONS[0], policy=mmaccel.Stepwise())
+    with pytest.raises(UnsupportedModelError, match="decoded in windows"):
+        pipe.engine.__class__(True).prepare(pipe.model, None, None, None)  # type: ignore[arg-type]
+
+
+def test_what_a_picture_is_made_of_counts_the_tokenizer_beside_it(
+    shelf: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "shelf"
+    shutil.copytree(shelf, copy)
+    before = content_hash(copy / "masked")
+    assert before == content_hash(shelf / "masked")
+    file = copy / "plain" / "tokenizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    assert content_hash(copy / "masked") != before
+
+
+def test_a_missing_tokenizer_is_named(shelf: Path, tmp_path: Path) -> None:
+    shutil.copytree(shelf / "masked", tmp_path / "masked")
+    with pytest.raises(OptionError, match="tokenizer"):
+        TextToImage.from_pretrained(tmp_path / "masked")
+
+
+def test_generate_compares_with_one_slot_a_pass(
+    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = ["--model", str(shelf / "masked"), "--out", str(tmp_path), "--count", "1"]
+    assert main(["generate", CAPTIONS[0], "--compare", *fixed]) == 0
+    said = capsys.readouterr().out
+    assert "The same image, token for token" in said and "lossless-unmask" in said
+    (file,) = tmp_path.glob("0*.png")
+    with Image.open(file) as image:
+        facts = json.loads(image.text["mmaccel"])
+    assert facts["policy"] == "lossless-unmask" and facts["exactness"] == "bitwise"
+    assert facts["policy_options"]["order"] == "halton"
+    assert facts["policy_options"]["cache"]["kind"] == "none"
+    assert facts["batch"]["stats"]["positions"] > 0
+    assert len(list(tmp_path.glob("compare-*.png"))) == 1
+
+
+def test_generate_says_that_a_budget_bought_nothing(
+    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = ["--model", str(shelf / "masked"), "--out", str(tmp_path), "--count", "1"]
+    for budget, n in (("0", 1), ("30", 0)):
+        options = ["--policy", "entropy-bounded", "--set", f"budget_nats={budget}"]
+        assert main(["generate", CAPTIONS[0], *fixed, *options]) == 0
+        assert capsys.readouterr().out.count("note: budget_nats: 0 bought no second slot") == n
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "jacobi"], "which decodes a window, not a canvas"),
+        (["--policy", "entropy-bounded", "--set", "gamma=-1"], "gamma: expected"),
+        (["--policy", "entropy-bounded", "--set", "gama=1"], "received 'gama'"),
+        (["--policy", "entropy-bounded", "--set", "gamma"], "expected name=value"),
+        (["--policy", "stepwise", "--set", "block=5"], "divides 16 slots, received 5"),
+        (["--policy", "stepwise", "--set", "cache=quick"], "cache: expected one of"),
+        (["--policy", "local-leap", "--set", "end_threshold=0.9"], "expected a prompt with stop"),
+        (["--cuda-graphs", "on"], "cuda_graphs=True"),
+    ],
+)
+def test_bad_input_is_named_before_work(
+    arguments: list[str],
+    message: str,
+    shelf: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    code = main(
+        ["generate", CAPTIONS[0], "--model", str(shelf / "masked"), "--out", str(out), *arguments]
+    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert code in (1, 2) and message in said
+    assert not out.exists() or not list(out.glob("*.png"))

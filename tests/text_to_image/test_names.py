@@ -1,0 +1,118 @@
+"""File names tell pictures apart: the same picture has one name, another picture never has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mmaccel.cli import main
+from mmaccel.outputs.image_files import human_line, picture_name
+from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.samplers.noise import check_seed
+from tests.fixtures.tiny_model import CAPTIONS
+
+
+def names(tmp_path: Path, model: Path | str, *arguments: str) -> set[str]:
+    """Names of all that one run writes, sheet included."""
+    out = tmp_path / str(len(list(tmp_path.iterdir())))
+    fixed = ["--model", str(model), "--out", str(out), "--count", "2"]
+    assert main(["generate", *fixed, *arguments]) == 0
+    return {file.name for file in out.iterdir()}
+
+
+def test_spelling_does_not_matter(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    first = names(tmp_path, tiny_folder, "a red circle", "--seed", "-2")
+    copy = shutil.copytree(tiny_folder, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path)
+    assert names(tmp_path, copy, "a red circle", "--seed", "-2") == first
+    assert names(tmp_path, "copy", "a red circle", "--seed", str(2**64 - 2)) == first
+    pictures = {name for name in first if name[0] == "1"}
+    assert {n for n in names(tmp_path, "copy", "A red-circle.", "--seed", "-2")} >= pictures
+    assert len(pictures) == 2 and pictures < first
+
+
+def test_policies_under_two_names_share_what_tells_settings_apart(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    both = [
+        names(tmp_path, tiny_folder, CAPTIONS[0], "--policy", policy)
+        for policy in ("speculative", "prompt-lookup")
+    ]
+    assert {n.replace("speculative", "prompt-lookup") for n in both[0]} == both[1]
+
+
+@pytest.mark.parametrize("file", ["config.json", "words.json", "tokenizer.json"])
+def test_another_configuration_is_another_picture(
+    file: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    first = names(tmp_path, tiny_folder, CAPTIONS[0])
+    copy = shutil.copytree(tiny_folder, tmp_path / "copy")
+    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()), indent=7))
+    assert not names(tmp_path, copy, CAPTIONS[0]) & first
+
+
+def test_the_batch_counts_where_promises_are_up_to_rounding(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    def run(policy: str, dtype: str, size: str) -> set[str]:
+        options = ["--policy", policy, "--dtype", dtype, "--batch-size", size]
+        return names(tmp_path, tiny_folder, CAPTIONS[0], *options)
+
+    assert run("jacobi", "float32", "1") == run("jacobi", "float32", "2")
+    assert not run("jacobi", "bfloat16", "1") & run("jacobi", "bfloat16", "2")
+    assert not run("sjd", "float32", "1") & run("sjd", "float32", "2")
+
+
+def test_the_last_picture_of_a_run_may_be_alone(tiny_folder: Path, tmp_path: Path) -> None:
+    options = ["--policy", "sjd", "--batch-size", "2", "--model", str(tiny_folder)]
+    for count in ("3", "4"):
+        out = ["--count", count, "--out", str(tmp_path)]
+        assert main(["generate", CAPTIONS[0], *options, *out]) == 0
+    assert len(list(tmp_path.glob("0002-*.png"))) == 2 and len(list(tmp_path.glob("0*.png"))) == 5
+
+
+def test_other_weights_are_other_pictures_whatever_file_holds_them(tmp_path: Path) -> None:
+    for file in ("config.json", "tokenizer.json", "words.json"):
+        (tmp_path / file).write_text("{}")
+    found = set()
+    for file in ("model.safetensors", "pytorch_model.bin", "model-00002-of-00002.safetensors"):
+        for content in (b"1", b"2"):
+            (tmp_path / file).write_bytes(content)
+            found.add(content_hash(tmp_path))
+    assert len(found) == 6
+
+
+def test_names_are_short_and_begin_with_the_seed() -> None:
+    long = "-".join(["triangle"] * 60)
+    name = picture_name(check_seed(-1), long, "jacobi", {})  # type: ignore[arg-type]
+    assert name.startswith("18446744073709551615-triangle-triangle-triangle-jacobi-")
+    assert picture_name(-1, "a\n red,circle", "sjd", {})[20:].startswith("-a-red-circle-sjd-")
+    assert len(name) < 100
+    odd = picture_name(3, f"a w/circle ?\0{'x' * 300}", "jacobi", {})
+    assert odd.startswith(f"0003-a-wcircle-{'x' * 20}-jacobi-") and len(odd) < 100
+
+
+def test_what_rounds_does_not_call_itself_bitwise(tiny_folder: Path, tmp_path: Path) -> None:
+    options = ["--dtype", "bfloat16", "--out", str(tmp_path), "--count", "1"]
+    assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    (file,) = tmp_path.glob("0000-*.png")
+    with Image.open(file) as image:
+        facts = json.loads(image.text["mmaccel"])
+        assert facts["exactness"] == "up to rounding" and facts["device"] == "cpu"
+        assert "Exactness: up to rounding" in image.text["parameters"]
+        assert "bitwise" not in image.text["parameters"]
+
+
+def test_settings_stand_on_the_second_line(tiny_folder: Path, tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path), "--count", "1"]
+    assert main(["generate", "a red\n circle", "--model", str(tiny_folder), *options]) == 0
+    (file,) = tmp_path.glob("0000-*.png")
+    with Image.open(file) as image:
+        caption, settings = image.text["parameters"].splitlines()
+        facts = json.loads(image.text["mmaccel"])
+    assert caption == "a red circle" and settings.startswith("Steps: 16, Sampler: jacobi, ")
+    assert human_line(facts, (16, 16)).count("\n") == 1

@@ -1,0 +1,259 @@
+"""Negative captions: the row that is guided away from says them, and no other row sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel import Filters, Jacobi, Request, Stepwise, TextToImage
+from mmaccel.catalog import make_policy
+from mmaccel.cli import main
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.text_to_image.model import ImageModel, spread_negatives
+from tests.fixtures.checkpoints import SIZES, captions
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
+
+SCALE = 2.0
+NEGATIVES = ["blue square on grass", None, "red"]  # as long as other rows, longer, shorter
+EMU3 = ["blue cat on grass", None, "snow"]
+BOS, BOI = N_CODES, N_CODES + 1
+Built = Callable[[str], Path]
+
+
+def ids_of(caption: str) -> list[int]:
+    """A prompt by hand; the empty caption is the unconditional one."""
+    return [BOS, *(N_CODES + 3 + WORDS.index(w) for w in caption.split()), BOI]
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> TextToImage:
+    return TextToImage.from_pretrained(tiny_folder, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def canvas(tmp_path_factory: pytest.TempPathFactory) -> TextToImage:
+    masked, _ = masked_beside_plain(tmp_path_factory.mktemp("cache"))
+    return TextToImage.from_pretrained(masked, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def emu3(built: Built) -> TextToImage:
+    size = SIZES["emu3"]
+    return TextToImage.from_pretrained(built("emu3"), size=size, dtype=torch.float64)
+
+
+def guide(logits: list[Any]) -> int:
+    """The likeliest token between a conditional and an unconditional row."""
+    conditional, unconditional = logits
+    return int((unconditional + SCALE * (conditional - unconditional)).argmax())
+
+
+@pytest.mark.parametrize("negative", ["blue square on grass", "red", None])
+def test_tokens_are_those_of_a_plain_loop_over_the_raw_model(
+    pipe: TextToImage, negative: str | None
+) -> None:
+    """Full passes without a cache, row by row, the negative caption in the empty one's place."""
+    model: Any = pipe.model.model  # type: ignore[union-attr]
+    tokens: list[int] = []
+    for _ in range(N_TOKENS):
+        rows = (ids_of(CAPTIONS[0]), ids_of(negative or ""))
+        with torch.no_grad():
+            seen = [model(input_ids=torch.tensor([row + tokens])).logits[0, -1] for row in rows]
+        tokens.append(guide([logits[:N_CODES] for logits in seen]))
+    for policy in (mmaccel.Autoregressive(), Jacobi(5), make_policy("sjd", window=4)):
+        made = pipe(CAPTIONS[0], policy=policy, negative_prompt=negative, temperature=0.0)
+        assert made.tokens[0].tolist() == tokens
+    usual = pipe(CAPTIONS[0], temperature=0.0).tokens[0].tolist()
+    assert (usual == tokens) is (negative is None)
+
+
+@pytest.mark.parametrize("negative", ["blue square on grass", "red", None])
+def test_a_canvas_is_filled_as_by_a_plain_loop_over_the_raw_model(
+    canvas: TextToImage, negative: str | None
+) -> None:
+    """Full passes over prompt and masks; this model's logits are those of the next position."""
+    model: Any = canvas.model.model  # type: ignore[union-attr]
+    mask = N_CODES + 3 + len(WORDS)
+    tokens = [mask] * N_TOKENS
+    for slot in range(N_TOKENS):
+        seen = []
+        for row in (ids_of(CAPTIONS[0]), ids_of(negative or "")):
+            ids = torch.tensor([row + tokens])
+            sight = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.float64)
+            with torch.no_grad():
+                out = model(input_ids=ids, attention_mask=sight, use_cache=False).logits
+            seen.append(out[0, len(row) + slot - 1, :N_CODES])
+        tokens[slot] = guide(seen)
+    options: Any = {"negative_prompt": negative, "temperature": 0.0}
+    made = canvas(CAPTIONS[0], policy=Stepwise("left"), **options)
+    assert made.tokens[0].tolist() == tokens
+    fast = canvas(CAPTIONS[0], policy=mmaccel.LosslessUnmask(order="left"), **options)
+    assert fast.tokens[0].tolist() == tokens
+    usual = canvas(CAPTIONS[0], policy=Stepwise("left"), temperature=0.0).tokens[0].tolist()
+    assert (usual == tokens) is (negative is None)
+
+
+KINDS = [("pipe", Jacobi(5)), ("emu3", Jacobi(7)), ("canvas", None)]
+
+
+@pytest.mark.parametrize(("name", "policy"), KINDS)
+def test_a_batch_is_its_pictures_one_by_one(
+    name: str, policy: Any, request: pytest.FixtureRequest
+) -> None:
+    """Rows with and without, of other lengths; in batches, in places, recorded or not."""
+    own: TextToImage = request.getfixturevalue(name)
+    texts, negatives = (captions("emu3"), EMU3) if name == "emu3" else (CAPTIONS, NEGATIVES)
+    texts, negatives, seeds = texts * 2, [*negatives, *negatives[::-1]], [3, 4, 5, 6, 7, 8]
+    alone = [
+        own(t, negative_prompt=n, seed=[s], policy=policy)
+        for t, n, s in zip(texts, negatives, seeds)
+    ]
+    plain = [own(t, seed=[s], policy=policy) for t, s in zip(texts, seeds)]
+    for made, other, negative in zip(alone, plain, negatives):
+        assert made.tokens.equal(other.tokens) is (negative is None)
+    for size in (6, 4):
+        made = own(texts, negative_prompt=negatives, seed=seeds, policy=policy, batch_size=size)
+        assert made.tokens.tolist() == [one.tokens[0].tolist() for one in alone]
+    requests = [Request(t, s, k, n) for k, (t, s, n) in enumerate(zip(texts, seeds, negatives))]
+    for order in (requests, requests[::-1]):
+        served: dict[int, Any] = {}
+        own.serve(
+            order, own.pictures.filters, policy=policy, rows=2,
+            deliver=lambda one, served=served: served.update({one.request.tag: one}),
+        )  # fmt: skip
+        for k, one in enumerate(alone):
+            assert served[k].tokens.equal(one.tokens[0])
+
+
+@pytest.mark.parametrize("name", ["pipe", "emu3"])
+def test_recorded_passes_take_newcomers_with_negative_captions(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: TextToImage = request.getfixturevalue(name)
+    texts, negatives = (captions("emu3"), EMU3) if name == "emu3" else (CAPTIONS, NEGATIVES)
+    wanted = [
+        own(t, negative_prompt=n, seed=[9], policy=Jacobi(5)) for t, n in zip(texts, negatives)
+    ]
+    requests = [Request(t, 9, k, n) for k, (t, n) in enumerate(zip(texts, negatives))]
+    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
+    for _ in range(2):  # the second takes what the first has left
+        made: dict[int, Any] = {}
+        own.serve(
+            requests, own.pictures.filters, policy=Jacobi(5), rows=2,
+            deliver=lambda one, made=made: made.update({one.request.tag: one.tokens}),
+        )  # fmt: skip
+        assert [made[k].tolist() for k in range(3)] == [one.tokens[0].tolist() for one in wanted]
+
+
+def test_one_text_is_for_all_and_pictures_of_a_caption_share_theirs(pipe: TextToImage) -> None:
+    options: Any = {"seed": [1, 2, 3, 4], "num_images_per_prompt": 2}
+    both = pipe(CAPTIONS[:2], negative_prompt="red", **options)
+    listed = pipe(CAPTIONS[:2], negative_prompt=["red", "red"], **options)
+    assert both.tokens.equal(listed.tokens)
+    one = pipe(CAPTIONS[:2], negative_prompt=[None, "red"], **options)
+    none = pipe(CAPTIONS[:2], **options)
+    assert one.tokens[:2].equal(none.tokens[:2]) and one.tokens[2:].equal(both.tokens[2:])
+    assert not both.tokens[2:].equal(none.tokens[2:])
+    for blank in ("", " \n", None, ["", None]):
+        assert pipe(CAPTIONS[:2], negative_prompt=blank, **options).tokens.equal(none.tokens)
+
+
+def test_texts_are_spread_over_captions() -> None:
+    assert spread_negatives(None, 2) == [None, None] and spread_negatives("a", 2) == ["a", "a"]
+    assert spread_negatives(["a", ""], 2) == ["a", None]
+    for given in (["a"], ["a", 3], 3, b"ab"):
+        with pytest.raises(
+            OptionError, match="negative prompt: expected a text for all, or a list"
+        ):
+            spread_negatives(given, 2)
+
+
+def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: TextToImage) -> None:
+    def refused(match: str, of: TextToImage = pipe, **options: Any) -> None:
+        caption = "a red fox" if of is emu3 else CAPTIONS[0]
+        with pytest.raises(OptionError, match=match):
+            of(caption, **options)
+
+    refused("guidance_scale other than 1 beside it", negative_prompt="red", guidance_scale=1)
+    refused("^negative prompt: expected words the .* 'dragon'", negative_prompt="a dragon")
+    refused("^negative prompt: expected a text for all", negative_prompt=["red", "blue"])
+    refused("^negative prompt: expected a text for all", negative_prompt=3)
+    refused("^negative prompt: .*<boi>", of=emu3, negative_prompt="a <boi>")
+    refused("^positions: expected at most", of=emu3, negative_prompt="cat " * 300)
+    with pytest.raises(OptionError, match="guidance_scale other than 1 beside it"):
+        pipe.serve([Request(CAPTIONS[0], 1, None, "red")], Filters(), deliver=print)
+
+
+def test_a_model_of_ones_own_has_few_methods(pipe: TextToImage) -> None:
+    """What a child of `ImageModel` with guidance has to have, and no more."""
+    inner: Any = pipe.pictures
+
+    class Own(ImageModel):
+        filters, pad = inner.filters, inner.pad
+
+        def encode(self, caption: str) -> Any:
+            return inner.encode(caption)
+
+        def unconditional(self) -> list[int]:
+            return inner.unconditional()
+
+        def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+            return inner.decode(tokens)
+
+    own = TextToImage(Own(inner.window, inner.layout, inner.size))
+    made, wanted = own(CAPTIONS[0], seed=4), pipe(CAPTIONS[0], seed=4)
+    assert made.tokens.equal(wanted.tokens)
+    assert made.images[0].tobytes() == wanted.images[0].tobytes()
+    with pytest.raises(OptionError, match="expected none for this model, whose class has none"):
+        own(CAPTIONS[0], negative_prompt="red")
+    with pytest.raises(OptionError, match="expected 16x16, the only one of this model"):
+        own.resize((32, 32))
+
+
+def test_the_command_line_writes_it_into_the_picture(tiny_folder: Path, tmp_path: Path) -> None:
+    pipe = TextToImage.from_pretrained(tiny_folder)
+    options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "2"]
+    for negative in ([], ["--negative", " "], ["--negative", "red"], ["--negative", "blue square"]):
+        assert main(["generate", CAPTIONS[0], *options, *negative]) == 0
+    assert len(list(tmp_path.glob("contact-*.png"))) == 3  # a blank one is none
+    found = set()
+    for file in tmp_path.glob("000*.png"):
+        with Image.open(file) as image:
+            facts, text = json.loads(image.text["mmaccel"]), image.text["parameters"]  # type: ignore[attr-defined]
+            negative = facts.get("negative")
+            own = pipe(CAPTIONS[0], negative_prompt=negative, seed=[facts["seed"]])
+            assert image.tobytes() == own.images[0].tobytes()
+        said = [] if negative is None else [f"Negative prompt: {negative}"]
+        assert text.splitlines()[:-1] == [CAPTIONS[0], *said]
+        assert text.splitlines()[-1].startswith(f"Steps: {N_TOKENS}, Sampler: jacobi, CFG scale: 2")
+        found.add((negative, facts["seed"]))
+    assert found == {(n, s) for n in (None, "red", "blue square") for s in (0, 1)}
+    compared = ["--negative", "red", "--compare", "--count", "1"]
+    assert main(["generate", CAPTIONS[0], *options, *compared]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(["--negative", "a dragon"], "negative prompt: expected words"),
+     (["--negative", "red", "--guidance", "1"], "negative prompt: expected a guidance_scale")],
+)  # fmt: skip
+def test_the_command_line_refuses_before_any_work(
+    tiny_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    said: str,
+) -> None:
+    out = tmp_path / "out"
+    fixed = ["--model", str(tiny_folder), "--out", str(out)]
+    assert main(["generate", CAPTIONS[0], *fixed, *more]) == 2
+    assert said in capsys.readouterr().err and not out.exists()

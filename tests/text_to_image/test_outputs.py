@@ -1,0 +1,59 @@
+"""Sums of stats, and pixels to PIL pictures."""
+
+from __future__ import annotations
+
+import torch
+
+from mmaccel.pipelines.text_to_image.outputs import Pictures, add_stats, join, to_images
+from mmaccel.results import Stats
+
+
+def test_stats_add_up_and_promise_the_weakest() -> None:
+    first = Stats("P", "bitwise", 6, 4, 5, 1, accepted=[4, 1], seconds=1.0, fallbacks=["a"])
+    second = Stats("P", "relaxed", 3, 2, 2, 1, accepted=[1, 0, 1], seconds=0.5, fallbacks=["a"])
+    total = add_stats([first, second])
+    assert (total.tokens, total.passes, total.row_passes, total.prefill_passes) == (9, 6, 7, 2)
+    assert total.accepted == [5, 1, 1]
+    assert (total.exactness, total.seconds, total.fallbacks) == ("relaxed", 1.5, ["a"])
+
+
+def test_join_keeps_order() -> None:
+    parts = [
+        Pictures(["x"], torch.tensor([[1, 2]]), torch.tensor([2]), Stats("P"), ["one"], 0),
+        Pictures(["y"], torch.tensor([[3, 4]]), torch.tensor([1]), Stats("P"), ["two"], 1),
+    ]
+    both = join(parts)
+    assert both.images == ["x", "y"] and both.prompts == ["one", "two"]
+    assert both.tokens.tolist() == [[1, 2], [3, 4]] and both.passes.tolist() == [2, 1]
+
+
+def test_pixels_round_and_keep_their_axes() -> None:
+    pixels = torch.zeros(1, 3, 2, 3)
+    pixels[0, 0, 1, 2] = 1.0  # red, second row, third column
+    pixels[0, 2, 0, 0] = 0.5
+    (image,) = to_images(pixels)
+    assert image.size == (3, 2) and image.mode == "RGB"
+    assert image.getpixel((2, 1)) == (255, 0, 0) and image.getpixel((0, 0)) == (0, 0, 128)
+
+
+def test_stats_tell_kept_slots_and_parts_of_the_time() -> None:
+    stats = Stats(
+        "P", "distribution", 10, 4, 4, 1, accepted=[1, 0, 3], seconds=2.0, forward_seconds=1.5,
+        pixel_seconds=0.25, branches=2, fallbacks=["a reason", "another"],
+    )  # fmt: skip
+    assert stats.kept_by_slot == [1.0, 0.75, 0.75]
+    assert stats.to_dict()["kept_by_slot"] == [1.0, 0.75, 0.75]
+    assert str(stats).splitlines() == [
+        "tokens       10 in 4 forward passes (2.50 a pass)",
+        "exactness    distribution",
+        "guidance     2 rows of a pass per row",
+        "kept by slot 100 75 75 %",
+        "seconds      2.25 (model 1.50, sampler 0.50, rendering 0.25)",
+        "fell back    a reason",
+        "fell back    another",
+    ]
+    assert Stats().kept_by_slot == [] and "0 forward passes" in str(Stats())
+    total = add_stats([stats, stats])
+    assert total.branches == 2 and total.pixel_seconds == 0.5
+    wide = Stats("P", accepted=[1] * 40)
+    assert str(wide).splitlines()[2].endswith(" % …") and len(wide.kept_by_slot) == 40

@@ -1,0 +1,201 @@
+"""The text-to-image pipeline on a tiny real model: seeds, batches, guidance, streams, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.samplers.sampling_params import Filters
+from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, break_weights, build_tiny
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> TextToImage:
+    return TextToImage.from_pretrained(tiny_folder)
+
+
+def test_one_caption_makes_one_picture(pipe: TextToImage) -> None:
+    out = pipe(CAPTIONS[0])
+    assert len(out.images) == 1 and out.images[0].size == (16, 16)
+    assert out.tokens.shape == (1, N_TOKENS) and out.tokens.dtype == torch.int64
+    assert 0 <= int(out.tokens.min()) <= int(out.tokens.max()) < N_CODES
+    assert out.stats.tokens == N_TOKENS and out.stats.passes < N_TOKENS
+    assert out.prompts == [CAPTIONS[0]]
+
+
+def test_image_is_the_decoded_tokens(pipe: TextToImage) -> None:
+    out = pipe(CAPTIONS[1], seed=3)
+    wanted = pipe.pictures.tokenizer.decode(out.tokens)[0, :, 5, 7].mul(255).round().int().tolist()
+    assert list(out.images[0].getpixel((7, 5))) == wanted
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+def test_tokens_follow_the_models_own_logits(pipe: TextToImage, guidance_scale: float) -> None:
+    """Greedy decoding by hand: full passes of the bare model over `[bos, words, boi, tokens]`."""
+    out = pipe(CAPTIONS[1], guidance_scale=guidance_scale, temperature=0.0)
+    model = pipe.model.model  # type: ignore[attr-defined]
+    tokens: list[int] = []
+    for _ in range(N_TOKENS):
+        logits = []
+        for prefix in (pipe.pictures.encode(CAPTIONS[1]), [N_CODES, N_CODES + 1]):
+            with torch.no_grad():
+                row = model(input_ids=torch.tensor([prefix + tokens])).logits[0, -1, :N_CODES]
+            logits.append(row)
+        guided = logits[1] + guidance_scale * (logits[0] - logits[1])
+        tokens.append(int(guided.argmax()))
+    assert out.tokens[0].tolist() == tokens
+
+
+def test_policies_and_batch_sizes_do_not_change_the_pictures(pipe: TextToImage) -> None:
+    plain = pipe(CAPTIONS, policy=mmaccel.Autoregressive(), seed=1)
+    for policy, batch_size in [(mmaccel.Jacobi(5), None), (mmaccel.Jacobi(8), 1), (None, 2)]:
+        out = pipe(CAPTIONS, policy=policy, seed=1, batch_size=batch_size)
+        assert torch.equal(out.tokens, plain.tokens)
+        assert out.stats.tokens == 3 * N_TOKENS
+    assert plain.stats.row_passes == 3 * N_TOKENS and plain.stats.passes == N_TOKENS
+
+
+def test_one_seed_gives_other_pictures_to_other_items(pipe: TextToImage) -> None:
+    out = pipe(CAPTIONS[0], seed=5, num_images_per_prompt=3)
+    assert len({tuple(row) for row in out.tokens.tolist()}) == 3
+    assert out.prompts == [CAPTIONS[0]] * 3
+
+
+def test_a_seed_of_its_own_frees_a_picture_from_its_batch(pipe: TextToImage) -> None:
+    forward = pipe(CAPTIONS, seed=[4, 5, 6]).tokens
+    backward = pipe(CAPTIONS[::-1], seed=[6, 5, 4]).tokens
+    assert torch.equal(forward, backward.flip(0))
+    assert torch.equal(pipe(CAPTIONS[1], seed=5).tokens[0], forward[1])
+
+
+def test_options_reach_the_sampler(pipe: TextToImage) -> None:
+    base = pipe(CAPTIONS, seed=2).tokens
+    greedy = pipe(CAPTIONS, seed=2, temperature=0.0).tokens
+    others = [{"guidance_scale": 5.0}, {"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.3}]
+    for option in [*others, {"min_p": 0.9}]:
+        assert not torch.equal(pipe(CAPTIONS, seed=2, **option).tokens, base), option
+    assert torch.equal(pipe(CAPTIONS, seed=2, top_k=1).tokens, greedy)
+
+
+def test_stream_hands_out_batches_as_they_finish(pipe: TextToImage) -> None:
+    seen: list[int] = []
+    batches = pipe.stream(
+        CAPTIONS, Filters(), batch_size=2, on_step=lambda p: seen.append(p.passes)
+    )
+    assert seen == []
+    first = next(batches)
+    passes_of_first = len(seen)
+    assert (first.first, len(first.images)) == (0, 2) and passes_of_first == first.stats.passes
+    second = next(batches)
+    assert (second.first, second.prompts) == (2, CAPTIONS[2:])
+    assert len(seen) == passes_of_first + second.stats.passes
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": "a green circle"}, "received 'green'; it knows: a red blue"),
+        ({"prompt": ""}, "at least one word"),
+        ({"prompt": []}, "prompt: expected a caption or a list"),
+        ({"prompt": 5}, "prompt: expected a caption or a list"),
+        ({"prompt": [5]}, "prompt: expected a caption, received 5"),
+        ({"policy": "jacobi"}, "policy: expected a policy such as .*received 'jacobi'"),
+        ({"policy": mmaccel.Jacobi}, "policy: expected a policy such as"),
+        ({"prompt": " ".join(["a"] * 13)}, "at most 12 words, received 13"),
+        ({"temperature": -1.0}, "temperature: expected a number >= 0"),
+        ({"temperature": "hot"}, "temperature: expected a number >= 0, received 'hot'"),
+        ({"temperature": float("nan")}, "temperature: expected a number >= 0"),
+        ({"guidance_scale": "2"}, "guidance_scale: expected a finite number, received '2'"),
+        ({"top_k": 2.5}, "top_k: expected an integer >= 1 or None, received 2.5"),
+        ({"top_k": True}, "top_k: expected an integer >= 1 or None, received True"),
+        ({"top_p": 0.0}, "top_p: expected a number in"),
+        ({"min_p": "some"}, "min_p: expected a number in .* received 'some'"),
+        ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
+        ({"batch_size": 1.5}, "batch_size: expected an integer of at least 1, received 1.5"),
+        ({"num_images_per_prompt": 0}, "num_images_per_prompt: expected an integer of at least 1"),
+        ({"seed": [1, 2]}, "seed: expected an integer or 1"),
+        ({"seed": 1.5}, "seed: expected an integer or one per row, received 1.5"),
+        ({"seed": [1.5]}, "seed: expected an integer or one per row"),
+    ],
+)
+def test_bad_arguments_are_refused(pipe: TextToImage, options: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        pipe(**{"prompt": CAPTIONS[0], **options})
+
+
+def test_the_longest_caption_fits(pipe: TextToImage) -> None:
+    caption = " ".join(["red"] * 12)
+    assert pipe(caption, policy=mmaccel.Jacobi(window=32)).tokens.shape == (1, N_TOKENS)
+
+
+def test_unknown_model_lists_what_ships(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="model: expected a folder.*'no-such'"):
+        TextToImage.from_pretrained("no-such")
+    with pytest.raises(UnsupportedModelError, match=r"expected words.json, .* received files \["):
+        TextToImage.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_words_or_of_another_model_is_refused(tiny_folder: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "words.json").write_text(json.dumps({"words": ["a"], "max_words": 3}))
+    with pytest.raises(UnsupportedModelError, match="vocabulary of 34 ids .*received 41"):
+        TextToImage.from_pretrained(folder)
+    (folder / "words.json").unlink()
+    with pytest.raises(UnsupportedModelError, match="expected words.json, .* received llama"):
+        TextToImage.from_pretrained(folder)
+
+
+def test_a_model_that_is_no_causal_lm_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(UnsupportedModelError, match="expected the AutoModelForCausalLM"):
+        TextToImage.from_pretrained(folder)
+
+
+def test_nan_weights_are_a_numerics_error(tmp_path: Path) -> None:
+    pipe = TextToImage.from_pretrained(break_weights(build_tiny(tmp_path)))
+    with pytest.raises(NumericsError, match="expected finite logits"):
+        pipe(CAPTIONS[0])
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:40])
+
+
+def _drop_a_weight(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "spoil, reason",
+    [
+        (_drop_a_weight, "1 missing, such as model.norm.weight"),
+        (lambda folder: _cut(folder / "model.safetensors"), "transformers refuses"),
+        (lambda folder: _cut(folder / "tokenizer.safetensors"), "cannot be read"),
+        (lambda folder: _cut(folder / "tokenizer.json"), "JSONDecodeError"),
+        (lambda folder: _cut(folder / "words.json"), "JSONDecodeError"),
+        (lambda folder: (folder / "words.json").write_text("{}"), "KeyError"),
+    ],
+    ids=["a weight", "weights", "tokenizer weights", "tokenizer", "words", "no words"],
+)
+def test_a_spoilt_folder_is_refused(
+    spoil: Callable[[Path], object], reason: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "spoilt")
+    spoil(folder)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        mmaccel.TextToImage.from_pretrained(folder)

@@ -1,0 +1,151 @@
+"""Frames against masks written by hand, and the passes that drafts of the same slot save."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import Autoregressive, Filters, Frames, Jacobi, Noise, OptionError, SpeculativeJacobi
+from mmaccel.contracts import Layout
+from mmaccel.samplers.window.proposers import Frontier, propose
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+
+def ids_of(mask: Tensor) -> list[list[int]]:
+    """`[W, V]` bool to the ids allowed at each slot."""
+    return [row.nonzero().flatten().tolist() for row in mask]
+
+
+def test_slots_of_a_frame() -> None:
+    """Two slots a frame, whose ranges overlap; the end stands at the first of a frame only."""
+    frames = Frames(((1, 3), (2, 5)), vocab_size=7, ends=(6,))
+    assert isinstance(frames, Layout)
+    assert (frames.columns, frames.frame) == (2, 2)
+    slots = torch.tensor([[0, 1, 2, 3], [3, 4, 5, 6]])
+    assert frames.forced(slots) is None
+    mask = frames.allowed(slots)
+    assert mask is not None and mask.shape == (2, 4, 7) and mask.dtype == torch.bool
+    assert ids_of(mask[0]) == [[1, 2, 6], [2, 3, 4], [1, 2, 6], [2, 3, 4]]
+    assert ids_of(mask[1]) == [[2, 3, 4], [1, 2, 6], [2, 3, 4], [1, 2, 6]]
+
+
+def test_one_range() -> None:
+    frames = Frames(((2, 4),), vocab_size=5, ends=(0, 4))
+    assert frames.columns == 1
+    mask = frames.allowed(torch.tensor([[0, 1, 9]]))
+    assert mask is not None and ids_of(mask[0]) == [[0, 2, 3, 4]] * 3
+
+
+def test_interleaved_ranges_are_those_of_orpheus() -> None:
+    """Its decoder reads token i as code ``id - 128266 - (i % 7) * 4096``; 128258 ends speech."""
+    frames = Frames.interleaved(
+        first=128266, codes=4096, slots=7, vocab_size=156940, ends=(128258,)
+    )
+    assert frames.columns == 7
+    slots = torch.tensor([[0, 1, 6, 7, 20]])
+    mask = frames.allowed(slots)
+    assert mask is not None
+    for w, slot in enumerate(slots[0].tolist()):
+        ids = mask[0, w].nonzero().flatten()
+        codes = ids[ids >= 128266] - 128266 - (slot % 7) * 4096
+        assert torch.equal(codes, torch.arange(4096))
+        assert ids[ids < 128266].tolist() == ([128258] if slot % 7 == 0 else [])
+
+
+def test_frames_are_values() -> None:
+    frames = Frames(((1, 3), (2, 5)), 7, (6,))
+    frames.allowed(torch.zeros(1, 1, dtype=torch.int64))
+    lists: Any = ([[1, 3], [2, 5]], 7, [6])
+    for same in (Frames(*lists), copy.deepcopy(frames), pickle.loads(pickle.dumps(frames))):
+        assert same == frames and hash(same) == hash(frames)
+    assert repr(frames) == "Frames(ranges=((1, 3), (2, 5)), vocab_size=7, ends=(6,))"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ranges": ()},
+        {"ranges": (1, 3)},
+        {"ranges": ((1, 3, 4),)},
+        {"ranges": ((1.0, 3),)},
+        {"ranges": ((3, 3),)},
+        {"ranges": ((1, 3), (-1, 2))},
+        {"ranges": ((1, 8),)},
+        {"ends": (7,)},
+        {"ends": (-1,)},
+        {"ends": 6},
+        {"ends": (2,)},
+        {"vocab_size": None},
+    ],
+    ids=str,
+)
+def test_bad_frames(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="frames: expected .*, received .*; "):
+        Frames(**{"ranges": ((1, 3),), "vocab_size": 7, **options})
+
+
+@pytest.mark.parametrize("source", ["above", "previous-frame"])
+def test_drafts_of_the_same_slot(source: str) -> None:
+    """Seven known tokens of frames of three; drafts for the next five."""
+    line, slots = torch.tensor([[9, 1, 2, 3, 4, 5, 6, 1, 0, 0, 0, 0, 0]]), torch.arange(7, 12)[None]
+    frames = Frames(((0, 4), (2, 6), (3, 8)), 10)
+    at = Frontier(line, slots + 1, torch.tensor([8]), slots, None, frames, 10)
+    tokens, _ = propose(source, at)
+    assert tokens is not None and tokens.tolist() == [[5, 6, 1, 5, 6]]
+
+
+class Recurring(ToyLanguage):
+    """Frames of three that mostly repeat: the code one frame back is likely, the rest is a toy."""
+
+    def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
+        before = memory.gather(1, (last - 2)[:, None].clamp(min=0))[:, 0]
+        bonus = torch.nn.functional.one_hot(before, self.vocab_size) * (last >= 2)[:, None]
+        return super().logits_after(memory, last) + 4.0 * bonus
+
+
+FRAMES = Frames.interleaved(first=0, codes=5, slots=3, vocab_size=16, ends=(15,))
+
+
+def passes(policy: Any) -> tuple[int, list[list[int]]]:
+    """Passes for 48 tokens, summed over eight seeds, and the tokens."""
+    made = [
+        policy.sample(
+            Recurring(16, depth=2, spread=1.0),
+            make_prompt([[0, 5, 10]], layout=FRAMES),
+            48,
+            filters=Filters(),
+            noise=Noise.from_seed(seed, 1),
+        )
+        for seed in range(8)
+    ]
+    assert all(m.stats.passes <= 48 for m in made)
+    return sum(m.stats.passes for m in made), [m.tokens[0].tolist() for m in made]
+
+
+@pytest.mark.parametrize("window", [4, 6])
+@pytest.mark.parametrize("coupling", [None, "maximal", "gumbel"])
+def test_the_same_slot_a_frame_back_saves_passes(coupling: str | None, window: int) -> None:
+    """The token on the left is never right, as its ids are another slot's."""
+
+    def policy(drafts: str) -> Any:
+        return SpeculativeJacobi(window, coupling, drafts) if coupling else Jacobi(window, drafts)
+
+    above, left = passes(policy("above"))[0], passes(policy("left"))[0]
+    assert above < 0.9 * left and left < 8 * 48, (above, left)
+
+
+@pytest.mark.parametrize("drafts", ["above", "left", "random"])
+def test_frames_change_no_token_of_jacobi(drafts: str) -> None:
+    plain, tokens = passes(Autoregressive())
+    assert plain == 8 * 48
+    assert any(len(set(row[::3])) > 1 for row in tokens)  # not every frame is the one before
+    for row in tokens:
+        assert all(t in range(5 * (i % 3), 5 * (i % 3) + 5) or (t, i % 3) == (15, 0)
+                   for i, t in enumerate(row))  # fmt: skip
+    for window in (4, 12):
+        assert passes(Jacobi(window, drafts))[1] == tokens

@@ -1,0 +1,200 @@
+"""Draft sources against loops over plain lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmaccel import Grid, OptionError
+from mmaccel.contracts import Layout
+from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.window.proposers import SOURCES, Frontier, check_source, propose
+
+VOCAB = 4
+ORIGIN = 5  # columns of prompt
+GRID = Grid(rows=3, width=2, vocab_size=VOCAB, row_end=3)  # rows of 3 slots, pictures of 9
+
+
+def make_frontier(
+    rows: list[list[int]],
+    made: list[int],
+    width: int,
+    *,
+    layout: Layout | None = GRID,
+    seen: int = 0,
+) -> Frontier:
+    """A frontier of rows (prompt left-padded with -1 to `ORIGIN`, then tokens and drafts).
+
+    Args:
+        rows: contents up to the first column nothing has filled.
+        made: tokens kept so far; the window begins behind them.
+        width: draft slots K.
+        layout: of the slots.
+        seen: 1 if a pass has left scores.
+    """
+    filled = [len(row) for row in rows]
+    line = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
+    slots = torch.tensor([[m + k for k in range(width)] for m in made])
+    scores = torch.arange(float(len(rows) * VOCAB)).reshape(-1, VOCAB) if seen else None
+    return Frontier(line, ORIGIN + slots, torch.tensor(filled), slots, scores, layout, VOCAB)
+
+
+ROWS = [
+    [-1, -1, 1, 2, 3] + [0, 1, 3, 2, 1, 3, 2],  # seven slots filled
+    [0, 0, 0, 0, 0] + [2, 2],
+    [-1, -1, -1, -1, 1],  # nothing yet
+    [-1, 3, 1, 3, 1] + [3, 1],
+]
+MADE = [5, 2, 0, 1]
+WIDTH = 8
+
+
+def new_slots(made: int, row: list[int]) -> list[tuple[int, int]]:
+    """(index in the window, column) of slots nothing has filled."""
+    return [(k, ORIGIN + made + k) for k in range(WIDTH) if ORIGIN + made + k >= len(row)]
+
+
+def copy_back(row: list[int], column: int, period: int) -> int:
+    back = period
+    while column - back >= len(row):
+        back += period
+    return row[column - back] if column - back >= ORIGIN else row[-1]
+
+
+def continue_ngram(row: list[int], column: int) -> int:
+    """The longest suffix up to 3, its most recent earlier occurrence, read on in a circle."""
+    for n in (3, 2, 1):
+        suffix = row[-n:]
+        if len(suffix) < n or -1 in suffix:
+            continue
+        ends = [e for e in range(n - 1, len(row) - 1) if row[e - n + 1 : e + 1] == suffix]
+        if ends:
+            tail = row[ends[-1] + 1 :]
+            return tail[(column - len(row)) % len(tail)]
+    return row[-1]
+
+
+@pytest.mark.parametrize("source", ["left", "above", "previous-frame", "ngram"])
+def test_copying_sources(source: str) -> None:
+    tokens, scores = propose(source, make_frontier(ROWS, MADE, WIDTH))
+    assert scores is None and tokens is not None and tokens.shape == (4, WIDTH)
+    checked = 0
+    for b, (row, made) in enumerate(zip(ROWS, MADE)):
+        for k, column in new_slots(made, row):
+            wanted = {
+                "left": lambda row=row, column=column: row[-1],
+                "above": lambda row=row, column=column: copy_back(row, column, 3),
+                "previous-frame": lambda row=row, column=column: copy_back(row, column, 9),
+                "ngram": lambda row=row, column=column: continue_ngram(row, column),
+            }[source]()
+            assert int(tokens[b, k]) == wanted, (b, k)
+            checked += 1
+    assert checked == 6 + 8 + 8 + 7
+
+
+def test_ngrams_of_many_random_lines() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for _ in range(300):
+        pad, n = torch.randint(0, 5, (1,), generator=generator), 9
+        row = torch.randint(0, 3, (ORIGIN + n,), generator=generator)
+        row[: int(pad)] = -1
+        rows.append(row.tolist())
+    tokens, _ = propose("ngram", make_frontier(rows, [9] * 300, WIDTH))
+    assert tokens is not None
+    for b, row in enumerate(rows):
+        assert tokens[b].tolist() == [continue_ngram(row, c) for _, c in new_slots(9, row)]
+
+
+def test_ngram_at_the_very_first_token() -> None:
+    tokens, _ = propose("ngram", make_frontier([[1, 0, 2, 3, 0, 1]], [1], 4))
+    assert tokens is not None and tokens.tolist() == [[0, 2, 3, 0]]
+
+
+def test_above_in_the_first_row_and_beyond() -> None:
+    """The first row copies its left neighbour; a slot two rows ahead copies two rows back."""
+    row = [-1, -1, -1, -1, 1] + [2, 0, 3]
+    tokens, _ = propose("above", make_frontier([row[:6]], [1], 4))
+    assert tokens is not None and tokens.tolist() == [[2, 2, 2, 2]]
+    tokens, _ = propose("above", make_frontier([row], [3], 7))
+    assert tokens is not None and tokens.tolist() == [[2, 0, 3, 2, 0, 3, 2]]
+
+
+def test_prompt_is_not_a_row_above() -> None:
+    tokens, _ = propose("above", make_frontier([[3, 3, 3, 3, 1]], [0], 3))
+    assert tokens is not None and tokens.tolist() == [[1, 1, 1]]
+
+
+def test_neighbour_is_the_last_law_seen() -> None:
+    tokens, scores = propose("neighbour", make_frontier(ROWS, MADE, WIDTH, seen=1))
+    assert tokens is None and scores is not None
+    assert scores.tolist() == [[[4 * b + v for v in range(4)]] for b in range(4)]
+
+
+@pytest.mark.parametrize("source", ["random", "neighbour"])
+def test_uniform_law(source: str) -> None:
+    """Random drafts, and neighbours before any pass: uniform over what may stand there."""
+    tokens, scores = propose(source, make_frontier(ROWS, MADE, WIDTH))
+    assert tokens is None and scores is not None
+    assert scores.softmax(-1).expand(4, WIDTH, VOCAB).eq(0.25).all()
+    masked = Grid(rows=2, width=2, vocab_size=VOCAB, tokens=(1, 3))
+    _, scores = propose(source, make_frontier(ROWS, MADE, WIDTH, layout=masked))
+    assert scores is not None
+    wanted = torch.tensor([0.0, 0.5, 0.5, 0.0]).expand(4, WIDTH, 4)
+    assert scores.softmax(-1).expand(4, WIDTH, 4).equal(wanted)
+
+
+def test_mask_that_differs_by_slot() -> None:
+    class OddOrEven:
+        columns = frame = 0
+
+        def forced(self, slots: torch.Tensor) -> None:
+            return None
+
+        def allowed(self, slots: torch.Tensor) -> torch.Tensor:
+            return (torch.arange(VOCAB) + slots[..., None]) % 2 == 0
+
+    _, scores = propose("random", make_frontier(ROWS, MADE, WIDTH, layout=OddOrEven()))
+    assert scores is not None and scores.shape == (4, WIDTH, VOCAB)
+    assert scores[0, 0].softmax(-1).tolist() == [0, 0.5, 0, 0.5]  # slot 5
+    assert scores[0, 1].softmax(-1).tolist() == [0.5, 0, 0.5, 0]
+
+
+def test_unknown_sources() -> None:
+    for source in SOURCES:
+        check_source(source)
+        check_source(source, GRID, final=True)
+    with pytest.raises(OptionError, match="drafts: expected one of random, .*, received 'up'; "):
+        check_source("up")
+
+
+@pytest.mark.parametrize("source", ["above", "previous-frame"])
+def test_a_layout_without_rows_is_refused(source: str) -> None:
+    class Bare:
+        columns = frame = 0
+
+    check_source(source)
+    for layout in (None, Bare()):
+        with pytest.raises(OptionError, match="expected .*, received .*; use drafts='left'"):
+            check_source(source, layout, final=True)
+
+
+def test_nothing_is_drafted_that_no_slot_can_have() -> None:
+    plain = make_frontier(ROWS, MADE, WIDTH, layout=None)
+    law = propose("random", replace(plain, impossible=torch.tensor([1, 3]))).scores
+    assert law is not None
+    assert law.softmax(-1)[:, 0].tolist() == [[0.5, 0, 0.5, 0]] * len(ROWS)
+
+
+def test_the_impossible_ids_are_those_of_this_vocabulary() -> None:
+    class Processor:
+        impossible = torch.tensor([2, -1, 9, 3])
+
+        def __call__(self, scores: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            return scores
+
+    found = Filters(processor=Processor()).impossible(VOCAB)
+    assert found is not None and found.tolist() == [2, 3]
+    assert Filters().impossible(VOCAB) is None
