@@ -5,7 +5,7 @@
 - continuous: `TextToImage.serve`, so many places, one after another taken by all captions;
 - batches: `TextToImage.stream`, fixed batches of so many, each as long as its slowest row;
 - singles: the same with one row;
-- library: transformers' `generate` of the same model, picture by picture.
+- library: transformers' `generate` of the same model, image by image.
 
 All run on the same captions (caption k has seed k) under the same guidance, in turn, the order
 turning from round to round. The first three have to make the same tokens, or the script stops.
@@ -36,7 +36,7 @@ from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Job:
         seconds: of each round.
         passes, positions: of one round, as the model saw them.
         tokens: by caption; empty for the library, whose draws are its own.
-        row_passes: by caption, passes each picture took part in.
+        row_passes: by caption, passes each image took part in.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Bench:
     def __init__(self, name: str, captions: list[str], guidance: float) -> None:
         self.routes, self.captions, self.guidance = Routes(name), captions, guidance
         self.pipe = self.routes.pipe
-        self.filters = Filters(guidance_scale=guidance)
+        self.params = SamplingParams(guidance_scale=guidance)
         self._fed = [0, 0]
         for model in (self.routes.model, self.pipe.model.model):  # type: ignore[union-attr]
             model.register_forward_pre_hook(self._count, with_kwargs=True)
@@ -91,13 +91,13 @@ class Bench:
             job.row_passes[served.request.tag] = served.passes
 
         asked = [mmaccel.Request(text, k, k) for k, text in enumerate(self.captions)]
-        stats = self.pipe.serve(asked, self.filters, policy=policy, rows=rows, deliver=deliver)
+        stats = self.pipe.serve(asked, self.params, policy=policy, rows=rows, deliver=deliver)
         return stats.seconds
 
     def _batches(self, policy: Policy | None, rows: int, job: Job) -> float:
         seeds, seconds = list(range(len(self.captions))), 0.0
         options = dict(policy=policy, seed=seeds, batch_size=rows)
-        for part in self.pipe.stream(self.captions, self.filters, **options):  # type: ignore[arg-type]
+        for part in self.pipe.stream(self.captions, self.params, **options):  # type: ignore[arg-type]
             seconds += part.stats.seconds
             for k, tokens in enumerate(part.tokens.tolist()):
                 job.tokens[part.first + k] = tokens

@@ -39,14 +39,14 @@ def main() -> None:
     pipe = mmaccel.TextToImage.from_pretrained(args.model)
     captions = make_captions(EVALUATION_SEED, range(args.count))
     windows = [int(text) for text in args.windows.split(",")]
-    frames = [source for source in SOURCES if source != "previous-frame"]  # a picture is one frame
+    frames = [source for source in SOURCES if source != "previous-frame"]  # an image is one frame
     report: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
         "model": args.model,
         "captions": captions,
         "guidance": args.guidance,
-        "grid": [pipe.pictures.layout.rows, pipe.pictures.layout.width],
+        "grid": [pipe.image_model.layout.rows, pipe.image_model.layout.width],
         "tokens_per_pass": [
             {"drafts": source, "window": window, "tokens_per_pass": round(gain, 3)}
             for source in frames

@@ -1,8 +1,8 @@
-"""How long the gallery of many pictures takes to open in Chromium.
+"""How long the gallery of many images takes to open in Chromium.
 
     python benchmarks/gallery.py --pictures 10000 --json benchmarks/results/gallery-cpu.json
 
-Pictures are a few, written again under many names. The time is the browser's own, from
+Images are a few, written again under many names. The time is the browser's own, from
 the navigation to the first frame behind the load event; the page is opened anew each time.
 """
 
@@ -34,7 +34,7 @@ requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now()))
 
 
 def multiply(source: Path, folder: Path, count: int) -> None:
-    """Fill a folder with `count` pictures of another, each with an id of its own."""
+    """Fill a folder with `count` images of another, each with an id of its own."""
     made, _ = read_side(source)
     with (folder / "manifest.jsonl").open("wb") as manifest:
         for k, record in enumerate(islice(cycle(made.values()), count)):
@@ -59,7 +59,7 @@ def main() -> None:
         if source is None:
             source = Path(home) / "source"
             if generate(["generate", "--out", str(source)]):
-                raise SystemExit("no pictures were made")
+                raise SystemExit("no images were made")
         multiply(source, run, options.pictures)
         page = run / "gallery.html"
         page.write_text(draw_page(run, None, page), encoding="utf-8")
@@ -69,7 +69,7 @@ def main() -> None:
             browser.get("about:blank")
             browser.get(page.as_uri())
             seconds.append(browser.execute_async_script(_SHOWN) / 1000)
-        assert browser.find_element("id", "count").text.endswith(f"of {options.pictures}")
+        assert browser.find_element("id", "count").text.endswith(f"of {options.images}")
         version = browser.capabilities["browserVersion"]
         size = page.stat().st_size
         browser.quit()

@@ -34,7 +34,7 @@ def build_pipe(layers: int, width: int, block: int) -> Any:
     config.head_dim = width // config.num_attention_heads
     torch.manual_seed(0)
     model = type(pipe.model)(config).eval()
-    model.reading, model.block, model.fed = "blocks", block, []
+    model.reading, model.block, model.tokens_processed = "blocks", block, []
     pipe.register_modules(model=model)
     return pipe
 
@@ -44,11 +44,16 @@ def measure(options: argparse.Namespace, width: int, call: dict[str, Any]) -> di
     pipe = build_pipe(options.layers, width, options.block)
 
     def run() -> tuple[Any, float, int, int]:
-        pipe.model.fed.clear()
+        pipe.model.tokens_processed.clear()
         began = time.perf_counter()
         out = pipe(**call, generator=torch.Generator().manual_seed(0))
         seconds = time.perf_counter() - began
-        return out.sequences, seconds, len(pipe.model.fed), sum(pipe.model.fed)
+        return (
+            out.sequences,
+            seconds,
+            len(pipe.model.tokens_processed),
+            sum(pipe.model.tokens_processed),
+        )
 
     rows: list[dict[str, Any]] = []
     for _ in range(options.repeat):

@@ -100,8 +100,8 @@ def describe(tokens: Tensor | list[Tensor], stats: Any = None, **others: Any) ->
 def decode(policy: Any, model: Any, prompt: Any, length: int, options: dict[str, Any]) -> Row:
     """A run over a prompt of tokens."""
     noise = mmaccel.Noise.from_seed(SEEDS[: prompt.batch], prompt.batch)
-    sampling = mmaccel.Filters(**options)
-    made = policy.sample(model, prompt, length, filters=sampling, noise=noise)
+    sampling = mmaccel.SamplingParams(**options)
+    made = policy.sample(model, prompt, length, params=sampling, noise=noise)
     return describe(made.tokens, made.stats, lengths=made.lengths, passes_by_row=made.passes)
 
 
@@ -347,7 +347,7 @@ def _requests(short_name: str) -> Row:
     def keep(output: Any) -> None:
         made[output.request.seed] = output
 
-    sampling = mmaccel.Filters(guidance_scale=2.0, top_k=30)
+    sampling = mmaccel.SamplingParams(guidance_scale=2.0, top_k=30)
     stats = pipe.serve(asked, sampling, policy=make_policy(short_name), rows=2, deliver=keep)
     outputs = [made[request.seed] for request in asked]
     passes = torch.tensor([output.passes for output in outputs])
@@ -655,7 +655,7 @@ def _denoiser(name: str) -> Any:
         "dream": lambda: DreamBed(40, model_type="Dream", **mask),
         "sdar": lambda: SDARBed(40, model_type="sdar", block_size=4, **mask),
         "fast-dllm": lambda: FastDLLMBed(40, model_type=fast, bd_size=4, **mask),
-        "lumina": lambda: LuminaDenoiser(LuminaBed(40), 39, pictures=(26, 8)),
+        "lumina": lambda: LuminaDenoiser(LuminaBed(40), 39, images=(26, 8)),
         "masked qwen3": lambda: MaskedLM(build_lm("qwen3", **endless).double(), 39, shift=1),
         "block-causal llama": lambda: MaskedLM(build_lm("llama", **endless).double(), 39, block=4),
     }
@@ -797,7 +797,7 @@ def checkpoints() -> Runs:
         path = build_checkpoint(family, _folder() / family)
         pipe = mmaccel.TextToImage.from_pretrained(path, size=SIZES.get(family))
         if family == "glm-image":
-            pipe.pictures.painting = {"num_inference_steps": 1}
+            pipe.image_model.painting = {"num_inference_steps": 1}
         return pipe
 
     def make(family: str, policy: Any, batch: int, given: dict[str, Any]) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu.tables import GPU_TABLES
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables
-from mmaccel.results import EXACT_DTYPE, promise_in
+from mmaccel.results import EXACT_DTYPE, exactness_in
 
 Report = dict[str, Any]
 
@@ -89,7 +89,7 @@ def first_screen_table(report: Report) -> str:
     ]
     return f"Guidance {scale:g}:\n\n" * bool(rows) + _table(
         rows,
-        ("policy", "promise", "passes", "tokens a pass", "s a picture", "speed-up", "same tokens"),
+        ("policy", "promise", "passes", "tokens a pass", "s an image", "speed-up", "same tokens"),
     )
 
 
@@ -103,7 +103,7 @@ def policy_table(report: Report, page: str) -> str:
         "policy",
         "passes",
         "tokens a pass",
-        "s a picture",
+        "s an image",
         "speed-up",
         "sampler's share",
     )
@@ -181,10 +181,10 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
             + ("" if r["window"] is None else f", window {r['window']}")
             + ("" if _is_exact(r) else f", {r['dtype']}")
         ),
-        "promise": lambda r: promise_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
+        "promise": lambda r: exactness_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
         "passes": lambda r: f"{r['passes']:.1f}",
         "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}" + _half_width(r),
-        "s a picture": lambda r: f"{r['seconds']:.3f}",
+        "s an image": lambda r: f"{r['seconds']:.3f}",
         "speed-up": lambda r: f"{r['speed_up']:.2f}×",
         "same tokens": lambda r: f"{r['identical']} of {r['images']}",
         "sampler's share": lambda r: f"{100 * r['sampler_share']:.0f} %",

@@ -1,9 +1,9 @@
-"""Three routes to the same pictures: the library's own `generate`, a policy attached to it, and the
-picture pipeline; what each costs.
+"""Three routes to the same images: the library's own `generate`, a policy attached to it, and the
+image pipeline; what each costs.
 
 - library: transformers' `generate`, nothing attached; its draws are its own;
 - transformers: the same call under a policy;
-- direct: `mmaccel.TextToImage`, which computes the picture ids of the head alone.
+- direct: `mmaccel.TextToImage`, which computes the image ids of the head alone.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Routes:
 
     Args:
         name: a demo model or a folder.
-        length: tokens of a picture; None makes whole pictures.
+        length: tokens of an image; None makes whole images.
         device: where to run.
-        cuda_graphs: of the picture pipeline, see `mmaccel.pipelines.runner.engine.Engine`.
+        cuda_graphs: of the image pipeline, see `mmaccel.pipelines.runner.engine.Engine`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Routes:
 
         self.pipe = TextToImage.from_pretrained(name, device=device, cuda_graphs=cuda_graphs)
         folder = find_source(name)
-        self.words = CaptionWords.load(folder, self.pipe.pictures.layout.vocab_size)
+        self.words = CaptionWords.load(folder, self.pipe.image_model.layout.vocab_size)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.to(device)
         self.length = self.pipe.length if length is None else length

@@ -1,10 +1,10 @@
-"""What a policy costs when it is attached to a transformers model: three ways to the same pictures.
+"""What a policy costs when it is attached to a transformers model: three ways to the same images.
 
     python benchmarks/routes.py --count 40 --json benchmarks/results/scenes-cpu-routes.json
 
 - library: the model's own `generate`, nothing attached;
 - transformers: the same call with a policy attached;
-- direct: `mmaccel.TextToImage`, which computes the picture ids of the head alone.
+- direct: `mmaccel.TextToImage`, which computes the image ids of the head alone.
 
 All run on the same captions, interleaved, the order turning from batch to batch. Seconds are those
 of the tokens: attaching is in them, pixels are not. Ctrl-C keeps what every way has finished.

@@ -27,7 +27,7 @@ def guide(logits: Tensor, branches: int, scale: float, second_scale: float = 1.0
         logits: `[G * B, W, V]` float32, branch-major: the fully conditional branch c first, the
             unconditional one u last.
         branches: G. 1: c. 2: ``u + scale (c - u)``. 3, with i between them (conditional on the
-            picture alone): ``u + second_scale (i - u) + scale (c - i)``.
+            image alone): ``u + second_scale (i - u) + scale (c - i)``.
         scale, second_scale: see `branches`.
 
     Returns:
@@ -72,8 +72,8 @@ def truncate(
     """
     if temperature == 0:
         peak = scores.max(-1)
-        no_law = (peak.values - peak.values)[..., None]  # 0, or NaN where there is no law
-        return make_certain(scores, peak.indices) + no_law
+        invalid_logits = (peak.values - peak.values)[..., None]  # 0, or NaN where there is no law
+        return make_certain(scores, peak.indices) + invalid_logits
     if temperature != 1.0:
         scores = scores / temperature
     if top_k is not None and top_k < scores.shape[-1]:

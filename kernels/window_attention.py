@@ -39,12 +39,12 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Grid:
-    """Locality on a picture that is written row by row behind a text.
+    """Locality on an image that is written row by row behind a text.
 
     Attributes:
-        text: `[R]` int64, positions in front of the picture; all of them are seen.
-        columns: tokens a picture row.
-        radius: most picture rows, and most columns, between a query and a key it sees.
+        text: `[R]` int64, positions in front of the image; all of them are seen.
+        columns: tokens an image row.
+        radius: most image rows, and most columns, between a query and a key it sees.
     """
 
     text: Tensor

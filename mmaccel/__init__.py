@@ -35,7 +35,7 @@ _PUBLIC = {
     "RevisedParallel": "mmaccel.samplers.canvas.revised_parallel",
     "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
-    "Filters": "mmaccel.samplers.sampling_params",
+    "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
     "Frames": "mmaccel.tokenizers_vq.frames",
@@ -61,7 +61,7 @@ _PUBLIC = {
     "VisualTokenizer": "mmaccel.contracts",
     "Policy": "mmaccel.contracts",
     "Prompt": "mmaccel.contracts",
-    "Places": "mmaccel.contracts",
+    "ContinuousBatching": "mmaccel.contracts",
     "Generation": "mmaccel.results",
     "Progress": "mmaccel.results",
     "Stats": "mmaccel.results",
@@ -78,7 +78,7 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import Places, Policy, Prompt, TokenModel, VisualTokenizer
+    from mmaccel.contracts import ContinuousBatching, Policy, Prompt, TokenModel, VisualTokenizer
     from mmaccel.custom_generate import decoder
     from mmaccel.errors import (
         AttachError,
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
     from mmaccel.samplers.canvas.stepwise import Stepwise
     from mmaccel.samplers.noise import Noise
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.sampling_params import SamplingParams
     from mmaccel.samplers.window.autoregressive import Autoregressive
     from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
     from mmaccel.samplers.window.jacobi import Jacobi

@@ -31,14 +31,14 @@ class CanvasPass:
     Attributes:
         tokens: `[R, C]` int64.
         positions: `[R, C]` int64, not negative.
-        places: `[R, C]` int64 in 0..P-1. The last place takes entries that are nobody's.
+        cache_indices: `[R, C]` int64 in 0..P-1. The last place takes entries that are nobody's.
         reads: `[R, 1, P]` or `[R, C, P]` bool, the places each entry looks at.
         queries: `[R, Q]` int64 in 0..C-1, entries whose logits are wanted.
     """
 
     tokens: Tensor
     positions: Tensor
-    places: Tensor
+    cache_indices: Tensor
     reads: Tensor
     queries: Tensor
 
@@ -59,7 +59,7 @@ class Denoiser(Protocol):
 
     It may have `max_positions`, int: prompt and canvas together that it was made for; and
     `any_rows`, True where a row of a pass depends on its entries and on what was written at its
-    places, and on nothing that belongs to a row of the prompt. Only such a model takes `Places`,
+    places, and on nothing that belongs to a row of the prompt. Only such a model takes `ContinuousBatching`,
     and its passes leave out rows that have ended; and `is_self_checked`, True where whoever made it
     has compared passes of it and found that it goes by `reads` and `block`: other models run
     `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are kept.
@@ -68,7 +68,7 @@ class Denoiser(Protocol):
     vocab_size: int
     mask_token: int | None
     block: int | None
-    has_store: bool
+    supports_kv_cache: bool
 
     @property
     def device(self) -> torch.device:
@@ -107,7 +107,7 @@ class CanvasProgress:
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
         nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.canvas.divergence`.
-        rows: which row of the prompt stands in each of the B places, where there are `Places`;
+        rows: which row of the prompt stands in each of the B places, where there are `ContinuousBatching`;
             None where all rows do.
     """
 
@@ -140,7 +140,7 @@ class CanvasPolicy(Protocol):
         prompt: Prompt,
         length: int,
         *,
-        filters: Any,
+        params: Any,
         noise: Any,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:

@@ -40,7 +40,7 @@ class DemoModel:
     Attributes:
         summary: one line for listings.
         captions: "module:function" of (collection, indices) to captions.
-        fresh: "module:constant", a collection whose pictures no training saw.
+        fresh: "module:constant", a collection whose images no training saw.
         examples: captions for a first look.
     """
 
@@ -55,7 +55,7 @@ _LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
 
 def _canvas(target: str, summary: str) -> Entry:
-    return Entry(f"mmaccel.samplers.{target}", summary, kind="canvas")
+    return Entry(f"mmaccel.samplers.canvas.{target}", summary, kind="canvas")
 
 
 POLICIES: dict[str, Entry] = {
@@ -72,7 +72,7 @@ POLICIES: dict[str, Entry] = {
     "prompt-lookup": Entry(_LOOKUP, "drafts copied from before", {"draft_model": None}),
     "gsd": Entry(
         "mmaccel.samplers.window.grouped_speculative:GroupedSpeculative",
-        "grouped speculative decoding: other pictures, says what it spends",
+        "grouped speculative decoding: other images, says what it spends",
     ),
     "stepwise": _canvas("stepwise:Stepwise", "one slot a pass; the oracle"),
     "lossless-unmask": _canvas("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
@@ -97,7 +97,7 @@ _ENTRY_POINTS = "mmaccel.families"
 
 MODELS: dict[str, DemoModel] = {
     "scenes": DemoModel(
-        "64x64 captioned scenes, 256 tokens a picture",
+        "64x64 captioned scenes, 256 tokens an image",
         "mmaccel.demo.scenes.data:make_captions",
         "mmaccel.demo.scenes.data:EVALUATION_SEED",
         (
@@ -113,7 +113,7 @@ MODELS: dict[str, DemoModel] = {
     ),
 }
 MODELS["scenes-masked"] = replace(
-    MODELS["scenes"], summary="the same pictures and words, filled in any order"
+    MODELS["scenes"], summary="the same images and words, filled in any order"
 )
 TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
 

@@ -26,7 +26,7 @@ from mmaccel.results import Exactness, Generation, OnStep
 
 
 @dataclass(frozen=True)
-class EndedRow:
+class FinishedRow:
     """A row that has ended while others may go on.
 
     Attributes:
@@ -46,25 +46,29 @@ class EndedRow:
 
 
 @dataclass(frozen=True)
-class Places:
+class ContinuousBatching:
     """Fewer places than a prompt has rows: when a row ends, the next one takes its place.
 
     Args:
-        rows: most rows that are decoded at a time, at least 1.
-        deliver: given every row as soon as it has ended; an exception from it stops the run and
+        max_num_seqs: most rows that are decoded at a time, at least 1.
+        on_finish: given every row as soon as it has ended; an exception from it stops the run and
             reaches the caller.
 
     Raises:
-        OptionError: rows < 1.
+        OptionError: max_num_seqs < 1.
     """
 
-    rows: int
-    deliver: Callable[[EndedRow], None] | None = None
+    max_num_seqs: int
+    on_finish: Callable[[FinishedRow], None] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
+        if (
+            isinstance(self.max_num_seqs, bool)
+            or not isinstance(self.max_num_seqs, int)
+            or self.max_num_seqs < 1
+        ):
             raise OptionError(
-                f"rows: expected an integer of at least 1, received {self.rows!r}; try 8"
+                f"max_num_seqs: expected an integer of at least 1, received {self.max_num_seqs!r}; try 8"
             )
 
 
@@ -105,7 +109,7 @@ class TokenModel(Protocol):
             w]`.
         """
 
-    def feed(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """Run one pass like `forward` over tokens whose logits nobody wants, as the prompt's are.
 
         Args:
@@ -138,7 +142,7 @@ class Layout(Protocol):
 
     @property
     def frame(self) -> int:
-        """Slots a picture takes; 0 where there are none."""
+        """Slots an image takes; 0 where there are none."""
 
     def forced(self, slots: Tensor) -> Tensor | None:
         """Slots `[B, W]` to the tokens that must stand there, -1 where free; None if all are."""
@@ -161,7 +165,7 @@ class Prompt:
         branches: G, guidance branches; 1 without guidance.
         stop_tokens: `[S]` int64 or None; a row ends after the first of these.
         layout: what is known about the slots, or None.
-        places: how many rows are decoded at a time; None decodes all B together.
+        batching: how many rows are decoded at a time; None decodes all B together.
     """
 
     tokens: Tensor
@@ -169,7 +173,7 @@ class Prompt:
     branches: int = 1
     stop_tokens: Tensor | None = None
     layout: Layout | None = None
-    places: Places | None = None
+    batching: ContinuousBatching | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.dtype != torch.int64 or self.tokens.shape[0] < 1:
@@ -211,7 +215,7 @@ class Policy(Protocol):
         prompt: Prompt,
         length: int,
         *,
-        filters: Any,
+        params: Any,
         noise: Any,
         on_step: OnStep | None = None,
     ) -> Generation:

@@ -89,7 +89,7 @@ def decoder(
 
     Nothing is attached. transformers hands its streamer and `synced_gpus` to no loop given like
     this: a streamer sees the prompt and is never ended, so do not pass one (use `attach`). Models
-    with a `generate` of their own (Janus for pictures, say) ignore the argument or refuse it.
+    with a `generate` of their own (Janus for images, say) ignore the argument or refuse it.
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.

@@ -1,4 +1,4 @@
-"""Opens a picture model by what people write: on the command line, in a setup of a batch."""
+"""Opens an image model by what people write: on the command line, in a setup of a batch."""
 
 from __future__ import annotations
 

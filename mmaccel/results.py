@@ -19,7 +19,7 @@ EXACT_DTYPE = "float32"
 differently."""
 
 
-def promise_in(exactness: str, dtype: str) -> str:
+def exactness_in(exactness: str, dtype: str) -> str:
     """What a policy of `exactness` promises in `dtype`; outside float32 bits are up to rounding."""
     return "up to rounding" if exactness == "bitwise" and dtype != EXACT_DTYPE else exactness
 
@@ -49,7 +49,7 @@ class Stats:
         seconds: wall time of the run.
         forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
             time to launch passes, not to finish them.
-        pixel_seconds: time behind the run that made pictures, or sound, of the tokens; 0.0 where
+        pixel_seconds: time behind the run that made images, or sound, of the tokens; 0.0 where
             none were.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran in another way than asked.
@@ -74,7 +74,7 @@ class Stats:
     total_variation: float = 0.0
     nats: float = 0.0
     positions: int = 0
-    fed: int = 0
+    tokens_processed: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
     pixel_seconds: float = 0.0
@@ -93,7 +93,7 @@ class Stats:
         return self.tokens / self.row_passes if self.row_passes else 0.0
 
     @property
-    def kept_by_slot(self) -> list[float]:
+    def acceptance_by_slot(self) -> list[float]:
         """Share of a row's passes in which slot k of the window was kept, k from 0; the first one
         always is.
         """
@@ -102,7 +102,7 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, `tokens_per_pass` and `kept_by_slot`, ready for JSON."""
-        derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.kept_by_slot}
+        derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.acceptance_by_slot}
         return {**asdict(self), **derived}
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Stats:
         if self.nats:
             lines.append(("spent", f"{self.nats:.3f} nats at most"))
         if len(self.accepted) > 1 and not self.positions:  # a canvas has no first slot
-            shares = " ".join(f"{100 * share:.0f}" for share in self.kept_by_slot[:16])
+            shares = " ".join(f"{100 * share:.0f}" for share in self.acceptance_by_slot[:16])
             lines.append(("kept by slot", f"{shares} %" + " …" * (len(self.accepted) > 16)))
         parts = [("model", self.forward_seconds), ("rendering", self.pixel_seconds)]
         parts.insert(1, ("sampler", self.seconds - self.forward_seconds))
@@ -166,7 +166,7 @@ class Progress:
         lengths: `[B]` int64, tokens made so far.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
-        rows: which row of the prompt stands in each of the B places, where there are `Places`;
+        rows: which row of the prompt stands in each of the B places, where there are `ContinuousBatching`;
             empty where every row has its own.
     """
 

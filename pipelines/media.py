@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from mmaccel.contracts import EndedRow, Places, Prompt, TokenModel
+from mmaccel.contracts import ContinuousBatching, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.outputs import check_at_least_one
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 Payload = TypeVar("Payload")
 
@@ -41,7 +41,7 @@ class RowPlan:
     prompt: Prompt
     length: int
     max_num_seqs: int
-    filters: Filters
+    params: SamplingParams
     noise: Noise
 
     @cached_property
@@ -98,7 +98,7 @@ def decode_rows(
     policy: Any,
     plan: RowPlan,
     *,
-    finish: Callable[[EndedRow], Payload],
+    finish: Callable[[FinishedRow], Payload],
     deliver: Callable[[Payload], None],
     on_step: OnStep | None,
 ) -> Stats:
@@ -120,7 +120,7 @@ def decode_rows(
     """
     finishing = delivering = 0.0
 
-    def take(row: EndedRow) -> None:
+    def take(row: FinishedRow) -> None:
         nonlocal finishing, delivering
         began = time.perf_counter()
         payload = finish(row)
@@ -129,10 +129,10 @@ def decode_rows(
         deliver(payload)
         delivering += time.perf_counter() - finished
 
-    prompt = replace(plan.prompt, places=Places(plan.max_num_seqs, take))
+    prompt = replace(plan.prompt, batching=ContinuousBatching(plan.max_num_seqs, take))
     with torch.no_grad():
-        engine.prepare(model, prompt, policy, plan.filters)
-        options: dict[str, Any] = dict(filters=plan.filters, noise=plan.noise, on_step=on_step)
+        engine.prepare(model, prompt, policy, plan.params)
+        options: dict[str, Any] = dict(params=plan.params, noise=plan.noise, on_step=on_step)
         stats: Stats = policy.sample(model, prompt, plan.length, **options).stats
     stats.pixel_seconds = finishing
     stats.seconds -= finishing + delivering

@@ -1,6 +1,6 @@
 """Noise for samplers: numbers that depend on (seed, item, slot) and on nothing else.
 
-Batch size, batch order, window and device do not enter, so that a picture can be made again alone,
+Batch size, batch order, window and device do not enter, so that an image can be made again alone,
 in a batch, with another window or on another machine. Philox 4x32-10 (see `mmaccel.kernels.noise`)
 is keyed with the row's seed; its counter holds (vocabulary block, slot, item, stream and pass).
 """

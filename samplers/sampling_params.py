@@ -1,4 +1,4 @@
-"""Filters: from raw logits to the law a token is drawn from, once and in one order.
+"""SamplingParams: from raw logits to the law a token is drawn from, once and in one order.
 
 Order: guidance, structural mask, prefix-dependent processor, temperature, top-k, top-p, min-p;
 last, slots whose token is known in advance become certain. What leaves here is the target law of
@@ -48,7 +48,7 @@ def _is_within(value: Any, low: float, high: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Filters:
+class SamplingParams:
     """The filters of one run.
 
     Args:

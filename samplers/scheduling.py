@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import EndedRow, Places, Prompt
+from mmaccel.contracts import ContinuousBatching, FinishedRow, Prompt
 from mmaccel.samplers.noise import Noise
 
 
-class SeatPlan:
+class Scheduler:
     """Rows of a prompt in a run's places, in their order.
 
     Args:
@@ -27,11 +27,11 @@ class SeatPlan:
         ended: rows that have, by their number.
     """
 
-    def __init__(self, prompt: Prompt, places: Places, noise: Noise) -> None:
-        self.whole, self._noise, self._deliver = prompt, noise, places.deliver
-        self.rows = list(range(min(places.rows, prompt.batch)))
+    def __init__(self, prompt: Prompt, batching: ContinuousBatching, noise: Noise) -> None:
+        self.whole, self._noise, self._deliver = prompt, noise, batching.on_finish
+        self.rows = list(range(min(batching.max_num_seqs, prompt.batch)))
         self.is_open = [True] * len(self.rows)
-        self.ended: dict[int, EndedRow] = {}
+        self.ended: dict[int, FinishedRow] = {}
         self._next = len(self.rows)
 
     @property
@@ -47,7 +47,7 @@ class SeatPlan:
         """Of the rows that stand in the places."""
         return self._noise.rows(torch.tensor(self.rows, device=self._noise.seeds.device))
 
-    def hand_out(self, place: int, ended: EndedRow) -> None:
+    def finish(self, place: int, ended: FinishedRow) -> None:
         """The row of a place has ended."""
         self.is_open[place] = False
         self.ended[ended.row] = ended
@@ -66,7 +66,9 @@ class SeatPlan:
 def choose_rows(prompt: Prompt, rows: Sequence[int]) -> Prompt:
     """Some of a prompt's B rows, branch by branch, as a prompt without places of its own."""
     index = spread_rows(rows, prompt.batch, prompt.branches, prompt.tokens.device)
-    return replace(prompt, tokens=prompt.tokens[index], lengths=prompt.lengths[index], places=None)
+    return replace(
+        prompt, tokens=prompt.tokens[index], lengths=prompt.lengths[index], batching=None
+    )
 
 
 def spread_rows(

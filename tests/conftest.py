@@ -73,7 +73,7 @@ def speech_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Path of a picture family's tiny checkpoint, built once and not to be changed."""
+    """Path of an image family's tiny checkpoint, built once and not to be changed."""
     made: dict[str, Path] = {}
 
     def build(family: str) -> Path:

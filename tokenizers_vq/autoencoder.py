@@ -1,4 +1,4 @@
-"""A small convolutional picture tokenizer: four pixels by four pixels to one token.
+"""A small convolutional image tokenizer: four pixels by four pixels to one token.
 
 Encoder and decoder after VQGAN (Esser et al., 2020, arXiv 2012.09841, table 7), with the
 codebook replaced by finite scalar quantization (`fsq`). Departures: pixel shuffling in place of
@@ -33,15 +33,15 @@ class ResidualBlock(nn.Module):
         return x + self.second(nn.functional.silu(self.first(nn.functional.silu(self.norm(x)))))
 
 
-class PictureTokenizer(nn.Module):
-    """Pictures to token grids and back.
+class ImageTokenizer(nn.Module):
+    """Images to token grids and back.
 
     Args:
-        size: height and width of a picture in pixels, a multiple of 4.
+        size: height and width of an image in pixels, a multiple of 4.
         levels: FSQ levels; their product is `vocab_size`.
         encoder_width, encoder_depth: channels and residual blocks of the encoder.
         decoder_width, decoder_depth: the same for the decoder, at token resolution.
-        fine_width, fine_depth: the same for the decoder's blocks at half the picture's resolution.
+        fine_width, fine_depth: the same for the decoder's blocks at half the image's resolution.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PictureTokenizer(nn.Module):
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ShapeError(
                 f"images: expected [B, {', '.join(map(str, expected))}], "
-                f"received {list(images.shape)}. Resize the pictures first."
+                f"received {list(images.shape)}. Resize the images first."
             )
         return rearrange(self.encoder(images * 2 - 1), "b d h w -> b h w d")
 
@@ -110,7 +110,7 @@ class PictureTokenizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Tokens of pictures.
+        """Tokens of images.
 
         Args:
             images: [B, 3, size, size] float in 0..1.
@@ -122,7 +122,7 @@ class PictureTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Pictures of tokens.
+        """Images of tokens.
 
         Args:
             tokens: [B, h·w] int64 in 0..vocab_size-1, raster order.

@@ -12,15 +12,15 @@ from mmaccel.errors import OptionError
 
 @dataclass(frozen=True)
 class Grid:
-    """Raster order; a row-end token may close each row, an image-end token the picture.
+    """Raster order; a row-end token may close each row, an image-end token the image.
 
     Args:
         rows: h.
-        width: w, picture tokens a row.
+        width: w, image tokens a row.
         vocab_size: V of the model.
-        tokens: ids `[lowest, highest + 1)` a picture slot may take; None allows all.
+        tokens: ids `[lowest, highest + 1)` an image slot may take; None allows all.
         row_end: id that closes each row, or None.
-        image_end: id that closes the picture, or None.
+        image_end: id that closes the image, or None.
 
     Raises:
         OptionError: for an empty grid, or ids outside the vocabulary.
@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def frame(self) -> int:
-        """Slots a picture takes, structural tokens included."""
+        """Slots an image takes, structural tokens included."""
         return self.rows * self.columns + (self.image_end is not None)
 
     def forced(self, slots: Tensor) -> Tensor | None:
@@ -72,7 +72,7 @@ class Grid:
         return known
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """Boolean `[V]`, True for picture tokens; None if all may stand. `forced` comes first."""
+        """Boolean `[V]`, True for image tokens; None if all may stand. `forced` comes first."""
         if self.tokens is None or self.tokens == (0, self.vocab_size):
             return None
         ids = torch.arange(self.vocab_size, device=slots.device)

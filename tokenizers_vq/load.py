@@ -1,4 +1,4 @@
-"""Picture tokenizers from a folder.
+"""Image tokenizers from a folder.
 
 A folder holds `tokenizer.json` (the arguments of `PictureTokenizer` and the name of the class)
 and `tokenizer.safetensors` (its weights, any float type; they are computed with in float32).
@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmaccel.errors import OptionError
-from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
 
 _CLASS = "PictureTokenizer"
 
 
-def load_tokenizer(folder: str | Path) -> PictureTokenizer:
+def load_tokenizer(folder: str | Path) -> ImageTokenizer:
     """Builds the tokenizer kept in a folder.
 
     Args:
@@ -46,14 +46,14 @@ def load_tokenizer(folder: str | Path) -> PictureTokenizer:
             f"tokenizer.json: expected class '{_CLASS}', received {name!r}; "
             "give the folder that save_tokenizer wrote"
         )
-    tokenizer = PictureTokenizer(**config)
+    tokenizer = ImageTokenizer(**config)
     weights = {k: v.float() for k, v in load_file(weights_file).items()}
     tokenizer.load_state_dict(weights)
     return tokenizer.eval().requires_grad_(False)
 
 
 def save_tokenizer(
-    tokenizer: PictureTokenizer,
+    tokenizer: ImageTokenizer,
     config: dict[str, Any],
     folder: str | Path,
     dtype: torch.dtype = torch.float16,

@@ -46,7 +46,7 @@ class VQGANConfig:
 
 
 class VQGAN(nn.Module):
-    """Pictures to code grids and back; a `VisualTokenizer`.
+    """Images to code grids and back; a `VisualTokenizer`.
 
     Args:
         config: its shape.
@@ -97,7 +97,7 @@ class VQGAN(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pictures `[B, 3, H, W]` to features `[B, z_channels, h, w]`."""
+    """Images `[B, 3, H, W]` to features `[B, z_channels, h, w]`."""
 
     def __init__(self, config: VQGANConfig) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Features `[B, z_channels, h, w]` to pictures `[B, 3, H, W]`, about -1..1."""
+    """Features `[B, z_channels, h, w]` to images `[B, 3, H, W]`, about -1..1."""
 
     def __init__(self, config: VQGANConfig) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """One head over all places of the picture."""
+    """One head over all places of the image."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

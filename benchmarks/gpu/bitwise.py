@@ -22,13 +22,13 @@ from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Generation
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
 from mmaccel.samplers.window.step_runner import StepRunner
 
-MakeRunner = Callable[[bool, int, Any, Prompt, Policy, Filters], StepRunner]
+MakeRunner = Callable[[bool, int, Any, Prompt, Policy, SamplingParams], StepRunner]
 POLICIES: tuple[Policy, ...] = (
     Autoregressive(),
     Jacobi(16),
@@ -72,10 +72,10 @@ def tiny_llama(device: torch.device) -> Any:
 def make_beds(device: torch.device) -> list[Bed]:
     """`scenes` and the tiny Llama."""
     pipe = TextToImage.from_pretrained("scenes", device=device)
-    examples = [pipe.pictures.encode(text) for text in pipe.pictures.examples]
+    examples = [pipe.image_model.encode(text) for text in pipe.image_model.examples]
 
     def captions(rows: int, guided: bool) -> Prompt:
-        return pipe.pictures.prompt([examples[r % len(examples)] for r in range(rows)], guided)
+        return pipe.image_model.prompt([examples[r % len(examples)] for r in range(rows)], guided)
 
     def ragged(rows: int, guided: bool) -> Prompt:
         branches = 1 + guided
@@ -95,10 +95,10 @@ def engine_runner(
     window: Any,
     prompt: Prompt,
     policy: Policy,
-    filters: Filters,
+    params: SamplingParams,
 ) -> StepRunner:
     """A runner as the engine gives it."""
-    return Engine(cuda_graphs, sync_every).runner(window, prompt, policy, filters)
+    return Engine(cuda_graphs, sync_every).runner(window, prompt, policy, params)
 
 
 def decode(
@@ -106,11 +106,11 @@ def decode(
     sync_every: int, make_runner: MakeRunner = engine_runner, length: int = LENGTH,
 ) -> Generation:  # fmt: skip
     """One run."""
-    window, prompt, filters = bed.window, bed.prompt(rows, scale != 1), Filters(scale)
-    window.runner = make_runner(cuda_graphs, sync_every, window, prompt, policy, filters)
+    window, prompt, params = bed.window, bed.prompt(rows, scale != 1), SamplingParams(scale)
+    window.runner = make_runner(cuda_graphs, sync_every, window, prompt, policy, params)
     try:
         noise = Noise.from_seed(5, rows, window.device)
-        return policy.sample(window, prompt, length, filters=filters, noise=noise)
+        return policy.sample(window, prompt, length, params=params, noise=noise)
     finally:
         window.runner = None
 
@@ -131,7 +131,7 @@ def compare(
             name = (
                 f"{bed.name}, {policy!r}, guidance {scale:g}, batch {rows}, sync every {sync_every}"
             )
-            yield name, judge(plain[rows], made.tokens, made.stats.runner)
+            yield name, find_mistake(plain[rows], made.tokens, made.stats.runner)
 
 
 def compare_attached(
@@ -161,14 +161,14 @@ def compare_attached(
                         )  # fmt: skip
                     )
         name = f"attached, {policy!r}, sync every {sync_every}{', guided' if extra else ''}"
-        wrong = [judge(made[n], made[2 + n], run.history[n].runner) for n in (0, 1)]
+        wrong = [find_mistake(made[n], made[2 + n], run.history[n].runner) for n in (0, 1)]
         again = run.history[1].captures
         if again and getattr(policy, "window", 1) != "adaptive" and not any(wrong):
             wrong.append(f"expected the first call's graphs in the second, received {again} more")
         yield name, "; ".join(text for text in wrong if text)
 
 
-def judge(plain: Tensor, captured: Tensor, runner: str) -> str:
+def find_mistake(plain: Tensor, captured: Tensor, runner: str) -> str:
     """What is wrong with a captured run."""
     if runner != "cuda graphs":
         return f"expected captured passes, received {runner}"

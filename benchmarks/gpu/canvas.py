@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.parts import CheckError
 from mmaccel.canvas_contracts import CanvasPolicy
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
@@ -68,22 +68,24 @@ def measure_canvas(
     return {"canvas": rows, "figures": {"canvas_lossless_speed_up": speed_up}}
 
 
-def _make(pipe: TextToImage, policy: CanvasPolicy, batch: int, run: int) -> Pictures:
+def _make(pipe: TextToImage, policy: CanvasPolicy, batch: int, run: int) -> ImageOutput:
     """One batch; each run has its own seeds, and all policies the same."""
-    examples = pipe.pictures.examples
+    examples = pipe.image_model.examples
     captions = [examples[n % len(examples)] for n in range(batch)]
     return pipe(captions, policy=policy, seed=range(run * batch, (run + 1) * batch))
 
 
-def _row(policy: CanvasPolicy, made: list[Pictures], reference: list[Pictures]) -> dict[str, Any]:
+def _row(
+    policy: CanvasPolicy, made: list[ImageOutput], reference: list[ImageOutput]
+) -> dict[str, Any]:
     first, *timed = made
-    n = sum(len(pictures.tokens) for pictures in timed)
-    seconds = sum(pictures.stats.seconds for pictures in timed) / n
+    n = sum(len(images.tokens) for images in timed)
+    seconds = sum(images.stats.seconds for images in timed) / n
     same = [(a.tokens == b.tokens).all(1).sum() for a, b in zip(made, reference, strict=True)]
     return {
         "batch": len(first.tokens), "policy": repr(policy), "exactness": first.stats.exactness,
-        "passes": sum(pictures.stats.row_passes for pictures in timed) / n,
+        "passes": sum(images.stats.row_passes for images in timed) / n,
         "seconds": seconds, "first_seconds": first.stats.seconds / len(first.tokens),
         "images_per_s": 1 / seconds, "same": int(sum(same)),
-        "pictures": sum(len(pictures.tokens) for pictures in made),
+        "pictures": sum(len(images.tokens) for images in made),
     }  # fmt: skip

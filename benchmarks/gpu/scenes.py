@@ -68,7 +68,7 @@ def _measure(
     routes: Routes, policy: Policy | None, batch: int, scale: float, repeats: int
 ) -> dict[str, Any]:
     """One way; the first run is reported separately."""
-    examples = routes.pipe.pictures.examples
+    examples = routes.pipe.image_model.examples
     captions = [examples[n % len(examples)] for n in range(batch)]
     way = Way("library" if policy is None else "direct", policy, batch, scale)
     # each run has its own seeds, and all ways the same

@@ -24,7 +24,7 @@ from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.step_runner import GraphKey, StaticBuffers, StepRunner
@@ -114,20 +114,20 @@ def device_clock(device: torch.device) -> Clock:
     return now
 
 
-MakeRunner = Callable[[CausalLMWindow, Prompt, Policy, Filters], StepRunner]
+MakeRunner = Callable[[CausalLMWindow, Prompt, Policy, SamplingParams], StepRunner]
 WINDOWS = (32, 64)
 CONTEXTS = (1024, 4096)
 _N_PASSES, _FEWEST = 16, 4
 _N_LOST = 6  # passes of a run that are not timed: the first, one aside, the record, and a group
 _SYNC_EVERY = 4
-_FILTERS = Filters(guidance_scale=5.0)
+_FILTERS = SamplingParams(guidance_scale=5.0)
 
 
 def engine_runner(
-    window: CausalLMWindow, prompt: Prompt, policy: Policy, filters: Filters
+    window: CausalLMWindow, prompt: Prompt, policy: Policy, params: SamplingParams
 ) -> StepRunner:
     """A runner that captures passes; raises where that cannot be."""
-    return Engine(True, _SYNC_EVERY).runner(window, prompt, policy, filters)
+    return Engine(True, _SYNC_EVERY).runner(window, prompt, policy, params)
 
 
 def time_step(
@@ -163,7 +163,7 @@ def time_step(
     watch = Stopwatch(make_runner(window, prompt, policy, _FILTERS), n_passes, clock)
     window.runner = watch
     with suppress(Enough):
-        policy.sample(window, prompt, length, filters=_FILTERS, noise=noise)
+        policy.sample(window, prompt, length, params=_FILTERS, noise=noise)
     watch.stop()
     window.runner = None
     watch.finish()  # graphs and their memory go

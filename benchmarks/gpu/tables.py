@@ -61,11 +61,11 @@ FIGURES = {  # key in a report -> figure
         "`scenes`, Jacobi in a captured step, batch 64", "{:.1f} images/s", _OPEN
     ),
     "product": Figure(
-        "`scenes`, batch 1, fewer passes times faster passes: time a picture of transformers' own "
+        "`scenes`, batch 1, fewer passes times faster passes: time an image of transformers' own "
         "`generate` over that of a captured Jacobi run", "{:.2f}×", "at least 15×",
     ),
     "canvas_lossless_speed_up": Figure(
-        "`scenes-masked`, batch 1 and 8: time a picture of `Stepwise` over that of "
+        "`scenes-masked`, batch 1 and 8: time an image of `Stepwise` over that of "
         "`LosslessUnmask`, Halton order, the same tokens", "{:.2f}×", _OPEN,
     ),
 }  # fmt: skip
@@ -181,7 +181,7 @@ def attention_table(reports: Reports) -> str:
 def scenes_table(reports: Reports) -> str:
     """The trained model end to end by device."""
     heads = (
-        "batch", "guidance", "policy", "tokens a pass", "first call, s a picture", "s a picture",
+        "batch", "guidance", "policy", "tokens a pass", "first call, s an image", "s an image",
         "images/s", "speed-up",
     )  # fmt: skip
     return _by_device(reports, "scenes", heads, _scene)
@@ -190,8 +190,8 @@ def scenes_table(reports: Reports) -> str:
 def canvas_table(reports: Reports) -> str:
     """The masked model end to end by device."""
     heads = (
-        "batch", "policy", "promise", "passes", "same tokens", "first call, s a picture",
-        "s a picture", "images/s", "speed-up",
+        "batch", "policy", "promise", "passes", "same tokens", "first call, s an image",
+        "s an image", "images/s", "speed-up",
     )  # fmt: skip
     return _by_device(reports, "canvas", heads, _canvas)
 

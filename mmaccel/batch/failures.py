@@ -25,4 +25,4 @@ class ItemsFailed(MMAccelError, RuntimeError):
 
 
 class Outside(Exception):
-    """Carries what went wrong with a finished picture past the model, which is not to blame."""
+    """Carries what went wrong with a finished image past the model, which is not to blame."""

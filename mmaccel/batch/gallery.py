@@ -1,4 +1,4 @@
-"""The gallery: one static page over the pictures of a folder, or of two side by side."""
+"""The gallery: one static page over the images of a folder, or of two side by side."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _OWN = ("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens",
 _SHARED = ("policy_options", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "dtype",
            "device", "weights", "versions")  # fmt: skip
 
-_NEEDED = {"prompt", "seed", "policy"}  # what is known of every picture that is shown
+_NEEDED = {"prompt", "seed", "policy"}  # what is known of every image that is shown
 
 Key = tuple[Any, ...]
 
 
 def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, Any]]]:
-    """Pictures of a folder and what is known of each, and the items that failed.
+    """Images of a folder and what is known of each, and the items that failed.
 
-    A picture is known by the folder's manifests, or by what it says itself; others are left out.
+    An image is known by the folder's manifests, or by what it says itself; others are left out.
 
     Raises:
-        OptionError: no folder, or none with pictures of ours.
+        OptionError: no folder, or none with images of ours.
     """
     if not folder.is_dir():
         raise OptionError(f"folder: expected one, received {str(folder)!r}; name a run's --out")
@@ -60,7 +60,7 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
             alike[key] += 1
     if not made and not failed:
         raise OptionError(
-            f"folder: expected pictures of mmaccel generate, received {str(folder)!r}, which has "
+            f"folder: expected images of mmaccel generate, received {str(folder)!r}, which has "
             "none; name a run's --out"
         )
     return made, failed
@@ -71,7 +71,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
 
     Args:
         folder: of the run.
-        against: of another run, shown beside; pictures with the same id and k belong together, and
+        against: of another run, shown beside; images with the same id and k belong together, and
             where no manifest names them those of the same prompt and seed.
         page: where it will lie: links are relative to it.
 
@@ -93,7 +93,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
         marks = [None if r is None else r.get("sha256") for r in records]
         items.append(
             {
-                "name": str(first["id"]) + (f", picture {first['k']}" if first.get("k") else ""),
+                "name": str(first["id"]) + (f", image {first['k']}" if first.get("k") else ""),
                 "prompt": str(first["prompt"]),
                 "seed": str(first["seed"]),  # 64 bits do not fit a number there
                 "differs": len(set(marks)) > 1,
@@ -108,7 +108,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
         "policies": sorted(policies),
         "settings": [json.loads(text) for text in settings],
         "failed": [
-            f"{record['id']}, picture {record['k']}: {record.get('error', '')}"
+            f"{record['id']}, image {record['k']}: {record.get('error', '')}"
             for _, failed in sides
             for record in failed
         ],
@@ -123,7 +123,7 @@ def _natural(key: Key) -> list[Any]:
 
 
 def _told(file: Path) -> dict[str, Any]:
-    """What a picture says of itself, or nothing."""
+    """What an image says of itself, or nothing."""
     from PIL import Image
 
     try:
@@ -139,7 +139,7 @@ def _told(file: Path) -> dict[str, Any]:
 def _side(
     record: Mapping[str, Any], folder: Path, home: Path, settings: dict[str, int]
 ) -> dict[str, Any]:
-    """A picture on one side of an item; settings that many share stand once in the page."""
+    """An image on one side of an item; settings that many share stand once in the page."""
     told = {name: _plain(record[name]) for name in _SHARED if name in record}
     shared = json.dumps(told, sort_keys=True)
     path = Path(os.path.relpath((folder / record["file"]).resolve(), home.resolve()))

@@ -1,4 +1,4 @@
-"""Items of a batch: one picture each, with a seed of its own."""
+"""Items of a batch: one image each, with a seed of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Row:
         prompt: the caption.
         negative: what the unconditional branch says instead of the model's own; "" leaves that,
             None takes the command line's.
-        seed: of its first picture; None takes one from the id.
-        n: number of pictures.
+        seed: of its first image; None takes one from the id.
+        n: number of images.
         size: width and height in pixels; None is the model's own.
         policy: short name; None is that of the command line.
         params: fields of filters and policy, over those of the command line.
@@ -43,11 +43,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Item:
-    """One picture to be made.
+    """One image to be made.
 
     Attributes:
-        row: what it is a picture of.
-        k: which of the row's pictures, from 0.
+        row: what it is an image of.
+        k: which of the row's images, from 0.
         seed: 0..2**64-1.
     """
 
@@ -62,12 +62,12 @@ class Item:
 
     @property
     def file(self) -> str:
-        """Name of its picture."""
+        """Name of its image."""
         return f"{self.row.id}_{self.k}_{self.seed}.png"
 
 
 def seed_of(base: int, id: str, k: int) -> int:
-    """The seed of picture k of a row: 64 bits of SHA-256 over (base, id, k).
+    """The seed of image k of a row: 64 bits of SHA-256 over (base, id, k).
 
     It depends on nothing else: not on the order of rows, their number, shards or batches.
 
@@ -81,7 +81,7 @@ def seed_of(base: int, id: str, k: int) -> int:
 
 
 def make_items(rows: Iterable[Row], base: int) -> list[Item]:
-    """All pictures of a file, row by row.
+    """All images of a file, row by row.
 
     Args:
         rows: checked ones.

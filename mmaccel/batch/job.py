@@ -32,7 +32,7 @@ class Reporter(Protocol):
     """What a job tells while it runs."""
 
     def made(self, record: Record) -> None:
-        """A picture is on the disk and in the manifest."""
+        """An image is on the disk and in the manifest."""
 
     def failed(self, record: Record) -> None:
         """An item was given up."""
@@ -100,7 +100,7 @@ class Job:
                     # several actors may have failed at once: n then is more than a batch
                     rows = max(1, (n if rows is None else min(n, rows)) // 2)
                     self.reporter.note(
-                        f"out of memory with {n} pictures at once, going on with {rows}"
+                        f"out of memory with {n} images at once, going on with {rows}"
                     )
                     continue
                 tries = self.retries + (n > 1)  # among others it may not have been to blame
@@ -154,7 +154,7 @@ class Job:
 def still_to_make(
     items: Sequence[Item], recipes: dict[Key, str], past: Past, folder: Path
 ) -> list[Item]:
-    """Items whose picture is not there, whole and made from the same.
+    """Items whose image is not there, whole and made from the same.
 
     Raises:
         OptionError: the manifest has some of them made from something else.

@@ -55,7 +55,7 @@ def _check_counts(file: Path) -> None:
         if not is_free:
             raise BusyError(
                 f"{file}: expected processes that agree on the number of shards, received "
-                f"{other.name}, which another one is writing: both would make the same pictures; "
+                f"{other.name}, which another one is writing: both would make the same images; "
                 "wait for it, give all the same n in --shard i/n, or choose another --out"
             )
 

@@ -1,6 +1,6 @@
-"""The manifest: one line of JSON for every finished or given-up picture, appended and synced.
+"""The manifest: one line of JSON for every finished or given-up image, appended and synced.
 
-A picture counts as made when the manifest says so, its file is there and the file's checksum is the
+An image counts as made when the manifest says so, its file is there and the file's checksum is the
 one that was noted: what a kill left half-written never does.
 """
 
@@ -66,7 +66,7 @@ def read_manifests(folder: Path) -> Past:
 
 
 def is_made(folder: Path, record: Record) -> bool:
-    """Whether a record's picture is there, whole."""
+    """Whether a record's image is there, whole."""
     if record["status"] != "ok" or not is_named_inside(record):
         return False
     file = folder / record["file"]
@@ -162,7 +162,7 @@ def _parse(line: bytes) -> Record | None:
 
 
 def _end_at_a_line(opened: FileIO) -> None:
-    """Cut off a last line without an end: its picture is made again."""
+    """Cut off a last line without an end: its image is made again."""
     opened.seek(0)
     data = opened.read()
     whole = data.rfind(b"\n") + 1

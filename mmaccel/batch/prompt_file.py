@@ -56,10 +56,10 @@ def read_prompts(source: str) -> list[Row]:
         )
     if not rows:
         raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
-    pictures = sum(row.n for row in rows)
-    if pictures > MOST_ITEMS:
+    images = sum(row.n for row in rows)
+    if images > MOST_ITEMS:
         raise OptionError(
-            f"{_title(source)}: expected at most {MOST_ITEMS} pictures, received {pictures} (n of "
+            f"{_title(source)}: expected at most {MOST_ITEMS} images, received {images} (n of "
             "all rows together); split the file"
         )
     return rows

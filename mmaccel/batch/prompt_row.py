@@ -15,7 +15,7 @@ from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
 LONGEST_PROMPT = 20_000  # characters; far beyond what any text encoder here reads
-MOST_PICTURES = 100_000  # of one row
+MOST_IMAGES = 100_000  # of one row
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
@@ -48,7 +48,7 @@ def check_row(values: Mapping[str, Any], line: int) -> Row:
         "prompt": prompt,
         "negative": None if negative is None else _text("negative", negative),
         "seed": _integer("seed", values["seed"], -(2**63), SEEDS - 1) if "seed" in values else None,
-        "n": _integer("n", values.get("n", 1), 1, MOST_PICTURES),
+        "n": _integer("n", values.get("n", 1), 1, MOST_IMAGES),
         "size": _size(values.get("size")),
         "policy": _policy(values.get("policy")),
         "params": _params(values.get("params", {})),
@@ -60,7 +60,7 @@ def check_row(values: Mapping[str, Any], line: int) -> Row:
 def name_of(fields: Mapping[str, Any]) -> str:
     """An id for a row without one: readable words and a hash of all that it says.
 
-    It depends on the row alone, so that a row that moves keeps its pictures.
+    It depends on the row alone, so that a row that moves keeps its images.
     """
     text = json.dumps(dict(fields), sort_keys=True)
     mark = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_MARK]

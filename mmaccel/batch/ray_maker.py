@@ -1,6 +1,6 @@
 """Items on Ray actors: one worker each, on the processors or GPUs of one machine or of many.
 
-Actors write pictures and hand back records alone; this process writes the manifest. In the place of
+Actors write images and hand back records alone; this process writes the manifest. In the place of
 an actor that dies another begins, and what came back is not made twice.
 """
 

@@ -1,4 +1,4 @@
-"""Everything a picture depends on: what two runs must share for one to go on with the other's."""
+"""Everything an image depends on: what two runs must share for one to go on with the other's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mmaccel.loading import parse_size, pick_name
 from mmaccel.outputs.image_files import plainly, short_hash
 from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings
-from mmaccel.pipelines.text_to_image.model import choose_filters, encode_captions, spread_negatives
-from mmaccel.results import promise_in
+from mmaccel.pipelines.text_to_image.model import choose_params, encode_captions, spread_negatives
+from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -30,13 +30,13 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettin
     row = item.row
     own = {name: value for name, value in row.params.items() if name in FILTERS}
     fields = {name: value for name, value in row.params.items() if name not in FILTERS}
-    filters = choose_filters(pipe.pictures.filters, **{**setup.filters, **own})
+    params = choose_params(pipe.image_model.params, **{**setup.params, **own})
     kind = kind_of(pipe.model)
     usual, options = pick_name(setup.policy, {**setup.options}, kind)
     name = usual if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == usual else {}) | fields, kind)
-    encode_captions(pipe.pictures, [row.prompt], [negative_of(setup, item)], filters)
-    return GenerationSettings(name, make_policy(name, **options), filters)
+    encode_captions(pipe.image_model, [row.prompt], [negative_of(setup, item)], params)
+    return GenerationSettings(name, make_policy(name, **options), params)
 
 
 def negative_of(setup: Setup, item: Item) -> str | None:
@@ -46,7 +46,7 @@ def negative_of(setup: Setup, item: Item) -> str | None:
 
 
 def describe(setup: Setup, item: Item, recipe: GenerationSettings, weights: str) -> dict[str, Any]:
-    """What a picture is made from, ready for JSON; nothing in it changes from run to run.
+    """What an image is made from, ready for JSON; nothing in it changes from run to run.
 
     Args:
         weights: content hash of the model.
@@ -66,13 +66,13 @@ def describe(setup: Setup, item: Item, recipe: GenerationSettings, weights: str)
         "device": setup.device.split(":")[0],
         "policy": recipe.name,
         "policy_options": {name: plainly(v) for name, v in vars(recipe.policy).items()},
-        **{name: getattr(recipe.filters, name) for name in FILTERS},
-        "exactness": promise_in(recipe.policy.exactness, setup.dtype),
+        **{name: getattr(recipe.params, name) for name in FILTERS},
+        "exactness": exactness_in(recipe.policy.exactness, setup.dtype),
         "versions": versions(),
     }
 
 
 def fingerprint(facts: dict[str, Any]) -> str:
-    """Eight digits that differ where two descriptions would give different pictures."""
+    """Eight digits that differ where two descriptions would give different images."""
     apart = ("model", "versions", "exactness", "device")  # as long as the weights are the same
     return short_hash({name: value for name, value in facts.items() if name not in apart})

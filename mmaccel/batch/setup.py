@@ -19,13 +19,13 @@ class Setup:
 
     Attributes:
         model: name, folder, file or id of the hub.
-        out: folder for pictures.
+        out: folder for images.
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
-        filters: fields of `Filters` that were given; the others are the model's recommendation.
+        filters: fields of `SamplingParams` that were given; the others are the model's recommendation.
         device, dtype, decoder, family, cuda_graphs: as `mmaccel generate` has them.
         size: pixels as the command line has them, for rows that say nothing.
-        rows: pictures made together.
+        rows: images made together.
         negative: what is guided away from, for rows that say nothing.
     """
 
@@ -33,7 +33,7 @@ class Setup:
     out: Path
     policy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    filters: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     dtype: str = EXACT_DTYPE
     decoder: Path | None = None
@@ -44,7 +44,7 @@ class Setup:
     negative: str | None = None
 
     def open(self) -> TextToImage:
-        """Load the model for pictures of the command line's size, or of the model's own.
+        """Load the model for images of the command line's size, or of the model's own.
 
         Raises:
             OptionError, UnsupportedModelError: as `mmaccel generate` does.

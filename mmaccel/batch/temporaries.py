@@ -1,4 +1,4 @@
-"""What a killed process leaves: temporary files of pictures that it did not finish."""
+"""What a killed process leaves: temporary files of images that it did not finish."""
 
 from __future__ import annotations
 

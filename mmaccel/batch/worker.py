@@ -89,11 +89,11 @@ class Worker:
 
         Args:
             items: any number, in any order.
-            deliver: called with an item's record as soon as its picture is on the disk.
-            rows: pictures made together; None takes the setup's.
+            deliver: called with an item's record as soon as its image is on the disk.
+            rows: images made together; None takes the setup's.
 
         Raises:
-            WriteError: a picture cannot be written.
+            WriteError: an image cannot be written.
             ItemsFailed: from whatever the model raises; what was delivered stays.
         """
         rows = self.setup.rows if rows is None else rows
@@ -154,7 +154,7 @@ class Worker:
             }
         except OSError as error:
             raise WriteError(
-                f"{file}: expected room and leave to write a picture, received: {error.strerror}; "
+                f"{file}: expected room and leave to write an image, received: {error.strerror}; "
                 "what is in the manifest is kept, go on with --resume"
             ) from error
         told = ("prompt", "negative", "seed", "model", "policy", "exactness")

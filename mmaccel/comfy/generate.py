@@ -1,4 +1,4 @@
-"""The node that makes pictures."""
+"""The node that makes images."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mmaccel.comfy.watch import Watch
 
 
 def generate_images(host: Host, **inputs: Any) -> Made:
-    """Make pictures, the same as `mmaccel generate` makes with these settings.
+    """Make images, the same as `mmaccel generate` makes with these settings.
 
     Raises:
         OptionError: a caption the model cannot draw, or a policy of another kind; before any pass.
     """
     request = read_request(**inputs)
-    watch = Watch(host, request.model.pipe.pictures, request.tokens)
+    watch = Watch(host, request.model.pipe.image_model, request.tokens)
     made = request.make(request.chosen.policy, watch)
     return Made((to_tensor(made.images), Record.of(request, made)))
 
@@ -25,10 +25,10 @@ def generate_images(host: Host, **inputs: Any) -> Made:
 GENERATE = NodeSpec(
     id=f"{PREFIX}GenerateImage",
     title="MMAccel Generate Image",
-    summary="Makes pictures from captions under a decoding policy.",
+    summary="Makes images from captions under a decoding policy.",
     inputs=request_inputs(),
     outputs=(
-        Output("images", IMAGE, "One picture per caption and count."),
+        Output("images", IMAGE, "One image per caption and count."),
         Output("stats", STATS, "For MMAccel Stats."),
     ),
     run=generate_images,

@@ -54,12 +54,12 @@ class V1Host(_ComfyUI):
     def __init__(self) -> None:
         self._bar: Any = None
 
-    def report(self, done: int, total: int, picture: Image | None) -> None:
+    def report(self, done: int, total: int, image: Image | None) -> None:
         """See `Host.report`."""
         from comfy.utils import ProgressBar
 
         self._bar = self._bar or ProgressBar(total)
-        preview = None if picture is None else ("JPEG", picture, _PREVIEW)
+        preview = None if image is None else ("JPEG", image, _PREVIEW)
         self._bar.update_absolute(done, total, preview)
 
 
@@ -71,6 +71,6 @@ class V3Host(_ComfyUI):
 
         self._execution: Any = ComfyAPISync().execution
 
-    def report(self, done: int, total: int, picture: Image | None) -> None:
+    def report(self, done: int, total: int, image: Image | None) -> None:
         """See `Host.report`."""
-        self._execution.set_progress(done, total, preview_image=picture)
+        self._execution.set_progress(done, total, preview_image=image)

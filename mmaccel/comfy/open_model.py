@@ -13,12 +13,12 @@ from mmaccel.comfy.kept_models import KeptModels, state_of
 from mmaccel.comfy.table import MODEL, PREFIX, Host, Made, NodeSpec, Output, Widget
 from mmaccel.errors import OptionError
 from mmaccel.loading import DTYPES
-from mmaccel.pipelines.loading.checkpoint import Place
-from mmaccel.pipelines.loading.sources import check_place, content_files, is_hub_id
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.sources import check_device, content_files, is_hub_id
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.pipelines.text_to_image.registry import PICTURES, find_source
+from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source
 from mmaccel.results import EXACT_DTYPE
 
 AUTO = "auto"
@@ -32,7 +32,7 @@ class OpenModel:
     Attributes:
         name: as it was asked for.
         dtype: of the generator.
-        generator: makes pictures.
+        generator: makes images.
     """
 
     name: str
@@ -107,7 +107,7 @@ def check_where(device: str, dtype: str, cuda_graphs: UseGraphs) -> None:
         MissingBackendError: CUDA graphs on another device.
     """
     if device != AUTO and dtype in DTYPES:
-        check_place(device, getattr(torch, dtype))
+        check_device(device, getattr(torch, dtype))
         Engine(cuda_graphs).check(device)
 
 
@@ -138,7 +138,7 @@ def check_model(
     if not is_hub_id(model):
         find_source(model)
     if decoder:
-        Place(decoder=Path(decoder))
+        LoadConfig(decoder=Path(decoder))
     check_where(device, dtype, cuda_graphs)
     if (width is None) != (height is None):
         raise OptionError(
@@ -162,7 +162,7 @@ def _size(name: str) -> Widget:
 LOAD = NodeSpec(
     id=f"{PREFIX}LoadModel",
     title="MMAccel Load Model",
-    summary="Loads a model that makes pictures token by token, and keeps it while it is in use.",
+    summary="Loads a model that makes images token by token, and keeps it while it is in use.",
     inputs=(
         Widget(
             "model", "path", next(iter(MODELS)),
@@ -172,10 +172,10 @@ LOAD = NodeSpec(
         *place_widgets("generator"),
         _size("width"),
         _size("height"),
-        Widget("decoder", "path", "", "A file with the picture decoder, for checkpoints without."),
+        Widget("decoder", "path", "", "A file with the image decoder, for checkpoints without."),
         Widget(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
-            choices=(AUTO, *PICTURES), stands_for=((AUTO, None),),
+            choices=(AUTO, *IMAGE_MODELS), stands_for=((AUTO, None),),
         ),
         CUDA_GRAPHS,
     ),

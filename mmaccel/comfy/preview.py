@@ -1,4 +1,4 @@
-"""A picture of what is decoded so far: what is missing is grey."""
+"""An image of what is decoded so far: what is missing is grey."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
-_MOST = 4  # pictures side by side
+_MOST = 4  # images side by side
 _GREY = (128, 128, 128)
 
 
 def draw_progress(
-    pictures: ImageModel, progress: Any, captions: Sequence[str], seeds: Sequence[int]
+    model: ImageModel, progress: Any, captions: Sequence[str], seeds: Sequence[int]
 ) -> Image | None:
-    """Draw the first pictures of a running batch, side by side.
+    """Draw the first images of a running batch, side by side.
 
     Args:
-        pictures: the model; it is only asked to render.
+        model: the model; it is only asked to render.
         progress: what `on_step` gets, of either kind. Nothing of it is changed.
         captions: of its places.
         seeds: of its places.
@@ -31,7 +31,7 @@ def draw_progress(
     Returns:
         None while there is nothing to show, and for models whose tokens lie in no rows.
     """
-    grid = pictures.layout
+    grid = model.layout
     rows, columns = grid.rows, grid.columns
     if rows < 2 or grid.frame != rows * columns:
         return None
@@ -42,7 +42,7 @@ def draw_progress(
     known = known[shown]
     tokens = fill_unknown(progress.tokens[shown, : grid.frame].reshape(known.shape), known)
     names, numbers = [captions[k] for k in shown], [seeds[k] for k in shown]
-    images = pictures.render(tokens.flatten(1), names, numbers)
+    images = model.render(tokens.flatten(1), names, numbers)
     return put_side_by_side([_grey_out(image, mask) for image, mask in zip(images, known.cpu())])
 
 
@@ -60,7 +60,7 @@ def fill_unknown(tokens: Tensor, known: Tensor) -> Tensor:
     """A copy of `tokens` `[B, h, w]` in which each unknown cell repeats a known one.
 
     The nearest above it in its column is taken, so that structural columns stay what they are;
-    where there is none, the first known cell of the picture. Every picture has one.
+    where there is none, the first known cell of the image. Every image has one.
     """
     rows = torch.arange(known.shape[1], device=known.device)[None, :, None]
     last = torch.where(known, rows, -1).cummax(1).values  # [B, h, w], -1: none above
@@ -79,7 +79,7 @@ def _grey_out(image: Image, known: Tensor) -> Image:
 
 
 def put_side_by_side(images: Sequence[Image]) -> Image:
-    """The first pictures in a row; all have the size of the first."""
+    """The first images in a row; all have the size of the first."""
     from PIL import Image
 
     images = images[:_MOST]

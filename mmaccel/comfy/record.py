@@ -10,18 +10,18 @@ from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.request import Request
 from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, Made, NodeSpec, Output, Socket
 from mmaccel.pipelines.text_to_image.contact_sheet import promise, title_of
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run without its pictures.
+    """A finished run without its images.
 
     Attributes:
         request: what was asked.
         stats: of the whole run.
-        passes: forward passes of each picture.
+        passes: forward passes of each image.
         verdict: how it compares with token by token; empty where nobody compared.
     """
 
@@ -31,12 +31,12 @@ class Record:
     verdict: str = ""
 
     @classmethod
-    def of(cls, request: Request, made: Pictures, verdict: str = "") -> Record:
+    def of(cls, request: Request, made: ImageOutput, verdict: str = "") -> Record:
         """The record of a run."""
         return cls(request, made.stats, tuple(made.passes.tolist()), verdict)
 
     def __str__(self) -> str:
-        """A table, then a line for each picture with its own seed."""
+        """A table, then a line for each image with its own seed."""
         asked, model = self.request, self.request.model
         more = {"compared": self.verdict, "negative": asked.negative or ""}
         own = [

@@ -18,10 +18,10 @@ from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings
-from mmaccel.pipelines.text_to_image.model import choose_filters
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.model import choose_params
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.pipelines.text_to_image.outputs import Request as Wanted
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,15 +33,15 @@ _FILTERS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True)
 class Request:
-    """Pictures to make.
+    """Images to make.
 
     Attributes:
         model: what makes them.
         chosen: the policy, under its name.
-        captions: one per picture.
-        seeds: one per picture.
+        captions: one per image.
+        seeds: one per image.
         filters: guidance, temperature and truncation.
-        batch_size: pictures made together.
+        batch_size: images made together.
         negative: what all are guided away from; None is the model's own.
     """
 
@@ -49,23 +49,23 @@ class Request:
     chosen: NamedPolicy
     captions: list[str]
     seeds: list[int]
-    filters: Filters
+    params: SamplingParams
     batch_size: int
     negative: str | None = None
 
     @property
     def tokens(self) -> int:
-        """Tokens of all pictures."""
+        """Tokens of all images."""
         return len(self.captions) * self.model.pipe.length
 
-    def make(self, policy: Any, watch: Watch) -> Pictures:
-        """All pictures by a policy; `watch` is asked after every pass."""
+    def make(self, policy: Any, watch: Watch) -> ImageOutput:
+        """All images by a policy; `watch` is asked after every pass."""
         requests = [
             Wanted(caption, seed, tag=k, negative=self.negative)
             for k, (caption, seed) in enumerate(zip(self.captions, self.seeds))
         ]
         watch.begin(requests)
-        recipe = GenerationSettings(self.chosen.name, policy, self.filters)
+        recipe = GenerationSettings(self.chosen.name, policy, self.params)
         return self.model.generator.draw(requests, recipe, self.batch_size, watch, watch.finish)
 
 
@@ -78,9 +78,9 @@ def read_request(
     count: int | None,
     batch_size: int,
     negative: str,
-    **filters: Any,
+    **params: Any,
 ) -> Request:
-    """The inputs of a node as a request. Picture k has seed `seed + k`, as on the command line.
+    """The inputs of a node as a request. Image k has seed `seed + k`, as on the command line.
 
     Raises:
         OptionError: a value outside its domain, a policy for another kind of model, or a model
@@ -96,7 +96,7 @@ def read_request(
     lines = read_captions(prompt)
     captions = [lines[k % len(lines)] for k in range(len(lines) if count is None else count)]
     seeds = [(seed + k) % SEEDS for k in range(len(captions))]
-    own = choose_filters(model.pipe.pictures.filters, **filters)
+    own = choose_params(model.pipe.image_model.params, **params)
     return Request(model, chosen, captions, seeds, own, batch_size, negative.strip() or None)
 
 
@@ -111,17 +111,17 @@ def check_request(**values: Any) -> None:
     Raises:
         OptionError: a filter outside its domain.
     """
-    choose_filters(Filters(), **{name: values[name] for name in _FILTERS})
+    choose_params(SamplingParams(), **{name: values[name] for name in _FILTERS})
 
 
 def to_tensor(images: list[Image]) -> Tensor:
-    """B pictures of one size to ComfyUI's `[B, H, W, 3]` float32 in 0..1."""
+    """B images of one size to ComfyUI's `[B, H, W, 3]` float32 in 0..1."""
     stacked = np.stack([np.asarray(image.convert("RGB")) for image in images])
     return torch.from_numpy(stacked).float() / 255
 
 
 def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
-    """The inputs that make a request, for up to `most` pictures."""
+    """The inputs that make a request, for up to `most` images."""
     own = ((-1.0, None),)
     return (
         Socket("model", MODEL, "From MMAccel Load Model."),
@@ -132,22 +132,22 @@ def request_inputs(most: int = _MOST) -> tuple[Widget | Socket, ...]:
         ),
         Widget(
             "negative", "text", "",
-            "What to steer away from, in all pictures; empty is the model's own. Needs a "
+            "What to steer away from, in all images; empty is the model's own. Needs a "
             "guidance_scale other than 1, and a model that takes it.", is_multiline=True,
         ),
         Widget(
             "seed", "int", 0,
-            "Of the first picture; the second has seed + 1, and so on, as with mmaccel generate. "
+            "Of the first image; the second has seed + 1, and so on, as with mmaccel generate. "
             "A browser counts exactly up to 9007199254740992; larger ones come out rounded.",
             0, SEEDS - 1, 1, is_seed=True,
         ),
         Widget(
-            "count", "int", 0, "Number of pictures; 0 makes one of each caption.", 0, most, 1,
+            "count", "int", 0, "Number of images; 0 makes one of each caption.", 0, most, 1,
             stands_for=((0, None),),
         ),
         Widget(
             "batch_size", "int", 1,
-            "Pictures made together: more take more memory, and less time each.",
+            "Images made together: more take more memory, and less time each.",
             1, most, 1,
         ),
         Widget(

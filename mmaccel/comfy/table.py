@@ -83,8 +83,8 @@ class Host(Protocol):
     def check_interrupt(self) -> None:
         """Raise the host's own exception if the user wants this run to end."""
 
-    def report(self, done: int, total: int, picture: Image | None) -> None:
-        """Show progress, and a picture of what there is so far."""
+    def report(self, done: int, total: int, image: Image | None) -> None:
+        """Show progress, and an image of what there is so far."""
 
     def video(self, frames: Tensor, fps: float) -> Any:
         """The host's own video of frames `[F, height, width, 3]`, float in 0..1."""

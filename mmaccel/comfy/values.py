@@ -65,7 +65,7 @@ def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> Made:
         raise OptionError(said)
     links = {socket.name: values.get(socket.name) for socket in spec.sockets}
     # ComfyUI runs nodes in inference mode. A model loaded there could be used nowhere else, and the
-    # command line, whose pictures these are, does not run in it.
+    # command line, whose images these are, does not run in it.
     with torch.inference_mode(False), torch.no_grad():
         return spec.run(host, **meanings(spec, values), **links)
 

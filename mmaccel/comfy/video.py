@@ -1,4 +1,4 @@
-"""The nodes that load a video model and continue a picture or a clip."""
+"""The nodes that load a video model and continue an image or a clip."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mmaccel.comfy.table import (
 )
 from mmaccel.pipelines.image_to_video.pipeline import CODEC, ImageToVideo
 from mmaccel.pipelines.image_to_video.types import Clip
-from mmaccel.pipelines.text_to_image.model import choose_filters
+from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.samplers.noise import check_seed
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 LOAD_ANIMATOR = load_node(
     "LoadVideoModel",
     "Load Video Model",
-    "Loads a model that continues pictures and clips token by token, with its codec, and keeps "
+    "Loads a model that continues images and clips token by token, with its codec, and keeps "
     "both while they are in use.",
     model="nvidia/Cosmos-Predict1-4B",
     codec="What turns tokens into frames: a folder or an id of the hub. Empty takes the one its "
@@ -65,25 +65,25 @@ def _describe(made: Clip) -> str:
     )
 
 
-def check_video(*, seed: int, **filters: Any) -> None:
+def check_video(*, seed: int, **params: Any) -> None:
     """Check what can be checked before a model is loaded.
 
     Raises:
         OptionError: a seed or a filter outside its domain.
     """
     check_seed(seed)
-    choose_filters(Filters(), **filters)
+    choose_params(SamplingParams(), **params)
 
 
 ANIMATE = NodeSpec(
     id=f"{PREFIX}GenerateVideo",
     title="MMAccel Generate Video",
-    summary="Continues a picture or a clip under a decoding policy.",
+    summary="Continues an image or a clip under a decoding policy.",
     inputs=(
         Socket("video_model", ANIMATOR, "From MMAccel Load Video Model."),
         Socket(
             "start", IMAGE,
-            "What the clip begins with: one picture, or frames in a row, of which the last nine "
+            "What the clip begins with: one image, or frames in a row, of which the last nine "
             "count. They are made to fit, and cut where they are too wide or too high.",
         ),
         Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),

@@ -23,18 +23,18 @@ class Watch:
 
     Args:
         host: is asked for interrupts and told of progress.
-        pictures: the model, to draw previews.
-        total: tokens of all pictures that will be made under this watch.
+        image_model: the model, to draw previews.
+        total: tokens of all images that will be made under this watch.
         clock: seconds.
     """
 
     host: Host
-    pictures: Any
+    image_model: Any
     total: int
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._done = 0  # tokens of finished pictures
+        self._done = 0  # tokens of finished images
         self._requests: Sequence[Request] = ()
         self._finished: dict[int, RequestOutput] = {}
         self._reported = self._drawn = self.clock()
@@ -47,15 +47,15 @@ class Watch:
         self._requests, self._finished = requests, {}
 
     def finish(self, served: RequestOutput) -> None:
-        """A picture is finished; at the end no preview is left that shows less."""
+        """An image is finished; at the end no preview is left that shows less."""
         self.host.check_interrupt()
         self._finished[served.request.tag] = served
         self._done += len(served.tokens)
         if len(self._finished) < len(self._requests):
             return
         last = [self._finished[k].image for k in sorted(self._finished)]
-        picture = None if self._is_clean else put_side_by_side(last)
-        self.host.report(min(self._done, self.total), self.total, picture)
+        image = None if self._is_clean else put_side_by_side(last)
+        self.host.report(min(self._done, self.total), self.total, image)
 
     def __call__(self, progress: Any) -> None:
         """See `mmaccel.results.OnStep`. Whatever the host raises ends the run."""
@@ -63,24 +63,24 @@ class Watch:
         now = self.clock()
         if now - self._reported < _REPORT:
             return
-        picture = None
+        image = None
         if self._can_draw and now - self._drawn >= self._wait:
-            picture = self._draw(progress)
+            image = self._draw(progress)
             self._drawn = self.clock()
             self._wait = max(_PREVIEW, _SHARE * (self._drawn - now))
             self.host.check_interrupt()  # drawing may have taken a while
         made = zip(progress.rows, progress.lengths.tolist())
         done = self._done + sum(n for row, n in made if row not in self._finished)
-        self.host.report(min(done, self.total), self.total, picture)
+        self.host.report(min(done, self.total), self.total, image)
         self._reported = self.clock()
 
     def _draw(self, progress: Any) -> Any:
         try:
             asked = [self._requests[row] for row in progress.rows]
             captions, seeds = [each.caption for each in asked], [each.seed for each in asked]
-            picture = draw_progress(self.pictures, progress, captions, seeds)
+            image = draw_progress(self.image_model, progress, captions, seeds)
         except torch.OutOfMemoryError:  # the run itself may have room: it goes on without
             self._can_draw = False
             return None
-        self._is_clean = self._is_clean and picture is None
-        return picture
+        self._is_clean = self._is_clean and image is None
+        return image

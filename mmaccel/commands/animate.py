@@ -1,4 +1,4 @@
-"""`mmaccel animate`: clips that begin with a picture or with the end of another clip."""
+"""`mmaccel animate`: clips that begin with an image or with the end of another clip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HELP_CODEC = "folder or hub id: what turns tokens into frames; by default its a
 
 
 def animate(
-    starts: Annotated[list[Path], typer.Argument(help="pictures or videos, to be continued each")],
+    starts: Annotated[list[Path], typer.Argument(help="images or videos, to be continued each")],
     model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     policy: shared.WindowPolicy = None,
@@ -36,7 +36,7 @@ def animate(
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
 ) -> None:
-    """Continue pictures or videos, each clip in a file with a JSON file beside it.
+    """Continue images or videos, each clip in a file with a JSON file beside it.
 
     Temperature and truncation are by default what the model's authors recommend.
     """
@@ -46,17 +46,17 @@ def animate(
     from mmaccel.loading import parse_dtype
     from mmaccel.outputs.video_files import pick_format, read_frames
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
-    from mmaccel.pipelines.text_to_image.model import choose_filters
+    from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.noise import check_seed
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.sampling_params import SamplingParams
 
     check_count("count", count)
     check_count("batch-size", batch_size)
     check_seed([seed + k for k in range(count)])
     name, chosen = choose_policy(policy, window, set_fields)
     kind = parse_dtype(dtype)
-    filters = given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    choose_filters(Filters(), **filters)
+    params = given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    choose_params(SamplingParams(), **params)
     suffix = pick_format(file_format)
     check_folder(out)
     frames = {start: read_frames(start, _MOST) for start in starts}  # before what may take minutes
@@ -66,6 +66,6 @@ def animate(
     open_folder(out)
     job = VideoJob(
         pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen,
-        options=filters, batch_size=batch_size, out=out, suffix=suffix, model=model, dtype=dtype,
+        options=params, batch_size=batch_size, out=out, suffix=suffix, model=model, dtype=dtype,
     )  # fmt: skip
     job.run()

@@ -61,7 +61,7 @@ def check_executor(executor: str, actors: int | None) -> None:
 
 
 def check_together(prompts: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:
-    """Refuse options of one picture after another beside a prompt file, and of a file without one.
+    """Refuse options of one image after another beside a prompt file, and of a file without one.
 
     Args:
         prompts: value of `--prompts`.

@@ -65,7 +65,7 @@ class Reports:
         """See `mmaccel.batch.job.Reporter`."""
         self._failed += 1
         self._step()
-        name = f"{record['id']}, picture {record['k']} ({show(record['prompt'])})"
+        name = f"{record['id']}, image {record['k']} ({show(record['prompt'])})"
         self._bar.console.print(
             f"failed: {name}: {show_line(record['error'])}", markup=False, highlight=False
         )

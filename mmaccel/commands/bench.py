@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmaccel.catalog import policy_names
-from mmaccel.pipelines.text_to_image.registry import PICTURES
+from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
 if TYPE_CHECKING:
     from mmaccel.commands.measure import Row
 
 _ALL, _WINDOWS, _DTYPES = "all", "1,16,32,64,adaptive", "float32"
-_HELP_FAMILY = f"one of {', '.join(PICTURES)}; or canvas, for the masked models that ship"
+_HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
 
 
 def bench(
     prompt: Annotated[
-        str | None, typer.Argument(help="caption of all pictures; without it, fresh captions")
+        str | None, typer.Argument(help="caption of all images; without it, fresh captions")
     ] = None,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     policies: Annotated[str, typer.Option(help="short names with commas")] = _ALL,
@@ -29,19 +29,19 @@ def bench(
         str | None, typer.Option(help="scales with commas; by default 1 and the model's own")
     ] = None,
     count: Annotated[int, typer.Option(help="number of fresh captions")] = 16,
-    seed: Annotated[int, typer.Option(help="of the first picture")] = 0,
-    batch_size: Annotated[int, typer.Option(help="pictures made together")] = 1,
+    seed: Annotated[int, typer.Option(help="of the first image")] = 0,
+    batch_size: Annotated[int, typer.Option(help="images made together")] = 1,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy; by default the model's own")
     ] = None,
     size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="picture decoder, where it is apart")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="image decoder, where it is apart")] = None,
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtypes: Annotated[str, typer.Option(help="with commas; the first is the measure")] = _DTYPES,
     json_file: Annotated[Path | None, typer.Option("--json", help="write results here")] = None,
 ) -> None:
-    """Measure forward passes and seconds against token by token, interleaved picture by picture."""
+    """Measure forward passes and seconds against token by token, interleaved image by image."""
     from mmaccel.catalog import MODELS, find_policy, load, make_policy
     from mmaccel.commands.measure import Setup, measure
     from mmaccel.commands.report_files import new_report, write_json
@@ -51,9 +51,9 @@ def bench(
     from mmaccel.errors import OptionError
     from mmaccel.loading import open_pipeline
     from mmaccel.outputs.image_files import write_whole
-    from mmaccel.pipelines.models.scenes import WordPictures
-    from mmaccel.pipelines.text_to_image.model import choose_filters
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.pipelines.models.scenes import WordImages
+    from mmaccel.pipelines.text_to_image.model import choose_params
+    from mmaccel.samplers.sampling_params import SamplingParams
 
     check_count("count", count)
     check_count("batch-size", batch_size)
@@ -97,31 +97,31 @@ def bench(
             for width in own:
                 setups.append(Setup(name, make_policy(name, window=width), width, dtype))
     for scale in asked or ():
-        choose_filters(Filters(), guidance_scale=scale, temperature=temperature)
+        choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
     pipes = {
         dtype: open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
         for dtype in _split(dtypes)
     }
-    pictures = next(iter(pipes.values())).pictures
-    scales = dict.fromkeys(asked or (1.0, pictures.filters.guidance_scale))
-    filters = [
-        choose_filters(pictures.filters, guidance_scale=scale, temperature=temperature)
+    images = next(iter(pipes.values())).image_model
+    scales = dict.fromkeys(asked or (1.0, images.params.guidance_scale))
+    params = [
+        choose_params(images.params, guidance_scale=scale, temperature=temperature)
         for scale in scales
     ]
     if prompt is not None:
         captions = [prompt] * count
-    elif isinstance(pictures, WordPictures):
+    elif isinstance(images, WordImages):
         source = MODELS.get(model, MODELS["scenes"])
         captions = load(source.captions)(load(source.fresh), range(count))
     else:
-        captions = [pictures.examples[k % len(pictures.examples)] for k in range(count)]
+        captions = [images.examples[k % len(images.examples)] for k in range(count)]
     for caption in captions:
-        pictures.encode(caption)
+        images.encode(caption)
     if json_file is not None:
         open_folder(json_file.parent, "--json")
         write_whole(json_file.with_name(f"{json_file.name}.trial"), Path.touch)
         json_file.with_name(f"{json_file.name}.trial").unlink()
-    rows = measure(pipes, captions, setups, filters, seed, batch_size)
+    rows = measure(pipes, captions, setups, params, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
         card = _read_card(next(iter(pipes.values())).source)
@@ -131,7 +131,7 @@ def bench(
             card=card,
             captions=captions[:done],
             batch_size=batch_size,
-            temperature=filters[0].temperature,
+            temperature=params[0].temperature,
             seed=seed,
             rows=[row.to_dict() for row in rows],
         )
@@ -184,7 +184,7 @@ def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from mmaccel.results import promise_in
+    from mmaccel.results import exactness_in
 
     half = "" if row.half_width is None else f"±{row.half_width:.2f}"
     spent = f" {row.total_variation:.3f}" if row.exactness == "relaxed" else ""
@@ -196,5 +196,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.speed_up:.2f}",
         f"{row.identical}/{row.images}",
         f"{100 * row.sampler_share:.0f} %",
-        promise_in(row.exactness, row.dtype) + spent,
+        exactness_in(row.exactness, row.dtype) + spent,
     )

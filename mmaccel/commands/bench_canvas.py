@@ -27,11 +27,11 @@ def bench_canvas(
         model: one of `MODELS`, the folder of a masked model, or "all", which "scenes" (the default
             of the command) also means: it is no masked model.
         labels: keys of `mmaccel.commands.canvas_setups.SETUPS` with commas, or "all"; those by
-            window have no row where there is no next-token model beside a masked one of pictures,
+            window have no row where there is no next-token model beside a masked one of images,
             those by `end_threshold` none where no token ends a row.
         count: captions, or prompts of each task.
-        seed: of the first picture, and of all answers.
-        batch_size: pictures made together.
+        seed: of the first image, and of all answers.
+        batch_size: images made together.
         json_file: where the figures go.
         device: where models run; the joints are on the processor.
 
@@ -45,10 +45,10 @@ def bench_canvas(
     from mmaccel.commands.terminal import Stopped, stderr_console
     from mmaccel.outputs.image_files import write_whole
     from mmaccel.outputs.machine import describe_machine
-    from mmaccel.pipelines.loading.sources import check_place
+    from mmaccel.pipelines.loading.sources import check_device
     from mmaccel.pipelines.text_to_image.registry import find_source
 
-    check_place(device, torch.float32)
+    check_device(device, torch.float32)
     chosen, is_all = pick_setups(labels), model in ("all", "scenes")
     if json_file is not None:
         open_folder(json_file.parent, "--json")
@@ -134,10 +134,10 @@ def _measure(
             measure = load("mmaccel.demo.canvas_benchmark:measure_text")
             yield from measure(source, by_kind["canvas"], count, seed, device)
         else:
-            yield from _pictures(source, by_kind, count, seed, batch, device)
+            yield from _images(source, by_kind, count, seed, batch, device)
 
 
-def _pictures(
+def _images(
     source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int, device: str
 ) -> Iterator[dict[str, Any]]:
     from mmaccel.loading import open_pipeline
@@ -147,7 +147,7 @@ def _pictures(
     captions = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))
     measure = load("mmaccel.demo.canvas_benchmark:measure_images")
     beside = tokenizer_folder(source)
-    canvas = {  # no token ends a picture
+    canvas = {  # no token ends an image
         label: policy
         for label, policy in by_kind["canvas"].items()
         if getattr(policy, "end_threshold", None) is None

@@ -35,7 +35,7 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
     "revised-parallel": ("revised-parallel", {}),
     "maskgit 12": ("masked-parallel", {"steps": 12}),
     "halton 12": ("masked-parallel", {"order": "halton", "choose": "first", "choice": 0.0}),
-    # by window, on the next-token model of the same pictures, words and picture tokens
+    # by window, on the next-token model of the same images, words and image tokens
     "autoregressive": ("autoregressive", {}),
     "jacobi": ("jacobi", {}),
     "mc-sjd": ("mc-sjd", {}),

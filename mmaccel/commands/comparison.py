@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmaccel.pipelines.text_to_image.contact_sheet import identical, verdict
-from mmaccel.results import promise_in
+from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 
 
-def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> None:
+def print_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str) -> None:
     """The table: passes, tokens per pass, seconds, identical."""
     from mmaccel.commands.terminal import make_table, wide_console
 
@@ -27,7 +27,7 @@ def print_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> 
             f"{stats.seconds / count:.2f}",
             f"{plain.stats.seconds / stats.seconds:.2f}",
             "-" if side is plain else ("yes" if same == count else f"no, {same} of {count}"),
-            promise_in(stats.exactness, dtype),
+            exactness_in(stats.exactness, dtype),
         )
     console = wide_console()
     console.print(table)

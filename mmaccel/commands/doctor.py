@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 def doctor(
     model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
-    out: Annotated[Path, typer.Option(help="folder that pictures would go to")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="folder that images would go to")] = Path("out"),
 ) -> None:
     """Say what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
     from mmaccel.commands.doctor_kernels import check_kernels
@@ -139,10 +139,10 @@ def check_model(name: str) -> Finding:
             return check_checkpoint(source, name)
         pipe = open_pipeline(name, "cpu")
         policy = make_plain(pick_policy(None, pipe.model))
-        warm_up(pipe, policy, pipe.pictures.filters, pipe.pictures.examples[0], 1)
+        warm_up(pipe, policy, pipe.image_model.params, pipe.image_model.examples[0], 1)
     except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
-    return Finding(f"model {name}", "yes", f"{pipe.length} tokens a picture")
+    return Finding(f"model {name}", "yes", f"{pipe.length} tokens an image")
 
 
 def is_checkpoint(source: Path) -> bool:
@@ -160,7 +160,7 @@ def check_checkpoint(folder: Path, name: str) -> Finding:
         import transformers
 
         from mmaccel.handle import supports
-        from mmaccel.pipelines.text_to_image.registry import find_picture_family
+        from mmaccel.pipelines.text_to_image.registry import find_image_family
 
         transformers.utils.logging.disable_progress_bar()
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -177,7 +177,7 @@ def check_checkpoint(folder: Path, name: str) -> Finding:
         return Finding(what, "no", support.reason)
     detail = f"family {support.family}; attach takes {', '.join(support.policies)}"
     try:
-        detail += f"; generate draws with it as {find_picture_family(folder, name)}"
+        detail += f"; generate draws with it as {find_image_family(folder, name)}"
     except UnsupportedModelError:
         detail += "; generate draws with other models only"
     return Finding(what, "yes", detail)

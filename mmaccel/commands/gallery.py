@@ -1,4 +1,4 @@
-"""`mmaccel gallery`: a page over the pictures of a run, or of two runs side by side."""
+"""`mmaccel gallery`: a page over the images of a run, or of two runs side by side."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def gallery(
         Path | None, typer.Option(help=f"the page; by default {NAME} in the folder")
     ] = None,
 ) -> None:
-    """Write one static page: filter by prompt, seed and policy, click for what a picture is.
+    """Write one static page: filter by prompt, seed and policy, click for what an image is.
 
-    The page links to the pictures and needs no network; move it with them.
+    The page links to the images and needs no network; move it with them.
     """
     from mmaccel.batch.gallery import draw_page
     from mmaccel.commands.run_setup import open_folder

@@ -1,4 +1,4 @@
-"""`mmaccel generate`: pictures from a caption, and the same pictures token by token to compare."""
+"""`mmaccel generate`: images from a caption, and the same images token by token to compare."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from mmaccel.catalog import MODELS, POLICIES
 from mmaccel.commands.collector import rest_collector, wake_collector
-from mmaccel.pipelines.text_to_image.registry import PICTURES
+from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
 _HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
-_HELP_NEGATIVE = "what pictures are guided away from, for models whose authors have it"
+_HELP_NEGATIVE = "what images are guided away from, for models whose authors have it"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
@@ -31,10 +31,10 @@ def generate(
     group: Annotated[int | None, typer.Option(help="group size of gsd")] = None,
     max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None,
     count: Annotated[
-        int | None, typer.Option(help="number of pictures; by default one of each caption, or 8")
+        int | None, typer.Option(help="number of images; by default one of each caption, or 8")
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the first picture; the next has the next")] = 0,
-    out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("out"),
+    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
+    out: Annotated[Path, typer.Option(help="folder for the images")] = Path("out"),
     compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False,
     guidance: Annotated[
         float | None, typer.Option(help="classifier-free guidance; 1 is off")
@@ -46,11 +46,11 @@ def generate(
     negative: Annotated[str | None, typer.Option(help=_HELP_NEGATIVE)] = None,
     size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
     decoder: Annotated[
-        Path | None, typer.Option(help="picture decoder, for checkpoints without one")
+        Path | None, typer.Option(help="image decoder, for checkpoints without one")
     ] = None,
-    family: Annotated[str | None, typer.Option(help=f"one of {', '.join(PICTURES)}")] = None,
+    family: Annotated[str | None, typer.Option(help=f"one of {', '.join(IMAGE_MODELS)}")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="pictures made together; by default 1, of a file 8")
+        int | None, typer.Option(help="images made together; by default 1, of a file 8")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
@@ -60,13 +60,13 @@ def generate(
     resume: Annotated[
         bool, typer.Option("--resume", help="of a file: make what is missing")
     ] = False,
-    shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its pictures")] = None,
+    shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its images")] = None,
     actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None,
     retries: Annotated[
         int | None, typer.Option(help="of a file: tries after a failure; by default 1")
     ] = None,
     max_failures: Annotated[
-        int | None, typer.Option(help="of a file: end when more pictures failed")
+        int | None, typer.Option(help="of a file: end when more images failed")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="of a file: check it, no more")
@@ -76,7 +76,7 @@ def generate(
         bool, typer.Option("--json-stream", help="of a file: a line of JSON per event")
     ] = False,
 ) -> None:
-    """Make pictures. Each carries its caption, seed, policy, versions and stats.
+    """Make images. Each carries its caption, seed, policy, versions and stats.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), make those of a file: see docs/batch.md.
 
@@ -107,12 +107,12 @@ def generate(
     from mmaccel.commands.terminal import Stopped
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.model import (
-        choose_filters,
+        choose_params,
         encode_captions,
         spread_negatives,
     )
     from mmaccel.samplers.noise import Noise
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.sampling_params import SamplingParams
 
     single = {"caption": prompts, "--count": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
@@ -138,7 +138,7 @@ def generate(
     wanted = dict(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    choose_filters(Filters(), **wanted)
+    choose_params(SamplingParams(), **wanted)
     if prompt_file is not None:
         setup = Setup(
             model, out, policy, options, given(**wanted), device, dtype, decoder, family,
@@ -156,21 +156,21 @@ def generate(
     wake_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
-    filters = choose_filters(pipe.pictures.filters, **wanted)
-    examples = MODELS[model].examples if model in MODELS else pipe.pictures.examples
+    params = choose_params(pipe.image_model.params, **wanted)
+    examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
     captions = list(prompts or examples)
     if count is None:
         count = 8 if len(captions) == 1 and model in MODELS else len(captions)
     captions = [captions[k % len(captions)] for k in range(count)]
     (negative,) = spread_negatives(negative, 1)
-    encode_captions(pipe.pictures, captions, [negative] * count, filters)
+    encode_captions(pipe.image_model, captions, [negative] * count, params)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)
     extras = given(size=size, family=family)
     job = Job(
-        pipe, captions, seed, name, chosen, filters, rows, out, model, dtype, extras,
+        pipe, captions, seed, name, chosen, params, rows, out, model, dtype, extras,
         decoder, negative,
     )  # fmt: skip
     kept, finished = run_job(job, compare=compare)
     if not finished:
-        raise Stopped(f"stopped; kept {kept} of {count} pictures in {out}")
+        raise Stopped(f"stopped; kept {kept} of {count} images in {out}")

@@ -1,4 +1,4 @@
-"""`mmaccel generate --prompts`: many pictures, each once, however often the job is stopped."""
+"""`mmaccel generate --prompts`: many images, each once, however often the job is stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Wish:
         shard: part and number of parts, or None.
         is_resumed, is_dry, is_json, is_streaming: the flags.
         retries, max_failures: see `Job`.
-        executor: what makes the pictures: this process, or Ray's actors.
+        executor: what makes the images: this process, or Ray's actors.
         actors: of Ray; None chooses.
     """
 
@@ -54,7 +54,7 @@ class Wish:
 
 
 def run_batch(wish: Wish) -> None:
-    """Make the pictures of a prompt file.
+    """Make the images of a prompt file.
 
     Raises:
         typer.Exit: with the code of `WITH_FAILURES` or `FATAL` where items failed.
@@ -90,7 +90,7 @@ def _run(wish: Wish) -> tuple[dict[str, Any], int]:
 
 
 def _open(wish: Wish) -> Maker:
-    """What makes the pictures: this process, or Ray's actors."""
+    """What makes the images: this process, or Ray's actors."""
     if wish.executor == LOCAL:
         return Worker(wish.setup)
     from mmaccel.batch.ray_maker import RayMaker
@@ -145,14 +145,14 @@ def _left(
 
 def _show_plan(left: list[Item], facts: dict[str, Any]) -> dict[str, Any]:
     _say_to_people(
-        f"{len(left)} pictures to make, {facts['made_before']} made before, in {facts['out']}"
+        f"{len(left)} images to make, {facts['made_before']} made before, in {facts['out']}"
     )
     rows = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in left]
     return {**facts, "to_make": len(left), "plan": rows}
 
 
 def _say(made: Outcome, facts: dict[str, Any]) -> str:
-    text = f"{made.made} pictures made in {facts['out']}"
+    text = f"{made.made} images made in {facts['out']}"
     text += f", {facts['made_before']} before" if facts["made_before"] else ""
     return text + (f", {made.failed} failed" if made.failed else "")
 

@@ -1,4 +1,4 @@
-"""One run of `mmaccel generate`: make pictures, write them as they are finished, sum up."""
+"""One run of `mmaccel generate`: make images, write them as they are finished, sum up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmaccel.commands.comparison import print_comparison
 from mmaccel.commands.terminal import progress_bar
 from mmaccel.outputs.image_files import (
     describe,
-    picture_name,
+    image_name,
     plainly,
     short_hash,
     write_png,
@@ -34,13 +34,13 @@ from mmaccel.pipelines.text_to_image.outputs import Request
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
     from mmaccel.results import Progress
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.sampling_params import SamplingParams
 
 
-_SHOWN = 64  # pictures on a sheet, and kept in memory
+_SHOWN = 64  # images on a sheet, and kept in memory
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Job:
     seed: int
     name: str
     policy: Any
-    filters: Filters
+    params: SamplingParams
     batch_size: int
     out: Path
     model: str
@@ -60,8 +60,8 @@ class Job:
     extras: dict[str, Any] = field(default_factory=dict)  # further settings of the model
     decoder: Path | None = None
     negative: str | None = None
-    made: list[Pictures] = field(default_factory=list)
-    plain: list[Pictures] = field(default_factory=list)
+    made: list[ImageOutput] = field(default_factory=list)
+    plain: list[ImageOutput] = field(default_factory=list)
     kept: int = 0
 
     @property
@@ -69,10 +69,10 @@ class Job:
         """The policy's short name and its window."""
         return title_of(self.name, self.policy)
 
-    def batches(self, policy: Any, on_step: Any) -> Iterator[Pictures]:
-        """All pictures by a policy; picture k has seed `seed + k` and depends on that alone."""
+    def batches(self, policy: Any, on_step: Any) -> Iterator[ImageOutput]:
+        """All images by a policy; image k has seed `seed + k` and depends on that alone."""
         generator = ImageGenerator(self.pipe)
-        settings = GenerationSettings(self.name, policy, self.filters)
+        settings = GenerationSettings(self.name, policy, self.params)
         for first in range(0, len(self.captions), self.batch_size):
             requests = [
                 Request(caption, self.seed + first + k, k, self.negative)
@@ -83,7 +83,7 @@ class Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What pictures of this run were made from beside caption and seed, ready for JSON."""
+        """What images of this run were made from beside caption and seed, ready for JSON."""
         assert self.pipe.source is not None  # it was opened by name
         return {
             "model": self.model,
@@ -95,13 +95,13 @@ class Job:
             "device": str(self.pipe.model.device),
             "policy": self.name,
             "policy_options": {name: plainly(v) for name, v in vars(self.policy).items()},
-            **{name: getattr(self.filters, name) for name in FILTERS},
+            **{name: getattr(self.params, name) for name in FILTERS},
         }
 
     def recipe(self, rows: int) -> dict[str, Any]:
         """What file names depend on: the settings under one name each, however they were spelt.
 
-        A picture may differ with the number of rows it is made among where the promise is up to
+        An image may differ with the number of rows it is made among where the promise is up to
         rounding: outside float32, and where an acceptance hangs on a probability's last bit.
         """
         spelling = ("model", "policy", "policy_options", "decoder")
@@ -111,25 +111,25 @@ class Job:
         return own if is_exact else {**own, "rows": rows}
 
     def sheet_name(self, kind: str) -> str:
-        """File name of a sheet: only one of the same pictures is overwritten."""
+        """File name of a sheet: only one of the same images is overwritten."""
         run = {"captions": self.captions, "seed": self.seed % 2**64, **self.recipe(self.batch_size)}
         return f"{kind}-{self.name}-{short_hash(run)}.png"
 
-    def write(self, batch: Pictures) -> None:
-        """Write the pictures of a batch."""
+    def write(self, batch: ImageOutput) -> None:
+        """Write the images of a batch."""
         for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
             seed = self.seed + batch.first + k
             facts = describe(prompt, seed, self.settings, batch, k)
-            name = picture_name(seed, prompt, self.name, self.recipe(len(batch.prompts)))
+            name = image_name(seed, prompt, self.name, self.recipe(len(batch.prompts)))
             write_png(self.out / name, image, facts)
             self.kept += 1
 
 
 def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
-    """Make all pictures; with `compare`, each batch token by token too, one after the other.
+    """Make all images; with `compare`, each batch token by token too, one after the other.
 
     Returns:
-        Number of pictures written, and False if Ctrl-C came before the last.
+        Number of images written, and False if Ctrl-C came before the last.
     """
     from mmaccel.pipelines.text_to_image.outputs import join
 
@@ -139,7 +139,7 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
             if compare:
                 rows = min(job.batch_size, len(job.captions))
                 for policy in (plain_policy, job.policy):
-                    warm_up(job.pipe, policy, job.filters, job.captions[0], rows)
+                    warm_up(job.pipe, policy, job.params, job.captions[0], rows)
             plain = job.batches(plain_policy, tick) if compare else None
             for batch in job.batches(job.policy, tick):
                 shown = slice(max(0, _SHOWN - batch.first))
@@ -166,8 +166,8 @@ def run_job(job: Job, *, compare: bool) -> tuple[int, bool]:
     return job.kept, True
 
 
-def draw_contact_sheet(name: str, made: Pictures, dtype: str) -> Any:
-    """All pictures of a run on one sheet, under the policy's name."""
+def draw_contact_sheet(name: str, made: ImageOutput, dtype: str) -> Any:
+    """All images of a run on one sheet, under the policy's name."""
     stats, count = made.stats, len(made.prompts)
     foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
     return draw_sheet([make_panel(name, promise(stats, dtype), made, foot)], columns=4)

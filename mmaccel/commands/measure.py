@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
 from mmaccel.pipelines.text_to_image.generator import warm_up
-from mmaccel.results import promise_in
+from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy
-    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Setup:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one setup at one guidance scale; means over `images` pictures.
+    """What was measured of one setup at one guidance scale; means over `images` images.
 
     Attributes:
         policy, window, dtype, guidance: what was measured.
         settings: the policy's repr.
         exactness: its promise; `to_dict` adds what is left of it in this dtype as `promise`.
-        images: pictures made.
-        passes: forward passes a picture took part in while unfinished.
+        images: images made.
+        passes: forward passes an image took part in while unfinished.
         tokens_per_pass: tokens it gained in one.
-        half_width: of the 95 % interval of that mean over pictures; None for fewer than ten.
-        seconds: wall time per picture.
+        half_width: of the 95 % interval of that mean over images; None for fewer than ten.
+        seconds: wall time per image.
         speed_up: seconds of the first setup at the same guidance, over these.
-        identical: pictures whose tokens equal the first setup's.
+        identical: images whose tokens equal the first setup's.
         sampler_share: share of the time that is not the model's forward pass.
         total_variation: total variation spent per token.
     """
@@ -67,14 +67,14 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and `promise`, ready for JSON."""
-        return {**asdict(self), "promise": promise_in(self.exactness, self.dtype)}
+        return {**asdict(self), "promise": exactness_in(self.exactness, self.dtype)}
 
 
 def measure(
     pipes: Mapping[str, TextToImage],
     captions: Sequence[str],
     setups: Sequence[Setup],
-    filters: Sequence[Filters],
+    params: Sequence[SamplingParams],
     seed: int,
     batch_size: int,
 ) -> list[Row]:
@@ -82,11 +82,11 @@ def measure(
 
     Args:
         pipes: the model, by dtype.
-        captions: one per picture; picture k has seed `seed + k`.
+        captions: one per image; image k has seed `seed + k`.
         setups: the first is what the others are compared with.
         filters: one set per guidance scale.
-        seed: of the first picture.
-        batch_size: pictures made together.
+        seed: of the first image.
+        batch_size: images made together.
 
     Returns:
         One row per filter and setup, filter by filter, over the captions that every setup had
@@ -98,15 +98,15 @@ def measure(
     from mmaccel.commands.terminal import progress_bar
     from mmaccel.pipelines.text_to_image.outputs import join
 
-    cells = [(f, s) for f in range(len(filters)) for s in range(len(setups))]
+    cells = [(f, s) for f in range(len(params)) for s in range(len(setups))]
     seeds = [seed + k for k in range(len(captions))]
-    runs: dict[tuple[int, int], Iterator[Pictures]] = {}
-    made: dict[tuple[int, int], list[Pictures]] = {}
+    runs: dict[tuple[int, int], Iterator[ImageOutput]] = {}
+    made: dict[tuple[int, int], list[ImageOutput]] = {}
     for f, s in cells:
         policy, pipe = setups[s].policy, pipes[setups[s].dtype]
-        warm_up(pipe, policy, filters[f], captions[0], min(batch_size, len(captions)))
+        warm_up(pipe, policy, params[f], captions[0], min(batch_size, len(captions)))
         runs[f, s] = pipe.stream(
-            captions, filters[f], policy=policy, seed=seeds, batch_size=batch_size
+            captions, params[f], policy=policy, seed=seeds, batch_size=batch_size
         )
         made[f, s] = []
     n_batches = -(-len(captions) // batch_size)
@@ -123,10 +123,10 @@ def measure(
     if not n_batches:
         return []
     sides = {cell: join(parts[:n_batches]) for cell, parts in made.items()}
-    return [_row(setups[s], filters[f].guidance_scale, sides[f, s], sides[f, 0]) for f, s in cells]
+    return [_row(setups[s], params[f].guidance_scale, sides[f, s], sides[f, 0]) for f, s in cells]
 
 
-def _row(setup: Setup, guidance: float, made: Pictures, plain: Pictures) -> Row:
+def _row(setup: Setup, guidance: float, made: ImageOutput, plain: ImageOutput) -> Row:
     stats, images = made.stats, len(made.prompts)
     return Row(
         policy=setup.name,
@@ -147,10 +147,10 @@ def _row(setup: Setup, guidance: float, made: Pictures, plain: Pictures) -> Row:
     )
 
 
-def _half_width(made: Pictures) -> float | None:
-    """Of the 95 % interval of the tokens a pass: normal approximation, pictures being independent.
+def _half_width(made: ImageOutput) -> float | None:
+    """Of the 95 % interval of the tokens a pass: normal approximation, images being independent.
 
-    All pictures have equally many tokens, so that the relative error is that of the mean passes.
+    All images have equally many tokens, so that the relative error is that of the mean passes.
     """
     passes, count = made.passes.double(), len(made.passes)
     if count < 10:

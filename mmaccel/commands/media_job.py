@@ -19,23 +19,23 @@ from mmaccel.commands.collector import wake_collector
 from mmaccel.commands.run_setup import given, merge_fields, parse_window
 from mmaccel.commands.terminal import Stopped, progress_bar
 from mmaccel.loading import parse_cuda_graphs, pick_name
-from mmaccel.outputs.image_files import picture_name, plainly
+from mmaccel.outputs.image_files import image_name, plainly
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import write_video
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.media import RunProgress
-from mmaccel.pipelines.text_to_image.model import choose_filters
+from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
-from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_filters
-from mmaccel.results import EXACT_DTYPE, Stats, promise_in
+from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params
+from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mmaccel.pipelines.image_to_video.types import Clip
     from mmaccel.pipelines.text_to_speech.types import Utterance
-    from mmaccel.samplers.sampling_params import Filters
+    from mmaccel.samplers.sampling_params import SamplingParams
 
 _SPELLING = ("model", "policy", "policy_options")  # settings that others in a file name repeat
 
@@ -142,7 +142,7 @@ class MediaJob(ABC):
         """How many of the files are written."""
         return f"kept {self.kept} of {self.n_asked} {self.unit}s"
 
-    def base(self, filters: Filters) -> dict[str, Any]:
+    def base(self, params: SamplingParams) -> dict[str, Any]:
         """The settings that decide the payloads beside seed and input, ready for JSON."""
         return {
             "model": self.model,
@@ -152,7 +152,7 @@ class MediaJob(ABC):
             "device": str(self.pipe.model.device),
             "policy": self.name,
             "policy_options": {name: plainly(v) for name, v in vars(self.policy).items()},
-            **{name: vars(filters)[name] for name in FILTERS if name != "guidance_scale"},
+            **{name: vars(params)[name] for name in FILTERS if name != "guidance_scale"},
         }
 
     def keep(
@@ -182,11 +182,11 @@ class MediaJob(ABC):
         recipe |= {"policy": repr(self.policy), **source}
         if self.dtype != EXACT_DTYPE or self.policy.exactness != "bitwise":
             recipe["rows"] = self.batch_size
-        name = picture_name(made.seed, title, self.name, recipe, suffix)
+        name = image_name(made.seed, title, self.name, recipe, suffix)
         told = {
             "seed": made.seed,
             **self.settings,
-            "exactness": promise_in(self.policy.exactness, self.dtype),
+            "exactness": exactness_in(self.policy.exactness, self.dtype),
             **facts,
             "passes": made.passes,
             "total_variation": made.total_variation,
@@ -270,9 +270,9 @@ class SpeechJob(MediaJob):
     def settings(self) -> dict[str, Any]:
         """The settings that decide the utterances beside text and seed, ready for JSON."""
         speech, options = self.pipe.speech, self.options
-        filters = {name: options[name] for name in FILTERS if name in options}
+        params = {name: options[name] for name in FILTERS if name in options}
         return {
-            **self.base(pick_filters(speech, **filters)),
+            **self.base(pick_params(speech, **params)),
             "voice": options.get("voice"),
             "max_seconds": self.max_seconds,  # a longer text of the same run may have shortened it
             "repetition_penalty": options.get("repetition_penalty", speech.repetition_penalty),
@@ -334,20 +334,20 @@ class VideoJob(MediaJob):
 
             bar.begin(self.count)
             parts.append(self.pipe.serve(
-                frames, self.filters, policy=self.policy, seed=seeds, batch_size=self.batch_size,
+                frames, self.params, policy=self.policy, seed=seeds, batch_size=self.batch_size,
                 deliver=keep, on_step=bar.update,
             ))  # fmt: skip
         return add_stats(parts)
 
     @property
-    def filters(self) -> Filters:
+    def params(self) -> SamplingParams:
         """The filters that were given, and those that are recommended where none were."""
-        return choose_filters(self.pipe.video.filters, **self.options)
+        return choose_params(self.pipe.video.params, **self.options)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings that decide the clips beside start and seed, ready for JSON."""
-        return self.base(self.filters)
+        return self.base(self.params)
 
     def write(self, start: Path, made: Clip) -> None:
         """Write one clip.

@@ -25,5 +25,5 @@ def models() -> None:
     console.print(table)
     console.print(
         "bitwise: same seed, same tokens as token by token. distribution: the same law. "
-        "relaxed: other pictures; what was spent is in the stats."
+        "relaxed: other images; what was spent is in the stats."
     )

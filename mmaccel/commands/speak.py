@@ -54,11 +54,11 @@ def speak(
     check_count("batch-size", batch_size)
     name, chosen = choose_policy(policy, window, set_fields)
     kind = parse_dtype(dtype)
-    filters = given(
+    params = given(
         max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty,
     )  # fmt: skip
-    check_call(texts, [seed + k for k in range(len(texts))], **filters)  # loading takes minutes
+    check_call(texts, [seed + k for k in range(len(texts))], **params)  # loading takes minutes
     check_folder(out)
     logging.disable_progress_bar()
     pipe = open_pipe(
@@ -67,7 +67,7 @@ def speak(
     )  # fmt: skip
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,
-        options=filters | given(voice=voice), batch_size=batch_size, out=out, model=model,
+        options=params | given(voice=voice), batch_size=batch_size, out=out, model=model,
         dtype=dtype,
     )  # fmt: skip
     job.check()

@@ -25,7 +25,7 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _ENUMERABLE = ("replace", "shuffle", "tell")
 _PROMPTS, _DRAWS = 8, 100
@@ -103,7 +103,7 @@ def measure_images(
             made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
         plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
         tokens = made.tokens.to(pipe.model.device)
-        pixels = pipe.pictures.tokenizer.decode(tokens)  # type: ignore[attr-defined]
+        pixels = pipe.image_model.tokenizer.decode(tokens)  # type: ignore[attr-defined]
         quality = dict(score_images(pixels.cpu(), list(captions)))
         row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
         yield row | {"positions": sum(fed) / len(captions)}
@@ -162,7 +162,7 @@ def _decode_text(
 ) -> tuple[Tensor, Stats]:
     prompt = text.prompt(prompts)
     noise = Noise.from_seed(seed, len(prompts), prompt.tokens.device)
-    made = policy.sample(text.model, prompt, text.length, filters=Filters(), noise=noise)
+    made = policy.sample(text.model, prompt, text.length, params=SamplingParams(), noise=noise)
     return torch.tensor(text.fill_up(made.tokens, made.lengths)), made.stats
 
 

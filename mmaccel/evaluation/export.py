@@ -133,7 +133,7 @@ def match_items(
         shown = "; ".join(missing[:_SHOWN])
         rest = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise OptionError(
-            f"pictures: expected {per_prompt} of each prompt, received fewer of {len(missing)} of "
+            f"images: expected {per_prompt} of each prompt, received fewer of {len(missing)} of "
             f"{len(prompts)} prompts: {shown}{rest}. Make them with mmaccel generate; --partial "
             "leaves such prompts out"
         )
@@ -270,17 +270,17 @@ def make_grid(items: Sequence[Item]) -> Callable[[Path], object]:
     def make(path: Path) -> None:
         from PIL import Image
 
-        pictures = [open_image(item.file).convert("RGB") for item in items]
-        sizes = {picture.size for picture in pictures}
+        images = [open_image(item.file).convert("RGB") for item in items]
+        sizes = {image.size for image in images}
         if len(sizes) > 1:
             raise ShapeError(
-                f"pictures: expected one size for a grid, received {sorted(sizes)} "
+                f"images: expected one size for a grid, received {sorted(sizes)} "
                 f"({items[0].prompt}); make them again"
             )
-        (width, height), side = pictures[0].size, round(len(items) ** 0.5)
+        (width, height), side = images[0].size, round(len(items) ** 0.5)
         grid = Image.new("RGB", (side * width, side * height))
-        for k, picture in enumerate(pictures):
-            grid.paste(picture, (k % side * width, k // side * height))
+        for k, image in enumerate(images):
+            grid.paste(image, (k % side * width, k // side * height))
         grid.save(path, format="PNG")
 
     return make

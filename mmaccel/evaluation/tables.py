@@ -23,7 +23,7 @@ _ROUTE_HEADS = (
     "policy",
     "passes",
     "tokens a pass",
-    "s a picture",
+    "s an image",
     "speed-up",
     "of direct",
 )

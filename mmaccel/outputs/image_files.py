@@ -1,4 +1,4 @@
-"""Pictures on disk: written whole or not at all, and carrying what they were made from."""
+"""Images on disk: written whole or not at all, and carrying what they were made from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
-from mmaccel.results import promise_in
+from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 
 _ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _LONGEST = 20  # characters of a word in a file name
@@ -77,12 +77,12 @@ def short_hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
 
 
-def picture_name(
+def image_name(
     seed: int, prompt: str, policy: str, recipe: Mapping[str, Any], suffix: str = ".png"
 ) -> str:
     """A file name that sorts by seed and can be read: `0003-a-red-circle-jacobi-1c9f03ab.png`.
 
-    Another caption, or anything else in `recipe`, gives another name: only the same picture is
+    Another caption, or anything else in `recipe`, gives another name: only the same image is
     overwritten. `policy` is a short name.
     """
     words = split_words(prompt)
@@ -97,9 +97,9 @@ def _shorten(word: str) -> str:
 
 
 def describe(
-    prompt: str, seed: int, settings: Mapping[str, Any], batch: Pictures, index: int
+    prompt: str, seed: int, settings: Mapping[str, Any], batch: ImageOutput, index: int
 ) -> dict[str, Any]:
-    """What a picture was made from and what it cost, ready for JSON.
+    """What an image was made from and what it cost, ready for JSON.
 
     Args:
         prompt: its caption.
@@ -113,7 +113,7 @@ def describe(
         "prompt": prompt,
         "seed": seed,
         **settings,
-        "exactness": promise_in(batch.stats.exactness, settings["dtype"]),
+        "exactness": exactness_in(batch.stats.exactness, settings["dtype"]),
         "tokens": tokens,
         "passes": passes,
         "tokens_per_pass": tokens / passes,
@@ -133,7 +133,7 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
 
     Args:
         facts: from `describe`, or another description with its names.
-        size: width and height of the picture, in pixels.
+        size: width and height of the image, in pixels.
     """
     options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
     settings = {

@@ -12,7 +12,7 @@ from typing import Any
 import mmaccel
 
 
-@cache  # it is asked for every picture, and reads files
+@cache  # it is asked for every image, and reads files
 def package_version(name: str) -> str | None:
     """The installed version of a package, or None; imports nothing."""
     try:
@@ -22,7 +22,7 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that a picture depends on."""
+    """Versions of everything that an image depends on."""
     found = {name: package_version(name) for name in ("torch", "transformers", "numpy")}
     own = {"mmaccel": mmaccel.__version__, "python": platform.python_version()}
     return own | {name: value for name, value in found.items() if value is not None}

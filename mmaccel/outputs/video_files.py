@@ -111,7 +111,7 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
 
 
 def read_frames(file: Path, most: int) -> list[Image]:
-    """The last frames of a picture, an animated picture or a video, turned as its file says.
+    """The last frames of an image, an animated image or a video, turned as its file says.
 
     Args:
         file: a file that Pillow or PyAV reads. Of pages that are not frames in time (a camera's
@@ -141,7 +141,7 @@ def read_frames(file: Path, most: int) -> list[Image]:
         raise
     except broken as error:
         raise OptionError(
-            f"start: expected a picture or a video, received {str(file)!r}, which Pillow does not "
+            f"start: expected an image or a video, received {str(file)!r}, which Pillow does not "
             f"read ({' '.join(str(error).split())[:120]}); save it again"
         ) from error
 
@@ -151,7 +151,7 @@ def _video_frames(file: Path, most: int) -> list[Image]:
         import av
     except ImportError as error:
         raise OptionError(
-            f"start: expected a picture, received {str(file)!r}, which Pillow does not read; "
+            f"start: expected an image, received {str(file)!r}, which Pillow does not read; "
             "for videos pip install 'mmaccel[video]'"
         ) from error
     try:
@@ -160,7 +160,7 @@ def _video_frames(file: Path, most: int) -> list[Image]:
             frames = [_turn(frame) for frame in last]
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise OptionError(
-            f"start: expected a picture or a video, received {str(file)!r}, which PyAV does not "
+            f"start: expected an image or a video, received {str(file)!r}, which PyAV does not "
             f"read ({' '.join(str(error).split())[:120]}); save it again"
         ) from error
     if not frames:
@@ -169,7 +169,7 @@ def _video_frames(file: Path, most: int) -> list[Image]:
 
 
 def _turn(frame: Any) -> Image:
-    """A frame of PyAV as a picture, turned as its file says: telephones film sideways."""
-    picture: Image = frame.to_image()
+    """A frame of PyAV as an image, turned as its file says: telephones film sideways."""
+    image: Image = frame.to_image()
     degrees = getattr(frame, "rotation", 0)  # counter-clockwise; older PyAV does not have it
-    return picture.rotate(degrees, expand=True) if degrees else picture
+    return image.rotate(degrees, expand=True) if degrees else image

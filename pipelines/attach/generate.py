@@ -19,7 +19,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.fallback import Fallback
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop, find_obstacles, hand_over
 from mmaccel.pipelines.attach.patching import original
-from mmaccel.pipelines.attach.streaming import TokenFeed
+from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
@@ -154,10 +154,10 @@ class GenerateService:
         assert length is not None  # else an obstacle
         kinds, warpers = take_warpers(call.kinds(), call.config.do_sample)
         chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
-        filters = call.filters({"processor": chain} | warpers)
+        params = call.params({"processor": chain} | warpers)
         feed = None
         if call.needs_feed:
-            feed = TokenFeed(call.ids, call.criteria, call.streamer, call.pad)
+            feed = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad)
 
         def on_step(progress: Progress) -> Tensor | None:
             ends = feed(progress) if feed is not None else None
@@ -167,10 +167,10 @@ class GenerateService:
             return ends
 
         window, seed = self.family.open(call), self._choose_seed(call.config.do_sample)
-        self.engine.prepare(window, prompt, self.policy, filters)
+        self.engine.prepare(window, prompt, self.policy, params)
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         told = on_step if feed is not None or chain is not None else None
-        given: dict[str, Any] = {"filters": filters, "noise": noise, "on_step": told}
+        given: dict[str, Any] = {"params": params, "noise": noise, "on_step": told}
         made = self.policy.sample(window, prompt, length, **given)
         self.history.append(made.stats)
         if call.streamer is not None:

@@ -24,7 +24,7 @@ from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
@@ -94,11 +94,11 @@ class GenerateCall:
         rest = self.processors[1:] if self.guidance is not None else self.processors
         return [(processor, find_kind(processor, self.assume_stateless)) for processor in rest]
 
-    def filters(self, chosen: dict[str, Any]) -> Filters:
-        """Filters of the call; `chosen` are fields that were found among its processors."""
+    def params(self, chosen: dict[str, Any]) -> SamplingParams:
+        """SamplingParams of the call; `chosen` are fields that were found among its processors."""
         chosen = {"temperature": 1.0 if self.config.do_sample else 0.0} | chosen
         if self.guidance is None:
-            return Filters(**chosen)
+            return SamplingParams(**chosen)
         return LogGuidance(float(self.guidance.guidance_scale), **chosen)
 
     def unconditional(self) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
     if config.return_dict_in_generate:
         yield from (name for name in _RECORDS if getattr(config, name, False))
     given = {name for name, value in others.items() if value is not None}
-    if not others.get("mm_encoder_outputs"):  # no pictures in the prompt
+    if not others.get("mm_encoder_outputs"):  # no images in the prompt
         given.discard("mm_encoder_outputs")
     yield from sorted(given - _SERVED - served)
     cache = others.get("past_key_values")
@@ -295,7 +295,7 @@ class OwnLoop:
     window: TokenModel | None = None
     prompt: Prompt | None = None
     length: int = 0
-    filters: Filters = field(default_factory=Filters)
+    params: SamplingParams = field(default_factory=SamplingParams)
     samples: bool = True
     hand_over: Callable[[Generation], Any] = lambda made: made.tokens
 
@@ -304,9 +304,7 @@ class OwnLoop:
     ) -> tuple[Any, Stats]:
         """Run a policy; what the call returns, and what it cost."""
         assert self.window is not None and self.prompt is not None
-        engine.prepare(self.window, self.prompt, policy, self.filters)
+        engine.prepare(self.window, self.prompt, policy, self.params)
         noise = Noise.from_seed(seed, self.prompt.batch, self.prompt.tokens.device)
-        made = policy.sample(
-            self.window, self.prompt, self.length, filters=self.filters, noise=noise
-        )
+        made = policy.sample(self.window, self.prompt, self.length, params=self.params, noise=noise)
         return self.hand_over(made), made.stats

@@ -48,7 +48,7 @@ def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
     beyond = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
     if name not in PIPELINES:
         model = open_denoiser(target)
-        has_shadows = model.has_store and model.mask_token is not None
+        has_shadows = model.supports_kv_cache and model.mask_token is not None
         beyond = "" if has_shadows else "revised-parallel"
     return tuple(policy for policy in canvas if policy != beyond)
 

@@ -21,7 +21,7 @@ from mmaccel.results import Progress
 _OPEN = 2**62
 
 
-class TokenFeed:
+class TokenStreamer:
     """An `on_step` for one `generate` call.
 
     Args:

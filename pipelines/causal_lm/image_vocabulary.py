@@ -1,8 +1,8 @@
-"""A causal LM whose vocabulary holds picture tokens, as a model of those tokens alone.
+"""A causal LM whose vocabulary holds image tokens, as a model of those tokens alone.
 
-Chameleon, Emu3 and their kin speak text and pictures with one head. Behind a row's prompt only
-picture tokens can stand, and tokens that close rows of the grid; so the rest of the head is not
-computed, and samplers see a small vocabulary: the picture tokens in the order of their ids, the
+Chameleon, Emu3 and their kin speak text and images with one head. Behind a row's prompt only
+image tokens can stand, and tokens that close rows of the grid; so the rest of the head is not
+computed, and samplers see a small vocabulary: the image tokens in the order of their ids, the
 structural ones behind them.
 """
 
@@ -21,15 +21,15 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 
 class ImageTokenWindow(CausalLMWindow):
-    """Text ids up to a row's prompt, picture tokens behind it; logits of picture tokens.
+    """Text ids up to a row's prompt, image tokens behind it; logits of image tokens.
 
     Args:
         model: a transformers model that has its body in `model` and a head on top.
-        ids: N ids of picture tokens in the model's vocabulary, ascending.
+        ids: N ids of image tokens in the model's vocabulary, ascending.
         structural: S ids of tokens that a layout puts in place; their logits are 0.
 
     Attributes:
-        ids: `[N + S]` int64, the model's id of every picture token.
+        ids: `[N + S]` int64, the model's id of every image token.
     """
 
     row_inputs, constants = ("_lengths",), ("ids", "_weight", "_bias")

@@ -23,7 +23,7 @@ from torch import Tensor
 from mmaccel.errors import ShapeError
 
 
-class Placement:
+class KVCacheLayout:
     """Where the keys of the current pass go, shared by all layers.
 
     Args:
@@ -78,14 +78,14 @@ class WindowLayer:
 
     What a cache takes is a child of it that is also one of transformers' (see `make_cache`).
 
-    Memory: `rows * room * heads * (key width + value width)` numbers; see `Placement.taken`.
+    Memory: `rows * room * heads * (key width + value width)` numbers; see `KVCacheLayout.taken`.
     """
 
     is_sliding = False
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: KVCacheLayout) -> None:
         self.placement = placement
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -138,7 +138,7 @@ class WindowLayer:
             self.is_initialized = True
 
     def get_seq_length(self) -> int:
-        """Positions the model is told of; see `Placement.told`."""
+        """Positions the model is told of; see `KVCacheLayout.told`."""
         return self.placement.told
 
     def get_max_length(self) -> int:
@@ -150,7 +150,7 @@ class WindowLayer:
         return self.placement.span, 0
 
 
-def make_cache(n_layers: int, placement: Placement) -> Any:
+def make_cache(n_layers: int, placement: KVCacheLayout) -> Any:
     """A transformers `Cache` of `n_layers` empty window layers.
 
     Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.23.
@@ -169,7 +169,7 @@ def _layer_class() -> type[WindowLayer]:
     return type("WindowCacheLayer", (WindowLayer, CacheLayerMixin), {})
 
 
-def _make_room(place: Placement, states: Tensor) -> Tensor:
+def _make_room(place: KVCacheLayout, states: Tensor) -> Tensor:
     heads, width = states.shape[1], states.shape[3]
     # zeros: a place that was never written is masked, but NaN would come through a mask
     return torch.zeros(
@@ -177,7 +177,7 @@ def _make_room(place: Placement, states: Tensor) -> Tensor:
     )
 
 
-def _grow(place: Placement, store: Tensor) -> Tensor:
+def _grow(place: KVCacheLayout, store: Tensor) -> Tensor:
     """A store of `place.taken` positions that begins with another's."""
     old = store.view(place.stored, -1, *store.shape[1:])
     new = store.new_zeros(place.stored, place.taken, *store.shape[1:])
@@ -185,7 +185,7 @@ def _grow(place: Placement, store: Tensor) -> Tensor:
     return new.flatten(0, 1)
 
 
-def _write(place: Placement, store: Tensor, states: Tensor) -> Tensor:
+def _write(place: KVCacheLayout, store: Tensor, states: Tensor) -> Tensor:
     assert place.index is not None
     index = place.index if place.index.device == store.device else place.index.to(store.device)
     store.index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))  # [R * W, H, D]

@@ -6,7 +6,7 @@ cache of `mmaccel.pipelines.causal_lm.kv_cache`.
 
 What a model in windows does so that its rows can be fed, chosen and left out by themselves.
 
-See `mmaccel.samplers.window.scheduler.Reseatable`.
+See `mmaccel.samplers.window.scheduler.SupportsContinuousBatching`.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     check_room,
     text_config,
 )
-from mmaccel.pipelines.causal_lm.kv_cache import Placement, make_cache, make_masks
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
 from mmaccel.pipelines.causal_lm.self_check import find_reason
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.step_runner import StepRunner
 
 
-class SeatedRows(StaticModelBuffers):
-    """A window over a `Placement`, whose `row_inputs` have one entry for each row."""
+class SelectableRows(StaticModelBuffers):
+    """A window over a `KVCacheLayout`, whose `row_inputs` have one entry for each row."""
 
-    feed: Any
-    _placement: Placement | None
+    prefill: Any
+    _placement: KVCacheLayout | None
 
     def offered(self) -> dict[str, Tensor | None]:
-        """See `Reseatable.offered`: what stands in `row_inputs`."""
+        """See `SupportsContinuousBatching.offered`: what stands in `row_inputs`."""
         return {name: getattr(self, name) for name in self.row_inputs}
 
     def seat(self, offered: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `Reseatable.seat`. A captured pass finds its tensors where they were."""
+        """See `SupportsContinuousBatching.seat`. A captured pass finds its tensors where they were."""
         for name, value in offered.items():
             if value is None or rows is None:
                 setattr(self, name, value)
@@ -62,14 +62,14 @@ class SeatedRows(StaticModelBuffers):
             else:
                 place.copy_(self.fit(chosen, place))
 
-    def feed_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """See `Reseatable.feed_rows`. Cost: a pass over these rows alone."""
+    def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
+        """See `SupportsContinuousBatching.feed_rows`. Cost: a pass over these rows alone."""
         assert self._placement is not None, "reserve comes first"
         with self._only(rows), self._placement.only(rows):
-            self.feed(tokens, start)
+            self.prefill(tokens, start)
 
     def keep_rows(self, rows: Tensor) -> None:
-        """See `Reseatable.keep_rows`. Cost: every layer's keys and values are copied once."""
+        """See `SupportsContinuousBatching.keep_rows`. Cost: every layer's keys and values are copied once."""
         place = self._placement
         assert place is not None, "reserve comes first"
         for layer in getattr(self._cache, "layers", self._cache):
@@ -91,7 +91,7 @@ class SeatedRows(StaticModelBuffers):
 _CPU_STRIDE = 64
 
 
-class CausalLMWindow(SeatedRows):
+class CausalLMWindow(SelectableRows):
     """Wraps a causal LM.
 
     Args:
@@ -116,8 +116,8 @@ class CausalLMWindow(SeatedRows):
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    reserved = (*SeatedRows.reserved, "_configs", "_positions")
-    options = (*SeatedRows.options, "_stride")
+    reserved = (*SelectableRows.reserved, "_configs", "_positions")
+    options = (*SelectableRows.options, "_stride")
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class CausalLMWindow(SeatedRows):
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._narrow = self.vocab_size < full
         self._positions = 0
-        self._placement: Placement | None = None
+        self._placement: KVCacheLayout | None = None
         self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
         self.choices: Choices | None = None
@@ -167,7 +167,7 @@ class CausalLMWindow(SeatedRows):
         self.attention_reason = find_reason(self)
         self._configs = find_configs(self.model)
         self._positions = positions
-        self._placement = Placement(rows, positions + 1)
+        self._placement = KVCacheLayout(rows, positions + 1)
         self._cache = make_cache(len(self.windows), self._placement)
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class CausalLMWindow(SeatedRows):
         with window_attention_in(self._configs, WindowPass(start, self.windows, self.choices)):
             return self._pass(tokens, start, has_masks=False).logits
 
-    def feed(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.feed`.
 
         Cost: as `forward`, with the logits of one position only, if the model can leave them out,

@@ -1,12 +1,12 @@
 """diffusers' `AmusedPipeline` under a canvas policy: its signature and output stay.
 
-The pipeline goes on encoding captions, preparing guidance and turning tokens into pictures. Its
+The pipeline goes on encoding captions, preparing guidance and turning tokens into images. Its
 loop is made to take one step, in which a run of the policy over the pipeline's transformer takes
 the place of model and scheduler.
 
 Source: `AmusedPipeline` and `AmusedScheduler`, diffusers 0.42.
 
-aMUSEd's transformer as a `Denoiser`: picture tokens of a grid, all of them in every pass.
+aMUSEd's transformer as a `Denoiser`: image tokens of a grid, all of them in every pass.
 
 S. Patil et al., "aMUSEd: An Open MUSE Reproduction", 2024, arXiv 2401.01808; the model is
 `diffusers.UVit2DModel`. A caption is a condition of the model and no part of the line, so that the
@@ -29,7 +29,7 @@ from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_s
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class GridDenoiser:
@@ -44,7 +44,7 @@ class GridDenoiser:
         branches: G; with 2 the model is told of the unconditional rows first.
     """
 
-    block, has_store = None, False
+    block, supports_kv_cache = None, False
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class AmusedService:
             model,
             prompt,
             height * width,
-            filters=Filters(guidance_scale=given["guidance_scale"] if branches > 1 else 1.0),
+            params=SamplingParams(guidance_scale=given["guidance_scale"] if branches > 1 else 1.0),
             noise=Noise.from_seed(seed, batch, latents.device),
             on_step=_tell(given, (height, width), mask_token),
         )

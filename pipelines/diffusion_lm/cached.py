@@ -30,7 +30,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_room
-from mmaccel.pipelines.causal_lm.kv_cache import Placement, make_cache
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 
@@ -56,11 +56,11 @@ class Predecessors:
         """
         rows, count = entries.tokens.shape
         at, tokens = self._positions[:rows], self._tokens[:rows]  # [R, P], views
-        at.scatter_(1, entries.places, entries.positions)
-        tokens.scatter_(1, entries.places, entries.tokens)
+        at.scatter_(1, entries.cache_indices, entries.positions)
+        tokens.scatter_(1, entries.cache_indices, entries.tokens)
         computed = torch.full_like(at, -1)  # entry of a place
         index = torch.arange(count, device=at.device).expand(rows, -1)
-        computed.scatter_(1, entries.places, index)
+        computed.scatter_(1, entries.cache_indices, index)
         position = entries.positions.gather(1, entries.queries) - 1  # [R, Q]
         reads = self._reads(entries)  # [R, Q, P]
         found = reads & (at[:, None] == position[..., None])
@@ -81,7 +81,7 @@ class Predecessors:
         return CanvasPass(
             torch.cat([entries.tokens, tokens.gather(1, place.gather(1, chosen))], 1),
             torch.cat([entries.positions, position], 1),
-            torch.cat([entries.places, torch.full_like(chosen, at.shape[1] - 1)], 1),
+            torch.cat([entries.cache_indices, torch.full_like(chosen, at.shape[1] - 1)], 1),
             torch.cat([own, reads], 1),
             torch.where(missing, count + missing.cumsum(1) - 1, queries),
         )
@@ -94,7 +94,7 @@ class Predecessors:
         return entries.reads.gather(1, wide)
 
 
-class StoredDenoiser(ABC):
+class CachedDenoiser(ABC):
     """Base of these; see `mmaccel.canvas_contracts.Denoiser`. A child says how its model takes a
     mask, and checks it (`mmaccel.pipelines.diffusion_lm.self_check`) when it is made.
 
@@ -141,9 +141,9 @@ class StoredDenoiser(ABC):
             )
         self.model, self.mask_token, self.shift, self.block = model, mask_token, shift, block
         self.vocab_size = full if vocab_size is None else vocab_size
-        self.has_store = self.any_rows = True
+        self.supports_kv_cache = self.any_rows = True
         self._n_layers, self.max_positions = n_layers, most
-        self._placement: Placement | None = None
+        self._placement: KVCacheLayout | None = None
         self._before: Predecessors | None = None
 
     @abstractmethod
@@ -177,11 +177,11 @@ class StoredDenoiser(ABC):
         """
         check_room(rows, places, None)
         check_mode(self.model)
-        spare = self.spare if self.has_store else 0
-        self._placement = Placement(rows, places + spare)
+        spare = self.spare if self.supports_kv_cache else 0
+        self._placement = KVCacheLayout(rows, places + spare)
         self._places = places
         self._cache = None
-        if self.has_store:
+        if self.supports_kv_cache:
             if self._n_layers is None:
                 raise UnsupportedModelError(
                     "model: expected a configuration with num_hidden_layers, received a "
@@ -209,7 +209,7 @@ class StoredDenoiser(ABC):
             entries = self._before.extend(entries)
         reads = entries.reads
         if self._cache is not None:
-            place.aim(entries.places, place.room)
+            place.aim(entries.cache_indices, place.room)
             reads = torch.nn.functional.pad(reads, (0, self.spare)) if self.spare else reads
         elif self.block is not None:
             reads = reads & _look_back(entries.positions, self.block)
@@ -246,7 +246,7 @@ class StoredDenoiser(ABC):
     def _check(self, entries: CanvasPass) -> None:
         place = self._placement
         (rows, width), places = entries.tokens.shape, entries.reads.shape[-1]
-        is_whole = self.has_store or width == places
+        is_whole = self.supports_kv_cache or width == places
         if place is None or rows > place.rows or places != self._places or not is_whole:
             room = "a call of reserve first" if place is None else f"{place.rows} x {self._places}"
             raise ShapeError(

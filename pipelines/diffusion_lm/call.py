@@ -22,7 +22,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class DenoiserCall:
         )
 
     @property
-    def filters(self) -> Filters:
+    def params(self) -> SamplingParams:
         """Guidance, temperature and truncation; the likeliest token alone where it is greedy.
 
         Raises:
@@ -240,8 +240,10 @@ class DenoiserCall:
         options = {name: self._find(name) for name in names}
         options["top_k"] = options["top_k"] or None  # transformers: 0 keeps all
         options["guidance_scale"] = scale = self.guidance
-        filters = Filters(temperature=self._temperature, **options)
-        return filters if filters.temperature else Filters(temperature=0.0, guidance_scale=scale)
+        params = SamplingParams(temperature=self._temperature, **options)
+        return (
+            params if params.temperature else SamplingParams(temperature=0.0, guidance_scale=scale)
+        )
 
     @property
     def ends(self) -> list[int]:

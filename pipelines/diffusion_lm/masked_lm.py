@@ -16,11 +16,11 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
 from mmaccel.pipelines.causal_lm.kv_cache import mask_reads
-from mmaccel.pipelines.diffusion_lm.cached import StoredDenoiser
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 
 
-class MaskedLM(StoredDenoiser):
+class MaskedLM(CachedDenoiser):
     """Wraps a decoder; see `mmaccel.canvas_contracts.Denoiser`.
 
     Args:
@@ -67,5 +67,5 @@ class MaskedLM(StoredDenoiser):
         check_denoiser(self)
 
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """See `StoredDenoiser.mask`; numbers that are added to scores."""
+        """See `CachedDenoiser.mask`; numbers that are added to scores."""
         return mask_reads(reads, entries.tokens.shape[1], self.dtype)

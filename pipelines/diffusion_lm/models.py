@@ -20,14 +20,14 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
-from mmaccel.pipelines.diffusion_lm.cached import StoredDenoiser
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.registry import find_mask_token, find_most
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
-from mmaccel.pipelines.diffusion_lm.uncached import WholeDenoiser
+from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
 
 
-class LLaDADenoiser(WholeDenoiser):
+class LLaDADenoiser(UncachedDenoiser):
     """LLaDA, LLaDA-1.5 and MMaDA: `model(input_ids, attention_bias=)`, everything sees everything.
 
     The bias is given as booleans `[R, 1, N, N]`: beside a 2-D `attention_mask` alone the model
@@ -38,13 +38,13 @@ class LLaDADenoiser(WholeDenoiser):
     usual_mask = 126336
 
     def run(self, ids: Tensor, positions: Tensor, seen: Tensor, queries: Tensor) -> Tensor:
-        """See `WholeDenoiser.run`."""
+        """See `UncachedDenoiser.run`."""
         n = ids.shape[1]
         bias = seen[:, None, None].expand(-1, 1, n, -1)  # padding looks at the row, lest it be NaN
         return queried_logits(self.model, queries, input_ids=ids, attention_bias=bias)
 
 
-class DreamDenoiser(WholeDenoiser):
+class DreamDenoiser(UncachedDenoiser):
     """Dream and Dream-Coder: `model(input_ids, attention_mask, position_ids)`, logits of the next
     position; the mask is the word "full" or booleans `[R, 1, N, N]`.
     """
@@ -53,14 +53,14 @@ class DreamDenoiser(WholeDenoiser):
     usual_mask = 151666
 
     def run(self, ids: Tensor, positions: Tensor, seen: Tensor, queries: Tensor) -> Tensor:
-        """See `WholeDenoiser.run`."""
+        """See `UncachedDenoiser.run`."""
         n = ids.shape[1]
         mask = seen[:, None, None].expand(-1, 1, n, -1)
         inputs: dict[str, Any] = dict(attention_mask=mask, position_ids=positions)
         return queried_logits(self.model, queries, input_ids=ids, **inputs)
 
 
-class SDARDenoiser(StoredDenoiser):
+class SDARDenoiser(CachedDenoiser):
     """SDAR and TraDo: `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`,
     block-causal, with kept keys and values.
 
@@ -76,7 +76,7 @@ class SDARDenoiser(StoredDenoiser):
         block: positions per block; None takes the configuration's `block_size`.
 
     Attributes:
-        store_reason: why nothing is kept (`has_store` is False, every pass is over everything);
+        store_reason: why nothing is kept (`supports_kv_cache` is False, every pass is over everything);
             empty where keys and values are.
 
     Raises:
@@ -107,19 +107,19 @@ class SDARDenoiser(StoredDenoiser):
         try:
             check_denoiser(self)
         except UnsupportedModelError as error:
-            self.has_store, self.store_reason = False, str(error)
+            self.supports_kv_cache, self.store_reason = False, str(error)
             check_denoiser(self)
 
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """See `StoredDenoiser.mask`; booleans. What looks at nothing is shown itself, lest it be
+        """See `CachedDenoiser.mask`; booleans. What looks at nothing is shown itself, lest it be
         NaN.
         """
         index = torch.arange(reads.shape[-1], device=reads.device)
         is_blind = ~reads.any(-1, keepdim=True)
-        return (reads | (is_blind & (index == entries.places[..., None])))[:, None]
+        return (reads | (is_blind & (index == entries.cache_indices[..., None])))[:, None]
 
 
-class FastDLLMDenoiser(WholeDenoiser):
+class FastDLLMDenoiser(UncachedDenoiser):
     """Fast-dLLM v2: `model(input_ids, block_size=)`, block-causal, logits of the next position.
 
     It makes its mask itself, in blocks from the first column on, and looks at every column: rows
@@ -142,34 +142,34 @@ class FastDLLMDenoiser(WholeDenoiser):
         super().__init__(model, mask_token, block=block)
 
     def run(self, ids: Tensor, positions: Tensor, seen: Tensor, queries: Tensor) -> Tensor:
-        """See `WholeDenoiser.run`."""
+        """See `UncachedDenoiser.run`."""
         return self.run_alike(ids, seen, queries, block_size=self.block, use_cache=False)
 
     def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        """See `WholeDenoiser.call`."""
+        """See `UncachedDenoiser.call`."""
         return queried_logits(self.model, queries, input_ids=ids, **inputs)
 
 
-class LuminaDenoiser(WholeDenoiser):
+class LuminaDenoiser(UncachedDenoiser):
     """Lumina-DiMOO: `model(input_ids, infer=True)`, everything sees everything.
 
     It takes every column for a token: rows are fed without padding, those of a length together.
-    Tokens that end a row of the picture are the layout's (`to_canvas` of their id).
+    Tokens that end a row of the image are the layout's (`to_canvas` of their id).
     """
 
     usual_mask = 126336
 
     def run(self, ids: Tensor, positions: Tensor, seen: Tensor, queries: Tensor) -> Tensor:
-        """See `WholeDenoiser.run`."""
+        """See `UncachedDenoiser.run`."""
         return self.run_alike(ids, seen, queries)
 
     def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        """See `WholeDenoiser.call`."""
+        """See `UncachedDenoiser.call`."""
         return queried_logits(self.model, queries, ids, infer=True, **inputs)
 
 
-def picture_ids(denoiser: WholeDenoiser, tokens: Tensor) -> Tensor:
-    """Codes of a picture, `[B, L']` int64, from a finished canvas `[B, L]` with the tokens between
+def image_ids(denoiser: UncachedDenoiser, tokens: Tensor) -> Tensor:
+    """Codes of an image, `[B, L']` int64, from a finished canvas `[B, L]` with the tokens between
     its rows left out; every row of the canvas has as many of these.
     """
     is_code = tokens < denoiser.vocab_size

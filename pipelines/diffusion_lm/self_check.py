@@ -21,15 +21,15 @@ from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.diffusion_lm.cached import StoredDenoiser
-    from mmaccel.pipelines.diffusion_lm.uncached import WholeDenoiser
+    from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
+    from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
 
 LENGTHS = (1, 4)  # of the made-up prompts: the shorter one is padded
 _SPARE = 4  # places that nothing is ever written to
 _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
-def check_denoiser(model: StoredDenoiser | WholeDenoiser) -> None:
+def check_denoiser(model: CachedDenoiser | UncachedDenoiser) -> None:
     """Refuse a model that does not do what passes over a canvas ask of it.
 
     Where nothing can be compared (NaN, no spread) the model passes this time.
@@ -43,7 +43,7 @@ def check_denoiser(model: StoredDenoiser | WholeDenoiser) -> None:
     inner = model.model
     config = getattr(inner, "config", None)
     key = (
-        type(model), model.has_store, model.block, model.shift, model.dtype,
+        type(model), model.supports_kv_cache, model.block, model.shift, model.dtype,
         getattr(config, "_attn_implementation", None),
     )  # fmt: skip
     if key in _passed.get(inner, ()):
@@ -63,7 +63,7 @@ def check_denoiser(model: StoredDenoiser | WholeDenoiser) -> None:
 class DenoiserCheck:
     """The comparisons of one model, on two rows: prompts of 1 and 4 tokens and a canvas."""
 
-    def __init__(self, model: StoredDenoiser | WholeDenoiser) -> None:
+    def __init__(self, model: CachedDenoiser | UncachedDenoiser) -> None:
         self.model = model
         self.length = 5 if model.block is None else 2 * model.block + 3
         wide = max(LENGTHS) + self.length
@@ -86,7 +86,7 @@ class DenoiserCheck:
         self._same(both[:1], alone, "other logits for a row beside a longer one than alone")
         self._check_sight(prompts, canvas, both)
         self._check_blocks(prompts, canvas, both)
-        if self.model.has_store:
+        if self.model.supports_kv_cache:
             self._check_store()
         return True
 
@@ -94,7 +94,7 @@ class DenoiserCheck:
         """Logits `[R, L, V]` of a pass over everything."""
         model = self.model
         prompt = Prompt(prompts.contiguous(), torch.tensor(lengths, device=prompts.device))
-        columns = Columns(prompt, self.length, model.block if model.has_store else None)
+        columns = Columns(prompt, self.length, model.block if model.supports_kv_cache else None)
         model.reserve(len(lengths), columns.n)
         slots = torch.arange(self.length, device=prompts.device).expand(len(lengths), -1)
         return model.forward(columns.whole(canvas[None], columns.is_real, slots))
@@ -181,7 +181,7 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
     return build(order, 0), build(order[: n // 2], 0), build(order[order < n - 1], 1)
 
 
-def _refuse(model: StoredDenoiser | WholeDenoiser, received: str) -> NoReturn:
+def _refuse(model: CachedDenoiser | UncachedDenoiser, received: str) -> NoReturn:
     raise UnsupportedModelError(
         f"model: expected one that goes by the masks and positions of a canvas pass, received "
         f"{received} from a {type(model.model).__name__}; check block and shift, or use another "

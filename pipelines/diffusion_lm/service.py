@@ -37,7 +37,7 @@ from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 def open_empty(policy: Any, denoiser: Denoiser) -> None:
@@ -59,7 +59,7 @@ def open_empty(policy: Any, denoiser: Denoiser) -> None:
     line = torch.full((1, 1), first, dtype=torch.int64, device=denoiser.device)
     noise = Noise.from_seed(0, 1, denoiser.device)
     prompt = Prompt(line, torch.ones_like(line[0]), stop_tokens=line[0])  # calls may have others
-    policy.open(denoiser, prompt, policy.block or 1, filters=Filters(), noise=noise)
+    policy.open(denoiser, prompt, policy.block or 1, params=SamplingParams(), noise=noise)
 
 
 class DenoiserService:
@@ -170,14 +170,14 @@ class DenoiserService:
     def _decode(self, call: DenoiserCall) -> Generation:
         """Tokens `[B, L]` as the model has them."""
         began = time.perf_counter()
-        denoiser, filters, length = self._denoiser, call.filters, call.length
+        denoiser, params, length = self._denoiser, call.params, call.length
         prompt = call.prompt(denoiser, self.layout)
         seed = self.seed
         if seed is None:
-            seed = int(torch.randint(2**63 - 1, ())) if filters.temperature else 0
+            seed = int(torch.randint(2**63 - 1, ())) if params.temperature else 0
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         with alone(self._model):
-            made = self.policy.sample(denoiser, prompt, length, filters=filters, noise=noise)
+            made = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
         tokens = made.tokens
         if hasattr(denoiser, "to_model"):
             tokens = denoiser.to_model(tokens)

@@ -3,10 +3,10 @@
 Models with code of their own in their checkpoint each take masks and positions in their own way;
 what each takes is in `mmaccel.pipelines.diffusion_lm.models`.
 
-A model of pictures among other things (MMaDA, Lumina-DiMOO) has its picture tokens in one stretch
-of its vocabulary. Canvases then are numbered anew: 0..V-1 are the picture tokens, V is the mask
+A model of images among other things (MMaDA, Lumina-DiMOO) has its image tokens in one stretch
+of its vocabulary. Canvases then are numbered anew: 0..V-1 are the image tokens, V is the mask
 token, and the model's id i is V + 1 + i. So samplers see a small vocabulary, and prompts and tokens
-between the rows of a picture are still what they are.
+between the rows of an image are still what they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmaccel.pipelines.diffusion_lm.registry import check_options, find_mask_tok
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 
 
-class WholeDenoiser:
+class UncachedDenoiser:
     """Base of these; see `mmaccel.canvas_contracts.Denoiser`.
 
     Args:
@@ -31,7 +31,7 @@ class WholeDenoiser:
         mask_token: id of an open slot in the model's vocabulary; None takes the configuration's
             `mask_token_id`, or what the family published.
         block: positions per block of a block-causal model.
-        pictures: (first id, how many) of the picture tokens, where canvases hold these.
+        images: (first id, how many) of the image tokens, where canvases hold these.
 
     Attributes:
         n_ids: ids that the model knows.
@@ -41,7 +41,7 @@ class WholeDenoiser:
         OptionError: an option outside its domain.
     """
 
-    has_store, any_rows = False, True
+    supports_kv_cache, any_rows = False, True
     shift = 0
     usual_mask: int | None = None
 
@@ -51,21 +51,21 @@ class WholeDenoiser:
         mask_token: int | None = None,
         *,
         block: int | None = None,
-        pictures: tuple[int, int] | None = None,
+        images: tuple[int, int] | None = None,
     ) -> None:
         mask_token = find_mask_token(model, mask_token, self.usual_mask)
         known = int(model.get_input_embeddings().weight.shape[0])
         check_options(0, block, mask_token, known)
         self.model, self.block, self._mask = model, block, mask_token
-        first, size = (0, known) if pictures is None else pictures
+        first, size = (0, known) if images is None else images
         if first < 0 or size < 1 or first + size > known:
             raise OptionError(
-                f"pictures: expected (first id, how many) within {known} ids, received {pictures}; "
+                f"images: expected (first id, how many) within {known} ids, received {images}; "
                 "None where canvases hold text"
             )
-        self._first, self._is_slice = first, pictures is not None
+        self._first, self._is_slice = first, images is not None
         self.vocab_size = size
-        self.mask_token = size if pictures else mask_token
+        self.mask_token = size if images else mask_token
         self.n_ids = known
         self.max_positions = find_most(model.config)
         self._reserved: tuple[int, int] | None = None

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import EndedRow, Policy, Prompt, TokenModel
+from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
-from mmaccel.pipelines.loading.checkpoint import Place
-from mmaccel.pipelines.loading.sources import check_place, find_model
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
@@ -24,10 +24,10 @@ from mmaccel.pipelines.media import (
 )
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_image.model import check_filters, choose_filters, pick_policy
+from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise, check_seed
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
 
@@ -82,10 +82,10 @@ class ImageToVideo:
 
         how = Engine(cuda_graphs)
         how.check(device)
-        check_place(device, dtype)
+        check_device(device, dtype)
         source = find_model(name, {})
         codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
-        video = load_cosmos(source, codec_source, Place(device, dtype))
+        video = load_cosmos(source, codec_source, LoadConfig(device, dtype))
         return cls(video, source, how, codec_source)
 
     def __call__(
@@ -105,13 +105,13 @@ class ImageToVideo:
         """Continue frames.
 
         Args:
-            start: a PIL picture, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
+            start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
                 float in 0..1. Of more frames than the model takes, the last ones count.
             policy: how to decode; None is `Jacobi()`.
             seed: one, or several for as many clips with the same start. A clip depends on its own
                 seed and start alone.
-            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. None takes the value that the
-                model's authors recommend (`video.filters`); top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value that the
+                model's authors recommend (`video.params`); top_k 0 and top_p 1 keep all tokens.
             batch_size: clips that are decoded at a time at most; None decodes all together. The
                 next clip starts when one has finished.
             deliver: called with every clip as soon as it is finished, in the order they end. An
@@ -128,12 +128,12 @@ class ImageToVideo:
             NumericsError: the model or its codec returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        filters = choose_filters(
-            self.video.filters, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        params = choose_params(
+            self.video.params, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
         )
         made: dict[int, Clip] = {}
         stats = self.serve(
-            start, filters, policy=policy, seed=seed, batch_size=batch_size,
+            start, params, policy=policy, seed=seed, batch_size=batch_size,
             deliver=keep_payloads(made, deliver), on_step=on_step,
         )  # fmt: skip
         return Clips([made[k] for k in sorted(made)], stats)
@@ -141,7 +141,7 @@ class ImageToVideo:
     def serve(
         self,
         start: Any,
-        filters: Filters,
+        params: SamplingParams,
         *,
         policy: Policy | None = None,
         seed: int | Sequence[int] = 0,
@@ -152,7 +152,7 @@ class ImageToVideo:
         """Continue frames and pass each clip to `deliver` as soon as it is finished; keep none.
 
         Args:
-            filters: temperature and truncation, without guidance; `video.filters` is what the
+            filters: temperature and truncation, without guidance; `video.params` is what the
                 model's authors recommend.
             start, policy, seed, batch_size, deliver, on_step: see `__call__`.
 
@@ -163,11 +163,11 @@ class ImageToVideo:
             OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
         """
         video, model = self.video, self.model
-        check_filters(filters)
-        if filters.guidance_scale != 1:
+        check_params(params)
+        if params.guidance_scale != 1:
             raise OptionError(
                 f"guidance_scale: expected 1, as a clip has no unconditional start, received "
-                f"{filters.guidance_scale}; leave it out"
+                f"{params.guidance_scale}; leave it out"
             )
         checked = check_seed(seed)
         seeds = [checked] if isinstance(checked, int) else list(checked)
@@ -177,7 +177,7 @@ class ImageToVideo:
         frames = read_start(start, video.size, video.starts)
         check_deliver(deliver)
 
-        def finish(row: EndedRow) -> Clip:
+        def finish(row: FinishedRow) -> Clip:
             return finish_clip(video, given, len(frames), seeds[row.row], row)
 
         with alone(model), torch.no_grad():
@@ -188,7 +188,7 @@ class ImageToVideo:
                 prompt=Prompt(rows, lengths, 1, layout=video.layout),
                 length=(video.n_frames - len(given)) * video.layout.frame,
                 max_num_seqs=max_num_seqs,
-                filters=filters,
+                params=params,
                 noise=noise,
             )
             return decode_rows(
@@ -201,7 +201,9 @@ class ImageToVideo:
         return self.video.window
 
 
-def finish_clip(video: VideoModel, given: Tensor, n_given: int, seed: int, row: EndedRow) -> Clip:
+def finish_clip(
+    video: VideoModel, given: Tensor, n_given: int, seed: int, row: FinishedRow
+) -> Clip:
     """Decode one row to frames, by itself, so that no other row affects it.
 
     Args:

@@ -1,4 +1,4 @@
-"""The frames a clip begins with: pictures of any size to those a model takes."""
+"""The frames a clip begins with: images of any size to those a model takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tens
     """The last frames of `start`, as many as a model takes.
 
     Args:
-        start: a PIL picture, a list of them (see `upright_rgb`), or `[F, height, width, 3]`, uint8
+        start: a PIL image, a list of them (see `upright_rgb`), or `[F, height, width, 3]`, uint8
             or float in 0..1.
         size: width and height that are wanted; frames are made smaller or larger until they cover
             it, and what stands out is cut off on both sides.
@@ -29,33 +29,33 @@ def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tens
         `[F, 3, height, width]` float32 in -1..1.
 
     Raises:
-        OptionError: no frames, or pictures without pixels or of unknown brightness.
+        OptionError: no frames, or images without pixels or of unknown brightness.
     """
     from PIL import Image
 
     if isinstance(start, Image.Image):
-        pictures: list[Any] = [start]
+        images: list[Any] = [start]
     elif isinstance(start, Tensor):
-        pictures = _pictures(start)
+        images = _images(start)
     else:
-        pictures = list(start) if isinstance(start, Sequence) else []
-    if not pictures or not all(isinstance(picture, Image.Image) for picture in pictures):
+        images = list(start) if isinstance(start, Sequence) else []
+    if not images or not all(isinstance(image, Image.Image) for image in images):
         raise OptionError(
-            "start: expected a picture, a list of pictures or a tensor [frames, height, width, 3], "
+            "start: expected an image, a list of images or a tensor [frames, height, width, 3], "
             f"received {_describe(start)}; open it with PIL.Image.open"
         )
-    n_frames = max((n for n in starts if n <= len(pictures)), default=0)
+    n_frames = max((n for n in starts if n <= len(images)), default=0)
     if not n_frames:
         raise OptionError(
-            f"start: expected at least {starts[0]} frames, received {len(pictures)}; give more"
+            f"start: expected at least {starts[0]} frames, received {len(images)}; give more"
         )
-    fitted = [bytearray(_cover(picture, size).tobytes()) for picture in pictures[-n_frames:]]
+    fitted = [bytearray(_cover(image, size).tobytes()) for image in images[-n_frames:]]
     pixels = torch.stack([torch.frombuffer(each, dtype=torch.uint8) for each in fitted])
     frames = pixels.view(n_frames, size[1], size[0], 3).permute(0, 3, 1, 2)
     return frames.float().div(127.5).sub(1)
 
 
-def _pictures(frames: Tensor) -> list[Image]:
+def _images(frames: Tensor) -> list[Image]:
     """Frames of a tensor, 8 bits a channel."""
     from PIL import Image
 
@@ -72,43 +72,43 @@ def _pictures(frames: Tensor) -> list[Image]:
     return [Image.fromarray(frame) for frame in frames.cpu().numpy()]
 
 
-def upright_rgb(picture: Image) -> Image:
-    """A picture in red, green and blue, the side up that a camera noted; without transparency.
+def upright_rgb(image: Image) -> Image:
+    """An image in red, green and blue, the side up that a camera noted; without transparency.
 
     Raises:
         OptionError: whole numbers or floats that do not say which of them is white.
     """
     from PIL import Image, ImageOps
 
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I;16"):  # which Pillow would cut at 255, to almost white
-        high = picture.tobytes()[0 if picture.mode == "I;16B" else 1 :: 2]  # byte of each number
-        return Image.frombytes("L", picture.size, high).convert("RGB")
-    if picture.mode in ("I", "F"):
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # which Pillow would cut at 255, to almost white
+        high = image.tobytes()[0 if image.mode == "I;16B" else 1 :: 2]  # byte of each number
+        return Image.frombytes("L", image.size, high).convert("RGB")
+    if image.mode in ("I", "F"):
         raise OptionError(
-            f"start: expected 8 or 16 bits a channel, received a picture of mode {picture.mode!r}; "
+            f"start: expected 8 or 16 bits a channel, received an image of mode {image.mode!r}; "
             "scale it, and save it in 8 bits"
         )
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
-def _cover(picture: Image, size: tuple[int, int]) -> Image:
-    """A picture that fills `size`, cut in the middle of what is too long."""
+def _cover(image: Image, size: tuple[int, int]) -> Image:
+    """An image that fills `size`, cut in the middle of what is too long."""
     from PIL import Image
 
-    if not picture.width or not picture.height:
+    if not image.width or not image.height:
         raise OptionError(
-            f"start: expected pictures of pixels, received one of {picture.width}x{picture.height};"
+            f"start: expected images of pixels, received one of {image.width}x{image.height};"
             " give another"
         )
-    picture, (width, height) = upright_rgb(picture), size
-    scale = max(width / picture.width, height / picture.height)
-    wide, high = math.ceil(scale * picture.width), math.ceil(scale * picture.height)
+    image, (width, height) = upright_rgb(image), size
+    scale = max(width / image.width, height / image.height)
+    wide, high = math.ceil(scale * image.width), math.ceil(scale * image.height)
     left, top = round((wide - width) / 2), round((high - height) / 2)
-    across, down = picture.width / wide, picture.height / high
+    across, down = image.width / wide, image.height / high
     seen = (left * across, top * down, (left + width) * across, (top + height) * down)
     # Only what is seen is scaled: of a strip that is a pixel wide, all of it would fill the memory.
-    return picture.resize(size, Image.Resampling.BILINEAR, seen)
+    return image.resize(size, Image.Resampling.BILINEAR, seen)
 
 
 def _describe(start: Any) -> str:

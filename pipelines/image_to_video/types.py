@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.results import Stats
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 
@@ -28,7 +28,7 @@ class VideoModel(Protocol):
 
     window: TokenModel
     layout: Grid
-    filters: Filters
+    params: SamplingParams
     n_frames: int
     starts: tuple[int, ...]
     size: tuple[int, int]

@@ -19,13 +19,13 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
-class Place:
+class LoadConfig:
     """Where a model goes, and what its files do not tell.
 
     Attributes:
         device, dtype: where to run, and in what.
-        size: width and height of the pictures in pixels; None takes the model's own.
-        decoder: a file with the picture decoder, for checkpoints that have none.
+        size: width and height of the images in pixels; None takes the model's own.
+        decoder: a file with the image decoder, for checkpoints that have none.
 
     Raises:
         OptionError: a size that is no pair of positive integers, or no such file.
@@ -62,7 +62,7 @@ def unreadable() -> tuple[type[Exception], ...]:
 
 
 def load_model(
-    kind: Any, folder: Path, place: Place, spare: str = "$^", dtype_name: str = "dtype"
+    kind: Any, folder: Path, load_config: LoadConfig, spare: str = "$^", dtype_name: str = "dtype"
 ) -> Any:
     """A model in evaluation mode.
 
@@ -82,7 +82,7 @@ def load_model(
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
-            **{dtype_name: place.dtype},
+            **{dtype_name: load_config.dtype},
         )
     except unreadable() as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -103,7 +103,7 @@ def load_model(
                 f"model: expected the tensors of {kind.__name__} in {folder}, received {len(names)}"
                 f" {what}, such as {names[0]}; copy the folder again"
             )
-    return model.to(place.device).eval()
+    return model.to(load_config.device).eval()
 
 
 def load_processor(kind: Any, folder: Path) -> Any:
@@ -122,16 +122,16 @@ def load_processor(kind: Any, folder: Path) -> Any:
         ) from error
 
 
-def check_size(place: Place, own: tuple[int, int]) -> None:
+def check_size(load_config: LoadConfig, own: tuple[int, int]) -> None:
     """Refuse a size for a model that draws only one.
 
     Raises:
         OptionError: with that size.
     """
-    if place.size not in (None, own):
+    if load_config.size not in (None, own):
         raise OptionError(
             f"size: expected {own[0]}x{own[1]}, the only one of this model, received "
-            f"{'x'.join(map(str, place.size or ()))}; leave it out"
+            f"{'x'.join(map(str, load_config.size or ()))}; leave it out"
         )
 
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
@@ -80,7 +78,7 @@ def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
 
     Args:
         source: a folder, of which the weights count and the JSON files that say how they are used,
-            in the order of their names, those of the folders in it, and a picture tokenizer that
+            in the order of their names, those of the folders in it, and an image tokenizer that
             lies beside it; or a file of weights, with LlamaGen's tokenizer and T5 beside it.
         decoder: a further file.
     """
@@ -114,12 +112,14 @@ def _own_files(folder: Path) -> list[Path]:
     return [path for path in names if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
 
 
-def check_place(device: Any, dtype: Any) -> None:
+def check_device(device: Any, dtype: Any) -> None:
     """Refuse a device that holds no numbers here, and a dtype no model computes in.
 
     Raises:
         OptionError: with what the machine says.
     """
+    import torch
+
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise OptionError(
             f"dtype: expected torch.float32, torch.bfloat16, torch.float16 or torch.float64, "

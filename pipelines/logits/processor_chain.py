@@ -33,7 +33,7 @@ from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.logits.processor_support import find_window_form, is_own
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _SUPPRESS = "SuppressTokensLogitsProcessor"
 
@@ -178,8 +178,8 @@ class Suppression:
 
 
 @dataclass(frozen=True)
-class LogGuidance(Filters):
-    """Filters whose guidance works on log-probabilities: ``s (log c - log u) + log u``."""
+class LogGuidance(SamplingParams):
+    """SamplingParams whose guidance works on log-probabilities: ``s (log c - log u) + log u``."""
 
     def _guide(self, logits: Tensor, branches: int) -> Tensor:
         if branches != 2:
@@ -209,7 +209,7 @@ def take_warpers(
         samples: whether tokens are drawn; otherwise nothing is taken.
 
     Returns:
-        What is left, and arguments of `Filters` for what was taken: those at the end that are
+        What is left, and arguments of `SamplingParams` for what was taken: those at the end that are
         exactly transformers' own, in the order of filters and with plain settings.
     """
     order = list(_WARPERS.values())

@@ -29,7 +29,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.loading.checkpoint import (
-    Place,
+    LoadConfig,
     check_caption,
     check_size,
     count_tokens,
@@ -39,7 +39,7 @@ from mmaccel.pipelines.loading.checkpoint import (
 )
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 from mmaccel.tokenizers_vq.taming import rename_taming
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
@@ -54,7 +54,7 @@ _SIZES = 8800  # <reserved08801> is one step, and so on
 _SIDE = 768
 
 
-class ChameleonPictures(ImageModel):
+class ChameleonImages(ImageModel):
     """Chameleon as an `ImageModel`.
 
     Args:
@@ -66,8 +66,8 @@ class ChameleonPictures(ImageModel):
     """
 
     family = "Chameleon"
-    no_negatives = "whose authors guide away from a picture of nothing in particular"
-    filters = Filters(guidance_scale=3.0, temperature=0.7, top_p=0.9)
+    no_negatives = "whose authors guide away from an image of nothing in particular"
+    params = SamplingParams(guidance_scale=3.0, temperature=0.7, top_p=0.9)
     window: ImageTokenWindow
 
     def __init__(
@@ -131,7 +131,7 @@ class ChameleonPictures(ImageModel):
         return found
 
 
-class LuminaPictures(ChameleonPictures):
+class LuminaImages(ChameleonImages):
     """Lumina-mGPT as an `ImageModel`, in sides that are multiples of 32 pixels.
 
     Args:
@@ -139,7 +139,7 @@ class LuminaPictures(ChameleonPictures):
     """
 
     family = "Lumina-mGPT"
-    filters = Filters(guidance_scale=4.0, top_k=2000)
+    params = SamplingParams(guidance_scale=4.0, top_k=2000)
 
     def __init__(self, model: Any, tokenizer: Any, decoder: VQGAN, size: tuple[int, int]) -> None:
         super().__init__(model, tokenizer, decoder, size, _ROW_END)
@@ -165,23 +165,23 @@ class LuminaPictures(ChameleonPictures):
         return self.opening()
 
 
-def load_chameleon(folder: Path, place: Place) -> ChameleonPictures:
+def load_chameleon(folder: Path, load_config: LoadConfig) -> ChameleonImages:
     """Load a checkpoint such as leloy/Anole-7b-v0.1-hf.
 
     Raises:
         OptionError: another size than the model's, or no image decoder.
         UnsupportedModelError: files that are missing or do not fit.
     """
-    model, tokenizer = load_body(folder, place)
+    model, tokenizer = load_body(folder, load_config)
     shape = model.config.vq_config
     size = (shape.resolution, shape.resolution)
-    check_size(place, size)
+    check_size(load_config, size)
     side = shape.resolution // 2 ** (len(shape.channel_multiplier) - 1)
-    decoder = load_decoder(folder, place, shape, (side, side))
-    return ChameleonPictures(model, tokenizer, decoder, size)
+    decoder = load_decoder(folder, load_config, shape, (side, side))
+    return ChameleonImages(model, tokenizer, decoder, size)
 
 
-def load_lumina(folder: Path, place: Place) -> LuminaPictures:
+def load_lumina(folder: Path, load_config: LoadConfig) -> LuminaImages:
     """Load a checkpoint such as Alpha-VLLM/Lumina-mGPT-7B-768.
 
     Raises:
@@ -191,12 +191,12 @@ def load_lumina(folder: Path, place: Place) -> LuminaPictures:
     names = [part for part in folder.parts if part == folder.name or part.startswith("models--")]
     named = re.findall(r"-(512|768|1024)(?!\d)", " ".join(names))
     side = int(named[-1]) if named else _SIDE
-    size = place.size or (side, side)
+    size = load_config.size or (side, side)
     count_tokens(size, _STEP)
-    model, tokenizer = load_body(folder, place)
+    model, tokenizer = load_body(folder, load_config)
     shape = model.config.vq_config
     grid = count_grid(size, tokenizer, 2 ** (len(shape.channel_multiplier) - 1))
-    return LuminaPictures(model, tokenizer, load_decoder(folder, place, shape, grid), size)
+    return LuminaImages(model, tokenizer, load_decoder(folder, load_config, shape, grid), size)
 
 
 def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, int]:
@@ -210,24 +210,24 @@ def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, i
     if any(f"<reserved{_SIZES + side // _STEP:05d}>" not in known for side in size):
         raise OptionError(
             f"size: expected sides the model has a token for, received {size[0]}x{size[1]}; "
-            "draw smaller pictures"
+            "draw smaller images"
         )
     return count_tokens(size, step)
 
 
-def load_body(folder: Path, place: Place) -> tuple[Any, Any]:
+def load_body(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
     """The transformer, self-checked, and its text tokenizer; the VQGAN may be there or not."""
     from transformers import AutoTokenizer, ChameleonForConditionalGeneration
 
     tokenizer = load_processor(AutoTokenizer, folder)
     model = load_model(
-        ChameleonForConditionalGeneration, folder, place, spare=rf"^{re.escape(_DECODER)}"
+        ChameleonForConditionalGeneration, folder, load_config, spare=rf"^{re.escape(_DECODER)}"
     )
     CausalLM().check(model)
     return model, tokenizer
 
 
-def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) -> VQGAN:
+def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[int, int]) -> VQGAN:
     """The VQGAN of a checkpoint.
 
     Args:
@@ -241,14 +241,14 @@ def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) 
         UnsupportedModelError: weights that do not fit.
     """
     beside = [folder / name for name in _DECODER_FILES if (folder / name).is_file()]
-    if place.decoder is not None:
-        weights = read_weights(place.decoder)
+    if load_config.decoder is not None:
+        weights = read_weights(load_config.decoder)
     elif beside:
         weights = read_weights(beside[0])
     else:
         weights = _read_inside(folder)
     if not any(name.startswith("decoder.") for name in weights):
-        where = folder if place.decoder is None else place.decoder
+        where = folder if load_config.decoder is None else load_config.decoder
         raise OptionError(
             f"decoder: expected weights of VQGAN's decoder, received none in {where}; "
             "name Chameleon's vqgan.ckpt with --decoder, or put it into the folder"
@@ -264,7 +264,7 @@ def load_decoder(folder: Path, place: Place, shape: Any, grid: tuple[int, int]) 
         n_blocks=shape.num_res_blocks,
     )
     named = rename_taming(weights, len(config.multipliers))
-    return load_tokenizer(named, grid, config).to(place.device)
+    return load_tokenizer(named, grid, config).to(load_config.device)
 
 
 def _read_inside(folder: Path) -> dict[str, Tensor]:

@@ -18,14 +18,14 @@ from mmaccel.contracts import Prompt
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.loading.checkpoint import (
-    Place,
+    LoadConfig,
     check_caption,
     count_tokens,
     load_model,
     load_processor,
 )
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 _STEP = 8  # pixels a token
@@ -39,7 +39,7 @@ _NEGATIVE = (
 _BEHIND = 3  # tokens that `decode_image_tokens` drops at the end
 
 
-class Emu3Pictures(ImageModel):
+class Emu3Images(ImageModel):
     """Emu3 as an `ImageModel`, in sides that are multiples of 8 pixels.
 
     Args:
@@ -50,7 +50,7 @@ class Emu3Pictures(ImageModel):
 
     family, no_negatives = "Emu3", None
     examples = ("a portrait of a young girl.",)
-    filters = Filters(guidance_scale=3.0, top_k=2048)
+    params = SamplingParams(guidance_scale=3.0, top_k=2048)
     window: ImageTokenWindow
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int]) -> None:
@@ -112,7 +112,7 @@ class Emu3Pictures(ImageModel):
         return ids
 
 
-def load_emu3(folder: Path, place: Place) -> Emu3Pictures:
+def load_emu3(folder: Path, load_config: LoadConfig) -> Emu3Images:
     """Load a checkpoint such as BAAI/Emu3-Gen-hf.
 
     Raises:
@@ -121,9 +121,9 @@ def load_emu3(folder: Path, place: Place) -> Emu3Pictures:
     """
     from transformers import Emu3ForConditionalGeneration, Emu3Processor
 
-    size = place.size or (_SIDE, _SIDE)
+    size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
     processor = load_processor(Emu3Processor, folder)
-    model = load_model(Emu3ForConditionalGeneration, folder, place)
+    model = load_model(Emu3ForConditionalGeneration, folder, load_config)
     CausalLM().check(model)
-    return Emu3Pictures(model, processor, size)
+    return Emu3Images(model, processor, size)

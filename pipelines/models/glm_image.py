@@ -30,14 +30,14 @@ from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import (
-    Place,
+    LoadConfig,
     check_caption,
     count_tokens,
     load_model,
     unreadable,
 )
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _lengthen(row: Tensor, length: int) -> Tensor:
     return torch.cat([row, behind], -1)
 
 
-class GlmImagePictures(ImageModel):
+class GlmImageImages(ImageModel):
     """GLM-Image as an `ImageModel`, in sides that are multiples of 32 pixels.
 
     Args:
@@ -170,7 +170,7 @@ class GlmImagePictures(ImageModel):
         self.window = GlmImageWindow(self.model, vocab_size=n_codes)
         self.set_size(size)
         given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as the pipeline
-        self.filters = Filters(
+        self.params = SamplingParams(
             temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
         )
 
@@ -226,7 +226,7 @@ class GlmImagePictures(ImageModel):
         return processor(text=[text], target_h=height, target_w=width, return_tensors="pt")
 
 
-def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
+def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
     """Load a checkpoint such as zai-org/GLM-Image.
 
     Raises:
@@ -237,12 +237,12 @@ def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
     from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
     from transformers import GlmImageForConditionalGeneration, T5EncoderModel
 
-    size = place.size or (_SIDE, _SIDE)
+    size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
     with warnings.catch_warnings():  # of diffusers, whose older versions know the older name alone
         warnings.simplefilter("ignore", FutureWarning)
         parts = {
-            name: load_model(kind, folder / name, place, dtype_name=dtype_name)
+            name: load_model(kind, folder / name, load_config, dtype_name=dtype_name)
             for name, kind, dtype_name in (
                 ("vision_language_encoder", GlmImageForConditionalGeneration, "dtype"),
                 ("text_encoder", T5EncoderModel, "dtype"),
@@ -260,4 +260,4 @@ def load_glm_image(folder: Path, place: Place) -> GlmImagePictures:
         ) from error
     pipe.set_progress_bar_config(disable=True)
     GlmImage().check(pipe.vision_language_encoder)
-    return GlmImagePictures(pipe, size)
+    return GlmImageImages(pipe, size)

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.loading.checkpoint import Place, check_size, load_model, load_processor
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model, load_processor
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 _TABLES = r"\.attn\.(masked_)?bias$"  # causal masks, which older files keep
@@ -70,7 +70,7 @@ class _Tables(CausalLMWindow):
         return super()._run(**inputs)
 
 
-class ImageGPTPictures(ImageModel):
+class ImageGPTImages(ImageModel):
     """ImageGPT as an `ImageModel` of one size, whose only prompt is the empty one.
 
     Args:
@@ -82,7 +82,7 @@ class ImageGPTPictures(ImageModel):
     no_guidance = "ImageGPT takes no captions"
     no_negatives = "which takes no captions"
     examples = ("",)
-    filters = Filters(top_k=40)
+    params = SamplingParams(top_k=40)
 
     def __init__(self, model: Any, palette: Tensor) -> None:
         window = ImageGPT().wrap(model)
@@ -110,7 +110,7 @@ class ImageGPTPictures(ImageModel):
         return pixels / 2 + 0.5
 
 
-def load_imagegpt(folder: Path, place: Place) -> ImageGPTPictures:
+def load_imagegpt(folder: Path, load_config: LoadConfig) -> ImageGPTImages:
     """Load a checkpoint such as openai/imagegpt-small.
 
     Raises:
@@ -119,9 +119,9 @@ def load_imagegpt(folder: Path, place: Place) -> ImageGPTPictures:
     """
     from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
-    model = load_model(ImageGPTForCausalImageModeling, folder, place, spare=_TABLES)
+    model = load_model(ImageGPTForCausalImageModeling, folder, load_config, spare=_TABLES)
     side = isqrt(model.config.n_positions)
-    check_size(place, (side, side))
+    check_size(load_config, (side, side))
     clusters = load_processor(ImageGPTImageProcessor, folder).clusters
     wanted = (model.config.vocab_size - 1, 3)
     if clusters is None or torch.as_tensor(clusters).shape != wanted:
@@ -131,4 +131,4 @@ def load_imagegpt(folder: Path, place: Place) -> ImageGPTPictures:
             f"{received}; copy the folder again"
         )
     ImageGPT().check(model)
-    return ImageGPTPictures(model, torch.as_tensor(clusters).float())
+    return ImageGPTImages(model, torch.as_tensor(clusters).float())

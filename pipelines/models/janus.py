@@ -34,7 +34,7 @@ from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import (
-    Place,
+    LoadConfig,
     check_caption,
     check_size,
     load_model,
@@ -44,7 +44,7 @@ from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.results import Generation
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 _GUIDANCE_PROCESSOR = "ClassifierFreeGuidanceLogitsProcessor"
@@ -99,7 +99,9 @@ class Janus(CausalLM):
             window=JanusCodes(model, prompt.lengths),
             prompt=prompt,
             length=length,
-            filters=Filters(scale, **{"temperature": temperature, "processor": chain} | warpers),
+            params=SamplingParams(
+                scale, **{"temperature": temperature, "processor": chain} | warpers
+            ),
             samples=config.do_sample,
             hand_over=hand_over,
         )
@@ -195,7 +197,7 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
     return seen
 
 
-class JanusPictures(ImageModel):
+class JanusImages(ImageModel):
     """Janus as an `ImageModel`; it draws one size.
 
     Args:
@@ -205,7 +207,7 @@ class JanusPictures(ImageModel):
 
     family = "Janus"
     no_negatives = "whose authors guide away from padding in the place of the words"
-    filters = Filters(guidance_scale=_GUIDANCE)
+    params = SamplingParams(guidance_scale=_GUIDANCE)
     window: JanusCodes
 
     def __init__(self, model: Any, processor: Any) -> None:
@@ -249,7 +251,7 @@ class JanusPictures(ImageModel):
         return (pixels * std + mean).permute(0, 3, 1, 2)
 
 
-def load_janus(folder: Path, place: Place) -> JanusPictures:
+def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
     """Load a checkpoint such as deepseek-community/Janus-Pro-1B.
 
     Raises:
@@ -264,11 +266,11 @@ def load_janus(folder: Path, place: Place) -> JanusPictures:
             f"model: expected a chat template in {folder}, received none; copy chat_template.jinja "
             "or chat_template.json too"
         )
-    model = load_model(JanusForConditionalGeneration, folder, place)
+    model = load_model(JanusForConditionalGeneration, folder, load_config)
     side = model.model.vision_model.config.image_size
-    check_size(place, (side, side))
+    check_size(load_config, (side, side))
     if not hasattr(model.generation_config, "generation_kwargs"):  # lost where others fill in
         opening = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
         model.generation_config.generation_kwargs = {"boi_token_id": opening}
     Janus().check(model)
-    return JanusPictures(model, processor)
+    return JanusImages(model, processor)

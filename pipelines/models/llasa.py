@@ -19,9 +19,9 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import Place, check_caption, load_model
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_caption, load_model
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
 _START = "<|SPEECH_GENERATION_START|>"
@@ -42,7 +42,9 @@ class LlasaSpeech:
             that lets the model go on where its answer begins.
     """
 
-    filters = Filters(temperature=0.8, top_k=50)  # 50: generate's own, which their call leaves
+    params = SamplingParams(
+        temperature=0.8, top_k=50
+    )  # 50: generate's own, which their call leaves
     repetition_penalty = 1.0
     voices: tuple[str, ...] = ()
 
@@ -93,7 +95,7 @@ class LlasaSpeech:
         return sound.float().clamp(-1, 1).cpu()
 
 
-def load_llasa(source: Path, tokenizer: Any, codec: Path, place: Place) -> LlasaSpeech:
+def load_llasa(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> LlasaSpeech:
     """Load the parts.
 
     Args:
@@ -108,7 +110,7 @@ def load_llasa(source: Path, tokenizer: Any, codec: Path, place: Place) -> Llasa
     """
     from transformers import Xcodec2Model
 
-    sound = load_model(Xcodec2Model, codec, Place(place.device))
+    sound = load_model(Xcodec2Model, codec, LoadConfig(load_config.device))
     for name in _ENCODERS:
         setattr(sound, name, None)  # 70 % of its parameters
-    return LlasaSpeech(load_window(source, place), tokenizer, sound)
+    return LlasaSpeech(load_window(source, load_config), tokenizer, sound)

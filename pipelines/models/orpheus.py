@@ -23,9 +23,9 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import Place, check_caption, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_caption, unreadable
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
 _LEVELS = ((0,), (1, 4), (2, 3, 5, 6))  # slots of a frame, by level of the codec
@@ -46,7 +46,7 @@ class OrpheusSpeech:
         UnsupportedModelError: a tokenizer without the codes of the codec, or another codec.
     """
 
-    filters = Filters(temperature=0.6, top_p=0.8)
+    params = SamplingParams(temperature=0.6, top_p=0.8)
     repetition_penalty = 1.3
     voices = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 
@@ -109,7 +109,9 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def load_orpheus(source: Path, tokenizer: Any, codec: Path, place: Place) -> OrpheusSpeech:
+def load_orpheus(
+    source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig
+) -> OrpheusSpeech:
     """Load the parts.
 
     Args:
@@ -131,11 +133,11 @@ def load_orpheus(source: Path, tokenizer: Any, codec: Path, place: Place) -> Orp
             "pip install snac"
         ) from error
     try:
-        sound = SNAC.from_pretrained(str(codec)).to(place.device).eval()
+        sound = SNAC.from_pretrained(str(codec)).to(load_config.device).eval()
     except unreadable() as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UnsupportedModelError(
             f"codec: expected config.json and pytorch_model.bin of a SNAC in {codec}, received "
             f"what snac refuses ({reason}); copy the folder again"
         ) from error
-    return OrpheusSpeech(load_window(source, place), tokenizer, sound)
+    return OrpheusSpeech(load_window(source, load_config), tokenizer, sound)

@@ -18,7 +18,7 @@ from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.loading.checkpoint import Place, check_size, load_model, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model, unreadable
 from mmaccel.pipelines.models.scenes_vocabulary import (
     FILE,
     CaptionWords,
@@ -26,12 +26,12 @@ from mmaccel.pipelines.models.scenes_vocabulary import (
     tokenizer_folder,
 )
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 from mmaccel.tokenizers_vq.load import load_tokenizer
 
 
-class WordPictures(ImageModel):
+class WordImages(ImageModel):
     """An `ImageModel` of three parts, which draws one size.
 
     Args:
@@ -41,7 +41,7 @@ class WordPictures(ImageModel):
     """
 
     no_negatives = None
-    filters = Filters(guidance_scale=2.0)
+    params = SamplingParams(guidance_scale=2.0)
 
     def __init__(
         self, window: TokenModel | Denoiser, tokenizer: VisualTokenizer, words: CaptionWords
@@ -68,7 +68,7 @@ class WordPictures(ImageModel):
         return self.tokenizer.decode(tokens)
 
 
-def load_words(folder: Path, place: Place) -> WordPictures:
+def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
     """Load a model of ours. Nothing is downloaded.
 
     Args:
@@ -80,15 +80,15 @@ def load_words(folder: Path, place: Place) -> WordPictures:
         OptionError: a file is missing, or such a device, dtype or size.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
-    tokenizer, words = load_vocabulary(folder, folder, place)
-    check_size(place, (tokenizer.size, tokenizer.size))
-    model = load_decoder(folder, place, words.vocab_size)
+    tokenizer, words = load_vocabulary(folder, folder, load_config)
+    check_size(load_config, (tokenizer.size, tokenizer.size))
+    model = load_decoder(folder, load_config, words.vocab_size)
     check_windows(model, CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-    return WordPictures(window, tokenizer, words)
+    return WordImages(window, tokenizer, words)
 
 
-def load_masked_words(folder: Path, place: Place) -> WordPictures:
+def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
     """Load a masked model of ours. Nothing is downloaded.
 
     Args:
@@ -106,23 +106,23 @@ def load_masked_words(folder: Path, place: Place) -> WordPictures:
             f"model: expected {FILE} with the mask's id in {folder}, received none; "
             "leave the family out"
         )
-    tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, place)
-    check_size(place, (tokenizer.size, tokenizer.size))
-    model = load_decoder(folder, place, words.vocab_size + 1)
+    tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, load_config)
+    check_size(load_config, (tokenizer.size, tokenizer.size))
+    model = load_decoder(folder, load_config, words.vocab_size + 1)
     window = MaskedLM(
         model, said["mask"], shift=said.get("logit_shift", 0), vocab_size=tokenizer.vocab_size
     )
-    return WordPictures(window, tokenizer, words)
+    return WordImages(window, tokenizer, words)
 
 
-def load_vocabulary(shelf: Path, folder: Path, place: Place) -> tuple[Any, CaptionWords]:
+def load_vocabulary(shelf: Path, folder: Path, load_config: LoadConfig) -> tuple[Any, CaptionWords]:
     """The image tokenizer of one folder and the words of another.
 
     Raises:
         OptionError, UnsupportedModelError: as `load_words`.
     """
     try:
-        tokenizer = load_tokenizer(shelf).to(place.device)
+        tokenizer = load_tokenizer(shelf).to(load_config.device)
         words = CaptionWords.load(folder, tokenizer.vocab_size)
     except unreadable() as error:
         if isinstance(error, MMAccelError):
@@ -135,7 +135,7 @@ def load_vocabulary(shelf: Path, folder: Path, place: Place) -> tuple[Any, Capti
     return tokenizer, words
 
 
-def load_decoder(folder: Path, place: Place, n_ids: int) -> Any:
+def load_decoder(folder: Path, load_config: LoadConfig, n_ids: int) -> Any:
     """A decoder of `n_ids` ids.
 
     Raises:
@@ -143,10 +143,10 @@ def load_decoder(folder: Path, place: Place, n_ids: int) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    model = load_model(AutoModelForCausalLM, folder, place)
+    model = load_model(AutoModelForCausalLM, folder, load_config)
     if model.config.vocab_size != n_ids:
         raise UnsupportedModelError(
-            f"model: expected a vocabulary of {n_ids} ids (picture tokens, special ids and words), "
+            f"model: expected a vocabulary of {n_ids} ids (image tokens, special ids and words), "
             f"received {model.config.vocab_size}; the files do not belong together"
         )
     return model

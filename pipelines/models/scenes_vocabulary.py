@@ -1,6 +1,6 @@
-"""Captions in a closed list of words, as the prompt ids of a picture model.
+"""Captions in a closed list of words, as the prompt ids of an image model.
 
-Ids 0..V-1 are the picture's tokens; bos, boi, pad and the words follow in this order. A prompt is
+Ids 0..V-1 are the image's tokens; bos, boi, pad and the words follow in this order. A prompt is
 `[bos, words…, boi]`; the unconditional prompt of classifier-free guidance is `[bos, boi]`.
 """
 
@@ -32,7 +32,7 @@ def read_masked(folder: Path) -> dict[str, Any] | None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Where the picture tokenizer of a model lies: in the folder beside it that `words.json` names
+    """Where the image tokenizer of a model lies: in the folder beside it that `words.json` names
     as `picture_tokenizer`, or in its own.
     """
     try:
@@ -52,7 +52,7 @@ class CaptionWords:
     """Turns captions into prompt ids.
 
     Attributes:
-        n_image_tokens: V, the picture tokenizer's vocabulary; the first id after it is bos.
+        n_image_tokens: V, the image tokenizer's vocabulary; the first id after it is bos.
         words: the word list, in id order.
         max_words: the longest caption in words.
     """
@@ -83,7 +83,7 @@ class CaptionWords:
 
     @property
     def boi(self) -> int:
-        """Id after which the picture begins."""
+        """Id after which the image begins."""
         return self.n_image_tokens + 1
 
     @property
@@ -93,7 +93,7 @@ class CaptionWords:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids in all: picture tokens, three special ids, words."""
+        """Number of ids in all: image tokens, three special ids, words."""
         return self.n_image_tokens + _N_SPECIAL + len(self.words)
 
     def encode(self, caption: str) -> list[int]:

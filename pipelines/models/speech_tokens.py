@@ -8,10 +8,10 @@ from typing import Any
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import Place, load_model
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
 
 
-def load_window(source: Path, place: Place) -> CausalLMWindow:
+def load_window(source: Path, load_config: LoadConfig) -> CausalLMWindow:
     """A language model of transformers, self-checked once: its windows give its own logits.
 
     Raises:
@@ -20,7 +20,7 @@ def load_window(source: Path, place: Place) -> CausalLMWindow:
     """
     from transformers import AutoModelForCausalLM
 
-    model = load_model(AutoModelForCausalLM, source, place)
+    model = load_model(AutoModelForCausalLM, source, load_config)
     window = CausalLMWindow(model)
     check_windows(model, window)
     return window

@@ -14,7 +14,7 @@ from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
@@ -79,7 +79,7 @@ class Engine:
         """Drop all graphs and their buffers; the engine may be used on."""
         self.cache.clear()
 
-    def prepare(self, window: Any, prompt: Prompt, policy: Any, filters: Filters) -> None:
+    def prepare(self, window: Any, prompt: Prompt, policy: Any, params: SamplingParams) -> None:
         """Give a model in windows the runner of its next call; see `runner`. Passes over a canvas
         run eagerly.
 
@@ -96,12 +96,12 @@ class Engine:
                     'set cuda_graphs="auto"'
                 )
             return
-        runner = self.runner(window, prompt, policy, filters)
+        runner = self.runner(window, prompt, policy, params)
         if hasattr(window, "runner"):
             window.runner = runner
 
     def runner(
-        self, window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters
+        self, window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
     ) -> StepRunner:
         """What carries out the passes of a call.
 
@@ -112,7 +112,7 @@ class Engine:
         self.check(window.device, policy)
         if self.cuda_graphs is False:
             return EagerRunner(self.sync_every)
-        reason = find_obstacle(window, prompt, policy, filters)
+        reason = find_obstacle(window, prompt, policy, params)
         if reason is None:
             falls_back = self.cuda_graphs == "auto"
             return CudaGraphRunner(window.device, self.sync_every, falls_back, self.cache)
@@ -130,7 +130,7 @@ def is_capturable(policy: Policy) -> bool:
 
 
 def find_obstacle(
-    window: TokenModel, prompt: Prompt, policy: Policy, filters: Filters
+    window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
 ) -> str | None:
     """What keeps the passes of a call from being captured; None if nothing does.
 
@@ -142,7 +142,7 @@ def find_obstacle(
         return f"{type(policy).__name__}, whose passes synchronise with the host"
     if not hasattr(window, "runner"):
         return f"a {type(window).__name__}, which takes no step runner"
-    if filters.processor is not None:
+    if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)
     devices = set((getattr(model, "hf_device_map", None) or {}).values())

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.results import EXACT_DTYPE, promise_in
+from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.window.autoregressive import Autoregressive
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.text_to_image.outputs import Pictures
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.results import Stats
 
 _SIDE = 240  # pixels an image is shown at
@@ -123,12 +123,12 @@ def title_of(name: str, policy: Any) -> str:
     return f"{name}, window {window}" if isinstance(window, int) else f"{name}, {window}"
 
 
-def identical(plain: Pictures, made: Pictures) -> int:
+def identical(plain: ImageOutput, made: ImageOutput) -> int:
     """How many images have the same tokens in both."""
     return int((plain.tokens == made.tokens).all(1).sum())
 
 
-def verdict(plain: Pictures, made: Pictures, dtype: str) -> str:
+def verdict(plain: ImageOutput, made: ImageOutput, dtype: str) -> str:
     """Say in words how the two sides compare, and what was promised.
 
     Args:
@@ -164,11 +164,11 @@ def promise(stats: Stats, dtype: str) -> str:
     if stats.exactness == "distribution":
         return "distribution: another draw from the same law"
     if dtype != EXACT_DTYPE:
-        return f"same seed, same tokens {promise_in(stats.exactness, dtype)} ({dtype})"
+        return f"same seed, same tokens {exactness_in(stats.exactness, dtype)} ({dtype})"
     return "bitwise: same seed, same tokens"
 
 
-def draw_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> Any:
+def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str) -> Any:
     """Both sides on one sheet; `name` is the short name of the policy on the right."""
     panels = [
         make_panel("Token by token", _plain(plain), plain, _cost(plain)),
@@ -177,18 +177,18 @@ def draw_comparison(name: str, plain: Pictures, made: Pictures, dtype: str) -> A
     return draw_sheet(panels, columns=2, foot=verdict(plain, made, dtype))
 
 
-def make_panel(title: str, note: str, made: Pictures, foot: str) -> Panel:
+def make_panel(title: str, note: str, made: ImageOutput, foot: str) -> Panel:
     """A panel of the images that were kept; says so where they are not all."""
     shown, count = len(made.images), len(made.prompts)
     note += f" (the first {shown} of {count})" if shown < count else ""
     return Panel(title, note, made.images, made.prompts[:shown], foot)
 
 
-def _plain(side: Pictures) -> str:
+def _plain(side: ImageOutput) -> str:
     return "one slot a pass" if side.stats.positions else "the plain loop"
 
 
-def _cost(side: Pictures) -> str:
+def _cost(side: ImageOutput) -> str:
     stats, count = side.stats, len(side.prompts)
     passes = stats.row_passes / count
     return (

@@ -15,10 +15,10 @@ import torch
 from mmaccel.canvas_contracts import CanvasPolicy, OnCanvasStep
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_image.outputs import Pictures, Request, RequestOutput
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request, RequestOutput
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -38,7 +38,7 @@ class GenerationSettings:
 
     name: str
     policy: Any
-    filters: Filters
+    params: SamplingParams
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ImageGenerator:
         rows: int,
         on_step: OnStep | OnCanvasStep | None = None,
         deliver: Callable[[RequestOutput], None] | None = None,
-    ) -> Pictures:
+    ) -> ImageOutput:
         """Make images and hand them out together, in the order of the requests.
 
         Args:
@@ -124,7 +124,7 @@ class ImageGenerator:
         tokens = torch.stack([each.tokens for each in done])
         passes = torch.tensor([each.passes for each in done])
         captions = [request.caption for request in requests]
-        return Pictures([each.image for each in done], tokens, passes, stats, captions)
+        return ImageOutput([each.image for each in done], tokens, passes, stats, captions)
 
     def run_all(
         self,
@@ -144,7 +144,7 @@ class ImageGenerator:
             on_step: called after every pass.
         """
         return self.pipe.serve(
-            requests, settings.filters, policy=settings.policy, rows=rows, on_step=on_step,
+            requests, settings.params, policy=settings.policy, rows=rows, on_step=on_step,
             deliver=lambda output: deliver(Finished(output, settings)),
         )  # fmt: skip
 
@@ -152,7 +152,7 @@ class ImageGenerator:
 def warm_up(
     pipe: TextToImage,
     policy: Policy | CanvasPolicy,
-    filters: Filters,
+    params: SamplingParams,
     caption: str,
     rows: int,
     look: Callable[[], None] | None = None,
@@ -175,8 +175,8 @@ def warm_up(
         return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
 
     window: Any
-    encoded, window = pipe.pictures.encode(caption), pipe.pictures.window
+    encoded, window = pipe.image_model.encode(caption), pipe.image_model.window
     noise = Noise.from_seed(0, rows, window.device)
     with alone(window), torch.no_grad():
-        prompt = pipe.pictures.prompt([encoded] * rows, filters.guidance_scale != 1)
-        policy.sample(window, prompt, pipe.length, filters=filters, noise=noise, on_step=stop)
+        prompt = pipe.image_model.prompt([encoded] * rows, params.guidance_scale != 1)
+        policy.sample(window, prompt, pipe.length, params=params, noise=noise, on_step=stop)

@@ -19,10 +19,10 @@ from torch import Tensor
 from mmaccel.canvas_contracts import Denoiser, kind_of
 from mmaccel.contracts import Layout, Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.checkpoint import Place, check_size
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.tokenizers_vq.grid import Grid
 
@@ -52,7 +52,7 @@ class ImageModel(ABC):
 
     family: str = "this model"
     examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
-    filters = Filters()
+    params = SamplingParams()
     no_guidance: str | None = None
     no_negatives: str | None = "whose class has none"
     pad: int = 0
@@ -145,7 +145,7 @@ class ImageModel(ABC):
         Raises:
             OptionError: a size the model does not draw.
         """
-        check_size(Place(size=size), self.size)
+        check_size(LoadConfig(size=size), self.size)
 
     @torch.no_grad()
     def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
@@ -201,15 +201,15 @@ class Encoded:
 
 
 def encode_captions(
-    pictures: ImageModel,
+    images: ImageModel,
     captions: Sequence[str],
     negatives: Sequence[str | None] | None,
-    filters: Filters,
+    params: SamplingParams,
 ) -> Encoded:
     """Check prompts and encode them.
 
     Args:
-        pictures: the model.
+        images: the model.
         captions: B prompts.
         negatives: B negative prompts, None or empty where an image has none; None for all.
         filters: of the run.
@@ -218,16 +218,16 @@ def encode_captions(
         OptionError: a prompt the model does not take or has no room for; a negative prompt
             without guidance, or for a model whose authors have none.
     """
-    encoded = [pictures.encode(caption) for caption in captions]
+    encoded = [images.encode(caption) for caption in captions]
     texts = spread_negatives(negatives, len(encoded))
-    own = [None if text is None else _encode_negative(pictures, text) for text in texts]
+    own = [None if text is None else _encode_negative(images, text) for text in texts]
     known = [each for each in own if each is not None]
-    if known and filters.guidance_scale == 1:
+    if known and params.guidance_scale == 1:
         raise OptionError(
             "negative prompt: expected a guidance_scale other than 1 beside it, received 1, with "
             "which there is no row it could stand in; set guidance_scale, or leave it out"
         )
-    check_room(pictures, [*encoded, *known])
+    check_room(images, [*encoded, *known])
     return Encoded(encoded, own if known else None)
 
 
@@ -254,40 +254,40 @@ def spread_negatives(given: Any, count: int) -> list[str | None]:
     return [text if text is not None and text.strip() else None for text in texts]
 
 
-def _encode_negative(pictures: ImageModel, text: str) -> Any:
+def _encode_negative(images: ImageModel, text: str) -> Any:
     try:
-        return pictures.encode_negative(text)
+        return images.encode_negative(text)
     except OptionError as error:
         said = str(error)
         raise OptionError(said if said.startswith("negative") else f"negative {said}") from error
 
 
-def check_room(pictures: ImageModel, encoded: Sequence[Any]) -> None:
+def check_room(images: ImageModel, encoded: Sequence[Any]) -> None:
     """Refuse prompts with which an image has more positions than the model.
 
     Args:
-        pictures: the model.
+        images: the model.
         encoded: what its `encode` made; what has no length takes what the model keeps for it.
 
     Raises:
         OptionError: with the number there may be.
     """
-    limit: int | None = getattr(pictures.window, "max_positions", None)
+    limit: int | None = getattr(images.window, "max_positions", None)
     longest = max((len(item) for item in encoded if isinstance(item, list)), default=0)
-    positions = longest + pictures.layout.frame - 1  # the last token is not fed
+    positions = longest + images.layout.frame - 1  # the last token is not fed
     if limit is not None and positions > limit:
         raise OptionError(
             f"positions: expected at most {limit} (the model's), received {positions}, of which "
-            f"{longest} are a prompt's; shorten it, or draw smaller pictures"
+            f"{longest} are a prompt's; shorten it, or draw smaller images"
         )
 
 
-def choose_filters(recommended: Filters, **given: Any) -> Filters:
+def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
     """The filters of a run: what is given, and what is recommended where that is None.
 
     Args:
         recommended: of the model.
-        **given: fields of `Filters`; a top_k of 0 keeps all tokens.
+        **given: fields of `SamplingParams`; a top_k of 0 keeps all tokens.
 
     Raises:
         OptionError: a value outside its domain.
@@ -298,14 +298,14 @@ def choose_filters(recommended: Filters, **given: Any) -> Filters:
     return replace(recommended, **chosen)
 
 
-def check_filters(filters: Any) -> None:
-    """Refuse anything but `Filters`.
+def check_params(params: Any) -> None:
+    """Refuse anything but `SamplingParams`.
 
     Raises:
         OptionError: something else.
     """
-    if not isinstance(filters, Filters):
-        raise OptionError(f"filters: expected mmaccel.Filters(...), received {filters!r}")
+    if not isinstance(params, SamplingParams):
+        raise OptionError(f"params: expected mmaccel.SamplingParams(...), received {params!r}")
 
 
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:

@@ -58,7 +58,7 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageOutput:
     """Finished images and what they cost.
 
     Attributes:
@@ -114,9 +114,9 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     return Stats(**total)
 
 
-def join(parts: Sequence[Pictures]) -> Pictures:
+def join(parts: Sequence[ImageOutput]) -> ImageOutput:
     """Put batches made one after another together, in their order; at least one."""
-    return Pictures(
+    return ImageOutput(
         [image for p in parts for image in p.images],
         torch.cat([p.tokens for p in parts]),
         torch.cat([p.passes for p in parts]),
@@ -166,6 +166,6 @@ def check_requests(requests: Any) -> list[Request]:
     for request in requests:
         if not isinstance(check_seed(request.seed), int):
             raise OptionError(
-                f"seed: expected one integer, received {request.seed!r}; a request is one picture"
+                f"seed: expected one integer, received {request.seed!r}; a request is one image"
             )
     return list(requests)

@@ -16,22 +16,22 @@ from typing import Any, Self
 import torch
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.contracts import EndedRow, Places, Policy, TokenModel
+from mmaccel.contracts import ContinuousBatching, FinishedRow, Policy, TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.checkpoint import Place
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import (
     Encoded,
     ImageModel,
-    check_filters,
-    choose_filters,
+    check_params,
+    choose_params,
     encode_captions,
     pick_policy,
     spread_negatives,
 )
 from mmaccel.pipelines.text_to_image.outputs import (
-    Pictures,
+    ImageOutput,
     Request,
     RequestOutput,
     check_at_least_one,
@@ -39,25 +39,25 @@ from mmaccel.pipelines.text_to_image.outputs import (
     check_requests,
     join,
 )
-from mmaccel.pipelines.text_to_image.registry import open_pictures
+from mmaccel.pipelines.text_to_image.registry import open_images
 from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class TextToImage:
     """Images from prompts, by any policy. One run at a time: the model keeps one cache.
 
     Args:
-        pictures: the model.
+        images: the model.
         source: where it lies, if that is known.
         engine: how passes are carried out; None is `Engine()`.
     """
 
     def __init__(
-        self, pictures: ImageModel, source: Path | None = None, engine: Engine | None = None
+        self, images: ImageModel, source: Path | None = None, engine: Engine | None = None
     ) -> None:
-        self.pictures, self.source, self.engine = pictures, source, engine or Engine()
+        self.image_model, self.source, self.engine = images, source, engine or Engine()
 
     @classmethod
     def from_pretrained(
@@ -79,7 +79,7 @@ class TextToImage:
             device: where to run.
             dtype: of the generator; "bitwise" is promised in float32 and float64.
             size: width and height in pixels, for models that draw several.
-            decoder: a file with the picture decoder, for checkpoints that have none.
+            decoder: a file with the image decoder, for checkpoints that have none.
             family: how the checkpoint is to be read; None finds out. See docs/models.md.
             cuda_graphs, sync_every: see `mmaccel.pipelines.runner.engine.Engine`.
 
@@ -91,22 +91,22 @@ class TextToImage:
         how, file = Engine(cuda_graphs, sync_every), decoder
         file = Path(file) if isinstance(file, str) else file
         how.check(device)
-        return cls(*open_pictures(name, Place(device, dtype, size, file), family), how)
+        return cls(*open_images(name, LoadConfig(device, dtype, size, file), family), how)
 
     @property
     def model(self) -> TokenModel | Denoiser:
         """What predicts image tokens."""
-        return self.pictures.window
+        return self.image_model.window
 
     @property
     def length(self) -> int:
         """Tokens of an image."""
-        return self.pictures.layout.frame
+        return self.image_model.layout.frame
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of an image in pixels."""
-        return self.pictures.size
+        return self.image_model.size
 
     def resize(self, size: tuple[int, int]) -> Self:
         """This pipeline for images of another size: weights are shared, nothing is loaded.
@@ -119,8 +119,8 @@ class TextToImage:
         Raises:
             OptionError: a size the model does not draw; most models draw one.
         """
-        pictures = self.pictures.resize(Place(size=size).size or self.size)
-        return type(self)(pictures, self.source, replace(self.engine))
+        images = self.image_model.resize(LoadConfig(size=size).size or self.size)
+        return type(self)(images, self.source, replace(self.engine))
 
     def __call__(
         self,
@@ -137,7 +137,7 @@ class TextToImage:
         num_images_per_prompt: int = 1,
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
-    ) -> Pictures:
+    ) -> ImageOutput:
         """Make images.
 
         Args:
@@ -149,8 +149,8 @@ class TextToImage:
             seed: one for all (image b is item b of it), or one per image. With one per image an
                 image depends on its own seed and prompt alone.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
-            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. What is None is as the model's
-                authors recommend (`pictures.filters`); top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. What is None is as the model's
+                authors recommend (`pictures.params`); top_k 0 and top_p 1 keep all tokens.
             num_images_per_prompt: images of each prompt, one after another.
             batch_size: images made together; None makes all together.
             on_step: called after every pass with the state of the running batch.
@@ -165,8 +165,8 @@ class TextToImage:
             NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        filters = choose_filters(
-            self.pictures.filters,
+        params = choose_params(
+            self.image_model.params,
             guidance_scale=guidance_scale,
             temperature=temperature,
             top_k=top_k,
@@ -179,7 +179,7 @@ class TextToImage:
         n = num_images_per_prompt
         batches = self.stream(
             [text for text in captions for _ in range(n)],
-            filters,
+            params,
             policy=policy,
             negatives=[text for text in negatives for _ in range(n)],
             seed=seed,
@@ -191,14 +191,14 @@ class TextToImage:
     def stream(
         self,
         captions: Sequence[str],
-        filters: Filters,
+        params: SamplingParams,
         *,
         policy: Policy | CanvasPolicy | None = None,
         negatives: Sequence[str | None] | None = None,
         seed: int | Sequence[int] = 0,
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
-    ) -> Iterator[Pictures]:
+    ) -> Iterator[ImageOutput]:
         """Make images batch by batch, handing each batch out as it is finished.
 
         Args:
@@ -215,31 +215,31 @@ class TextToImage:
         """
         captions = check_captions(captions)
         check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
-        check_filters(filters)
-        asked = encode_captions(self.pictures, captions, negatives, filters)
+        check_params(params)
+        asked = encode_captions(self.image_model, captions, negatives, params)
         noise = Noise.from_seed(seed, len(captions), self.model.device)
         run = pick_policy(policy, self.model)
         step = len(captions) if batch_size is None else batch_size
 
-        def batches() -> Iterator[Pictures]:
+        def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(captions), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
                 with alone(self.model):
-                    made = self._decode(asked[part], run, filters, own, on_step)
+                    made = self._decode(asked[part], run, params, own, on_step)
                 began = time.perf_counter()
                 drawn = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                images = self.pictures.render(made.tokens, captions[part], drawn)
+                images = self.image_model.render(made.tokens, captions[part], drawn)
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
-                yield Pictures(images, tokens, passes, made.stats, list(captions[part]), first)
+                yield ImageOutput(images, tokens, passes, made.stats, list(captions[part]), first)
 
         return batches()
 
     def serve(
         self,
         requests: Sequence[Request],
-        filters: Filters,
+        params: SamplingParams,
         *,
         policy: Policy | CanvasPolicy | None = None,
         rows: int = 8,
@@ -270,32 +270,34 @@ class TextToImage:
         """
         requests = check_requests(requests)
         check_at_least_one("rows", rows)
-        check_filters(filters)
+        check_params(params)
         captions, negatives = zip(*[(request.caption, request.negative) for request in requests])
-        asked = encode_captions(self.pictures, captions, negatives, filters)
+        asked = encode_captions(self.image_model, captions, negatives, params)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
         run = pick_policy(policy, self.model)
         if not callable(deliver):
             raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
-        counter = _Counter(self.pictures, requests, noise.seeds.tolist(), deliver)
-        places = Places(rows, counter.hand_out)
+        counter = _Counter(self.image_model, requests, noise.seeds.tolist(), deliver)
+        places = ContinuousBatching(rows, counter.finish)
         with alone(self.model):
-            stats = self._decode(asked, run, filters, noise, on_step, places).stats
+            stats = self._decode(asked, run, params, noise, on_step, places).stats
         stats.pixel_seconds = counter.pixel_seconds
         stats.seconds -= counter.seconds
         return stats
 
     @torch.no_grad()
     def _decode(
-        self, asked: Encoded, policy: Any, filters: Filters, noise: Noise, on_step: Any,
-        places: Places | None = None,
+        self, asked: Encoded, policy: Any, params: SamplingParams, noise: Noise, on_step: Any,
+        places: ContinuousBatching | None = None,
     ) -> Generation:  # fmt: skip
         """Encoded prompts to tokens `[B, N]`, all of them together or in some places."""
-        prompt = self.pictures.prompt(asked.captions, filters.guidance_scale != 1, asked.negatives)
-        prompt = prompt if places is None else replace(prompt, places=places)
-        self.engine.prepare(self.model, prompt, policy, filters)
-        options = dict(filters=filters, noise=noise, on_step=on_step)
+        prompt = self.image_model.prompt(
+            asked.captions, params.guidance_scale != 1, asked.negatives
+        )
+        prompt = prompt if places is None else replace(prompt, batching=places)
+        self.engine.prepare(self.model, prompt, policy, params)
+        options = dict(params=params, noise=noise, on_step=on_step)
         made: Generation = policy.sample(self.model, prompt, self.length, **options)
         return made
 
@@ -304,17 +306,17 @@ class _Counter:
     """Where finished images are rendered and handed out."""
 
     def __init__(
-        self, pictures: ImageModel, requests: Sequence[Request], seeds: Sequence[int],
+        self, images: ImageModel, requests: Sequence[Request], seeds: Sequence[int],
         deliver: Callable[[RequestOutput], None],
     ) -> None:  # fmt: skip
-        self._pictures, self._requests, self._seeds = pictures, requests, seeds
+        self._images, self._requests, self._seeds = images, requests, seeds
         self._deliver = deliver
         self.pixel_seconds = self.seconds = 0.0
 
-    def hand_out(self, row: EndedRow) -> None:
+    def finish(self, row: FinishedRow) -> None:
         """Render one image by itself, so that others do not enter its pixels, and deliver it."""
         began, request, seed = time.perf_counter(), self._requests[row.row], self._seeds[row.row]
-        image = self._pictures.render(row.tokens[None], [request.caption], [seed])[0]
+        image = self._images.render(row.tokens[None], [request.caption], [seed])[0]
         self.pixel_seconds += time.perf_counter() - began
         spent = row.total_variation, row.nats
         self._deliver(RequestOutput(request, image, row.tokens.cpu(), row.passes, *spent))

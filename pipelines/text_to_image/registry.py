@@ -17,10 +17,10 @@ from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
 if TYPE_CHECKING:  # both need torch, which a listing of families does not
-    from mmaccel.pipelines.loading.checkpoint import Place
+    from mmaccel.pipelines.loading.checkpoint import LoadConfig
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
-PICTURES = {  # family -> "module:function" of (path, place) to an `ImageModel`
+IMAGE_MODELS = {  # family -> "module:function" of (path, place) to an `ImageModel`
     "words": "mmaccel.pipelines.models.scenes:load_words",
     "masked-words": "mmaccel.pipelines.models.scenes:load_masked_words",
     "janus": "mmaccel.pipelines.models.janus:load_janus",
@@ -37,8 +37,8 @@ _FILES = (".pt", ".pth", ".safetensors")
 _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 
 
-def open_pictures(
-    name: str | Path, place: Place, family: str | None = None
+def open_images(
+    name: str | Path, load_config: LoadConfig, family: str | None = None
 ) -> tuple[ImageModel, Path]:
     """Load a text-to-image model; also where it lies.
 
@@ -51,22 +51,22 @@ def open_pictures(
         OptionError: there is no such model, device, dtype, size or family, or a file is missing.
         UnsupportedModelError: nothing we know; with what was looked for.
     """
-    from mmaccel.pipelines.loading.sources import check_place
+    from mmaccel.pipelines.loading.sources import check_device
 
-    if family is not None and family not in PICTURES:
+    if family is not None and family not in IMAGE_MODELS:
         raise OptionError(
-            f"family: expected one of {', '.join(PICTURES)}, received {family!r}; leave it out"
+            f"family: expected one of {', '.join(IMAGE_MODELS)}, received {family!r}; leave it out"
         )
-    check_place(place.device, place.dtype)
+    check_device(load_config.device, load_config.dtype)
     source = find_source(name)
-    family = family or find_picture_family(source, name)
-    if place.decoder is not None and family not in _WITH_DECODER:
+    family = family or find_image_family(source, name)
+    if load_config.decoder is not None and family not in _WITH_DECODER:
         raise OptionError(
             f"decoder: expected none for {family}, whose checkpoints have their own, received "
-            f"{str(place.decoder)!r}; leave it out"
+            f"{str(load_config.decoder)!r}; leave it out"
         )
-    module, _, function = PICTURES[family].partition(":")
-    loaded: ImageModel = getattr(import_module(module), function)(source, place)
+    module, _, function = IMAGE_MODELS[family].partition(":")
+    loaded: ImageModel = getattr(import_module(module), function)(source, load_config)
     return loaded, source
 
 
@@ -81,7 +81,7 @@ def find_source(name: str | Path) -> Path:
     return find_model(name, {folder.name: folder for folder in shipped})
 
 
-def find_picture_family(source: Path, name: str | Path) -> str:
+def find_image_family(source: Path, name: str | Path) -> str:
     """The family of a model, one of `PICTURES`.
 
     Args:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from mmaccel.contracts import EndedRow, Policy, TokenModel
+from mmaccel.contracts import FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.loading.checkpoint import Place
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.media import decode_rows, keep_payloads
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
@@ -74,7 +74,7 @@ class TextToSpeech:
         """
         how = Engine(cuda_graphs)
         how.check(device)
-        speech, source, codec_source = open_speech(name, codec, Place(device, dtype), family)
+        speech, source, codec_source = open_speech(name, codec, LoadConfig(device, dtype), family)
         return cls(speech, source, how, codec_source)
 
     def __call__(
@@ -104,8 +104,8 @@ class TextToSpeech:
                 utterance depends on its own seed and text alone, and on `max_seconds`.
             max_seconds: after which an utterance is cut. None is 30, or less where the model has
                 no positions for 30 s after the longest text.
-            temperature, top_k, top_p, min_p: see `mmaccel.Filters`. None takes the value that the
-                model's authors recommend (`speech.filters`); top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value that the
+                model's authors recommend (`speech.params`); top_k 0 and top_p 1 keep all tokens.
             repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
                 None takes the value that the authors recommend.
             batch_size: utterances that are decoded at a time at most; None decodes all together.
@@ -135,7 +135,7 @@ class TextToSpeech:
         made: dict[int, Utterance] = {}
         keep = keep_payloads(made, deliver)
 
-        def finish(row: EndedRow) -> Utterance:
+        def finish(row: FinishedRow) -> Utterance:
             return finish_utterance(self.speech, plan, row)
 
         with alone(model):
@@ -150,7 +150,7 @@ class TextToSpeech:
         return self.speech.window
 
 
-def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: EndedRow) -> Utterance:
+def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) -> Utterance:
     """Decode one row to sound, by itself, so that no other row affects it.
 
     Raises:

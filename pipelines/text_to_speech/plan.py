@@ -13,10 +13,10 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import check_caption
 from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
 from mmaccel.pipelines.media import RowPlan, pick_max_num_seqs
-from mmaccel.pipelines.text_to_image.model import choose_filters, stack_rows
+from mmaccel.pipelines.text_to_image.model import choose_params, stack_rows
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 from mmaccel.samplers.noise import Noise, check_seed
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _WHOLE_PREFIX = 2**31 - 1  # tokens that the repetition penalty looks back at
 _DEFAULT_SECONDS = 30.0
@@ -40,7 +40,7 @@ class SpeechPlan(RowPlan):
 def make_plan(
     speech: SpeechModel, texts: Sequence[str], seed: int | Sequence[int], *,
     voice: str | None = None, max_seconds: float | None = None, batch_size: int | None = None,
-    **filters: Any,
+    **params: Any,
 ) -> SpeechPlan:  # fmt: skip
     """Check the arguments of a call and plan it. Nothing is decoded.
 
@@ -51,7 +51,7 @@ def make_plan(
     Raises:
         OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
     """
-    chosen, layout, device = pick_filters(speech, **filters), speech.layout, speech.window.device
+    chosen, layout, device = pick_params(speech, **params), speech.layout, speech.window.device
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise OptionError(f"text: expected a text or a list of them, received {texts!r}; write one")
     rows = [speech.encode(each, voice) for each in texts]
@@ -67,7 +67,7 @@ def make_plan(
         max_num_seqs=pick_max_num_seqs(batch_size, len(rows)),
         noise=Noise.from_seed(seed, len(rows), device),
         prompt=replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device)),
-        filters=chosen,
+        params=chosen,
         texts=list(texts),
         voice=voice,
     )
@@ -75,7 +75,7 @@ def make_plan(
 
 def check_call(
     texts: Sequence[str], seed: int | Sequence[int], *, max_seconds: float | None = None,
-    repetition_penalty: float | None = None, **filters: Any,
+    repetition_penalty: float | None = None, **params: Any,
 ) -> None:  # fmt: skip
     """Refuse what no model takes, before one is loaded. Arguments as in `make_plan`.
 
@@ -87,20 +87,20 @@ def check_call(
     check_seed(seed)
     if max_seconds is not None:
         check_seconds(max_seconds)
-    choose_filters(Filters(), **filters)
+    choose_params(SamplingParams(), **params)
     if repetition_penalty is not None:
         WindowedRepetitionPenalty(repetition_penalty, _WHOLE_PREFIX)
 
 
-def pick_filters(
+def pick_params(
     speech: SpeechModel, *, repetition_penalty: float | None = None, **given: Any
-) -> Filters:
+) -> SamplingParams:
     """The filters of a run: what is given, and what is recommended where that is None.
 
     Raises:
         OptionError: a value outside its domain.
     """
-    chosen, penalty = choose_filters(speech.filters, **given), repetition_penalty
+    chosen, penalty = choose_params(speech.params, **given), repetition_penalty
     penalty = speech.repetition_penalty if penalty is None else penalty
     rule = WindowedRepetitionPenalty(penalty, _WHOLE_PREFIX)
     return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import Place, load_processor
-from mmaccel.pipelines.loading.sources import check_place, find_model
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
+from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
 SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, place)
@@ -20,7 +20,7 @@ _MARKS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # a token that on
 
 
 def open_speech(
-    name: str | Path, codec: str | Path | None, place: Place, family: str | None = None
+    name: str | Path, codec: str | Path | None, load_config: LoadConfig, family: str | None = None
 ) -> tuple[SpeechModel, Path, Path]:
     """Load a speech model.
 
@@ -44,14 +44,14 @@ def open_speech(
         raise OptionError(
             f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
         )
-    check_place(place.device, place.dtype)
+    check_device(load_config.device, load_config.dtype)
     source = find_model(name, {})
     tokenizer = load_processor(AutoTokenizer, source)
     family = family or _find_family(source, tokenizer)
     codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec")
     module, _, function = SPEECH[family].partition(":")
     load = getattr(import_module(module), function)
-    loaded: SpeechModel = load(source, tokenizer, codec_source, place)
+    loaded: SpeechModel = load(source, tokenizer, codec_source, load_config)
     return loaded, source, codec_source
 
 

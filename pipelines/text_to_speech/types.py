@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.results import Stats
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
 
@@ -28,7 +28,7 @@ class SpeechModel(Protocol):
 
     window: TokenModel
     layout: Frames
-    filters: Filters
+    params: SamplingParams
     repetition_penalty: float
     sample_rate: int
     frame_samples: int

@@ -25,9 +25,9 @@ from mmaccel.results import Generation
 from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, Memory, Selector
+from mmaccel.samplers.canvas.selector import AtLeast, Selector, SelectorState
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class AdaptiveBlock(SelectorPolicy):
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        memory = Memory.of(run)
+        memory = SelectorState.of(run)
         selector = self.chooser(run, memory)
         with run.interruptible():
             while run.is_open:
@@ -97,7 +97,7 @@ class AdaptiveBlock(SelectorPolicy):
                 run.commit(seen, memory.choose(selector, seen))
         return run.generation()
 
-    def end(self, seen: Evidence) -> Tensor:
+    def end(self, seen: SlotPredictions) -> Tensor:
         """`[B]` int64, the slot behind the likeliest delimiter, or one that is far away."""
         chance = seen.law.softmax(-1)[..., list(self.delimiters)]  # [B, Q, D]
         is_next = seen.is_open[..., None] & (
@@ -107,6 +107,6 @@ class AdaptiveBlock(SelectorPolicy):
         slot = seen.slots.gather(1, where[:, None])[:, 0]
         return torch.where(best > self.tau, slot + 1, torch.iinfo(torch.int64).max)
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return AtLeast(1, Threshold(self.threshold))

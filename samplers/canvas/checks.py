@@ -22,14 +22,14 @@ from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.model_pass import takes_any_rows
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 def check_run(
     model: Denoiser,
     prompt: Prompt,
     length: int,
-    filters: Filters,
+    params: SamplingParams,
     noise: Noise,
     block: int | None,
     cache: CachePlan,
@@ -53,21 +53,21 @@ def check_run(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
             "make it for this batch"
         )
-    if prompt.places is not None and not takes_any_rows(model):
+    if prompt.batching is not None and not takes_any_rows(model):
         raise OptionError(
             f"places: expected none for a {type(model).__name__}, which keeps something for each "
-            f"row of the prompt, received {prompt.places!r}; decode batch by batch"
+            f"row of the prompt, received {prompt.batching!r}; decode batch by batch"
         )
-    if filters.processor is not None:
+    if params.processor is not None:
         raise OptionError(
-            "filters: expected no processor, received one; a canvas has no prefix that it could "
+            "params: expected no processor, received one; a canvas has no prefix that it could "
             "look at, use a layout for what may stand at a slot"
         )
-    filters.check_branches(prompt.branches)
+    params.check_branches(prompt.branches)
     _check_positions(getattr(model, "max_positions", None), prompt, length)
     _check_mask(model.mask_token, prompt)
     _check_blocks(model, prompt, length, block)
-    if (cache.keeps or layout == "entries") and not model.has_store:
+    if (cache.keeps or layout == "entries") and not model.supports_kv_cache:
         reason = getattr(model, "store_reason", "")
         way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
         way = 'cache="none"' if cache.keeps else way
@@ -90,7 +90,7 @@ def check_run(
 
 def check_model(model: Any) -> None:
     """Raises OptionError for a model that decodes token after token."""
-    if not hasattr(model, "has_store"):
+    if not hasattr(model, "supports_kv_cache"):
         raise OptionError(
             f"policy: expected one that decodes token after token for a {type(model).__name__}, "
             "received one that fills a canvas; choose one such as Jacobi()"

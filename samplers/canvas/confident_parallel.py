@@ -39,9 +39,9 @@ from torch import Tensor
 
 from mmaccel.checks import check_choice, check_number
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Memory, Selector, ranked
+from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState, ranked
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Threshold(LogitsOnly):
     def __post_init__(self) -> None:
         check_number("threshold", self.least, 0, 1, "0.9 is usual")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         return seen.is_open & (seen.peak >= self.least)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return seen.peak
 
@@ -74,7 +74,7 @@ class FrechetProfile(LogitsOnly):
     def __post_init__(self) -> None:
         check_number("factor", self.factor, 0, float("inf"), "1 is the theorem's")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         turns = ranked(seen.peak, seen.is_open)
         lacks = torch.where(seen.is_open, 1 - seen.peak.double(), 0.0)
@@ -83,7 +83,7 @@ class FrechetProfile(LogitsOnly):
         n = fits.int().cumprod(1).sum(1, keepdim=True)
         return seen.is_open & (turns < n.clamp(min=1))
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return seen.peak
 
@@ -109,7 +109,7 @@ class ConfidentParallel(SelectorPolicy):
         Threshold(self.threshold)
         FrechetProfile(self.factor)
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         if self.rule == "frechet":
             return FrechetProfile(self.factor)

@@ -32,7 +32,7 @@ def bound_nats(entropy: Tensor, chosen: Tensor) -> Tensor:
     return (spread.sum(1) - spread.amax(1)).clamp(min=0)
 
 
-class Ledger:
+class DivergenceBound:
     """Of B rows.
 
     Attributes:

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from mmaccel.checks import check_number
 from mmaccel.errors import OptionError
-from mmaccel.samplers.canvas.predictions import Evidence
-from mmaccel.samplers.canvas.selector import LogitsOnly, Memory
+from mmaccel.samplers.canvas.predictions import SlotPredictions
+from mmaccel.samplers.canvas.selector import LogitsOnly, SelectorState
 
 
 @dataclass(frozen=True)
-class SureEnd(LogitsOnly):
+class EosThreshold(LogitsOnly):
     """The first open slot of the active block whose end tokens have `threshold` together.
 
     Where a row has no end token left to be found, nothing.
@@ -42,7 +42,7 @@ class SureEnd(LogitsOnly):
     def __post_init__(self) -> None:
         check_number("end_threshold", self.threshold, 0, 1, "0.9 is usual, None waits")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         ends = memory.run.canvas.stop_tokens
         assert ends is not None
@@ -51,7 +51,7 @@ class SureEnd(LogitsOnly):
         sure = seen.is_open & (chance >= self.threshold)
         return sure & (sure.cumsum(1) == 1)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`; the first slot first."""
         return -seen.slots.float()
 
@@ -70,7 +70,7 @@ def check_ends(stop_tokens: Tensor | None, vocab_size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Settled(LogitsOnly):
+class ConvergedBlock(LogitsOnly):
     """All open slots of a row's active block, where no likeliest token has changed since the pass
     before and the slots' entropies are below `entropy` nats on average; none otherwise.
     """
@@ -80,7 +80,7 @@ class Settled(LogitsOnly):
     def __post_init__(self) -> None:
         check_number("settled", self.entropy, 0, float("inf"), "0.005 is usual, None waits")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         likeliest = seen.law.argmax(-1)  # [B, Q]
         before = memory.kept.get(self, likeliest.new_full(likeliest.shape, -1))
@@ -90,6 +90,6 @@ class Settled(LogitsOnly):
         sure = spread < self.entropy * seen.is_open.sum(1)
         return seen.is_open & (stays & sure)[:, None]
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return seen.peak

@@ -35,9 +35,9 @@ from mmaccel.checks import check_number
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import LogitsOnly, Memory, Selector, ranked
+from mmaccel.samplers.canvas.selector import LogitsOnly, Selector, SelectorState, ranked
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class EntropyBound(LogitsOnly):
     def __post_init__(self) -> None:
         check_number("gamma", self.gamma, 0, float("inf"), "0.1 is usual, 0 is exact")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         turns, costs = prefix_costs(seen)
         n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
         return seen.is_open & (turns < n)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return -seen.entropy
 
 
-def prefix_costs(seen: Evidence) -> tuple[Tensor, Tensor]:
+def prefix_costs(seen: SlotPredictions) -> tuple[Tensor, Tensor]:
     """Slots by entropy.
 
     Returns:
@@ -85,7 +85,7 @@ class BudgetBound(LogitsOnly):
     def __post_init__(self) -> None:
         check_number("budget_nats", self.nats, 0, float("inf"), "0 is exact")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         turns, costs = prefix_costs(seen)
         more = torch.arange(1, turns.shape[1] + 1, device=turns.device)
@@ -95,7 +95,7 @@ class BudgetBound(LogitsOnly):
         n = (fits * more).amax(1, keepdim=True).clamp(min=1)
         return seen.is_open & (turns < n)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return -seen.entropy
 
@@ -133,7 +133,7 @@ class EntropyBounded(SelectorPolicy):
         assert self.budget_nats is not None
         return BudgetBound(self.budget_nats)
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return self._rule
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from mmaccel.checks import check_integer, check_number
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import And, AtLeast, LogitsOnly, Memory, Selector
+from mmaccel.samplers.canvas.selector import And, AtLeast, LogitsOnly, Selector, SelectorState
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Stable(LogitsOnly):
         check_number("kl", self.kl, 0, float("inf"), "0.01 is usual")
         check_integer("steps", self.steps, 1, "2 is usual")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         law = seen.law.log_softmax(-1)  # [B, Q, V]
         before, calm = memory.kept.get(self, (law, torch.zeros_like(seen.slots)))
@@ -54,7 +54,7 @@ class Stable(LogitsOnly):
         memory.kept[self] = (law, calm)
         return seen.is_open & (calm >= self.steps)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return seen.peak
 
@@ -79,6 +79,6 @@ class KLStable(SelectorPolicy):
         Threshold(self.threshold)
         Stable(self.kl, self.steps)
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return AtLeast(1, And(Threshold(self.threshold), Stable(self.kl, self.steps)))

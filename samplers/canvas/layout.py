@@ -36,7 +36,7 @@ class Columns:
 
     Attributes:
         n: N = T + L.
-        places: P, N and room for what is computed and not written, and one that is nobody's.
+        cache_size: P, N and room for what is computed and not written, and one that is nobody's.
         first: T, the column of slot 0.
         pad: `[R]` int64, columns before a row's first token.
     """
@@ -46,7 +46,7 @@ class Columns:
     ) -> None:
         longest, device = prompt.tokens.shape[1], prompt.tokens.device
         self.branches, self.first, self.n = prompt.branches, longest, longest + length
-        self._scratch, self.places = scratch, self.n + copies * scratch + 1
+        self._scratch, self.cache_size = scratch, self.n + copies * scratch + 1
         self.pad = longest - prompt.lengths
         self.index = torch.arange(self.n, device=device)
         self.positions = (self.index - self.pad[:, None]).clamp(min=0)  # [R, N]
@@ -106,7 +106,7 @@ class Columns:
         step = torch.arange(copies, device=columns.device)[:, None]  # [K, 1]
         rank = is_fresh.cumsum(1) - 1  # [R, C]
         aside = self.n + step * self._scratch + rank[:, None]  # [R, K, C]
-        own = torch.where(is_own, columns, self.places - 1)
+        own = torch.where(is_own, columns, self.cache_size - 1)
         places = torch.where(is_fresh[:, None], aside, own[:, None])
         tokens = self.tokens(canvases).transpose(1, 2).flatten(0, 1)  # [R, K, N]
         tokens = tokens.gather(2, columns[:, None].expand(-1, copies, -1))
@@ -135,14 +135,14 @@ class Columns:
         """Places that the entries of each copy look at, `[R, K, 1 or C, P]` bool."""
         rows, copies, count = aside.shape
         kept = sets.seen & (~sets.computed | sets.written)  # [R, N]
-        aside = torch.where(is_fresh[:, None], aside, self.places - 1)
-        reads = kept.new_zeros(rows, copies, self.places)
+        aside = torch.where(is_fresh[:, None], aside, self.cache_size - 1)
+        reads = kept.new_zeros(rows, copies, self.cache_size)
         reads.scatter_(2, aside, True)
         reads[..., -1] = False
         reads[..., : self.n] = kept[:, None]
         if self._blocks is None:
             return reads[:, :, None]
-        blocks = self._blocks.new_zeros(rows, copies, self.places)
+        blocks = self._blocks.new_zeros(rows, copies, self.cache_size)
         own = self._blocks.gather(1, columns)  # [R, C]
         blocks.scatter_(2, aside, own[:, None].expand(-1, copies, -1))
         blocks[..., : self.n] = self._blocks[:, None]

@@ -23,9 +23,9 @@ from torch.nn.functional import max_pool1d
 
 from mmaccel.checks import check_integer, check_number
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Memory, Selector
+from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Local(LogitsOnly):
         check_integer("radius", self.radius, 0, "0 takes the anchors alone")
         check_number("relaxed", self.relaxed, 0, 1, "0.75 is usual, `anchor` turns it off")
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         anchors = seen.is_open & (seen.peak >= self.anchor)
         width = 2 * min(self.radius, anchors.shape[1]) + 1
         near = max_pool1d(anchors[:, None].float(), width, 1, width // 2)[:, 0] > 0
         return anchors | (near & seen.is_open & (seen.peak >= self.relaxed))
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return seen.peak
 
@@ -72,6 +72,6 @@ class LocalLeap(SelectorPolicy):
         super().__post_init__()
         Local(self.anchor, self.radius, self.relaxed)
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return AtLeast(1, Local(self.anchor, self.radius, self.relaxed))

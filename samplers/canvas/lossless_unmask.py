@@ -33,7 +33,7 @@ from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.orders import Order, check_order
 from mmaccel.samplers.canvas.policy import RunPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.state import Canvas
 
@@ -48,7 +48,7 @@ class DraftRun(CanvasRun):
         """
         return self.is_new or self._eyes.is_due(self.canvas)
 
-    def look_along(self, drafts: Canvas, copies: int) -> list[Evidence]:
+    def look_along(self, drafts: Canvas, copies: int) -> list[SlotPredictions]:
         """One pass over several canvases at once.
 
         Args:
@@ -56,7 +56,7 @@ class DraftRun(CanvasRun):
             copies: K.
 
         Returns:
-            Evidence `[B, Q]` of each.
+            SlotPredictions `[B, Q]` of each.
         """
         seen, n_entries = self._eyes.look(drafts, copies)
         self.ledger.compute(n_entries)
@@ -71,7 +71,7 @@ class DraftRun(CanvasRun):
         self.canvas.take(drafts, index)
         self.ledger.gain(self.canvas.is_committed.sum(1) - before)
 
-    def still_open(self, seen: Evidence) -> Tensor:
+    def still_open(self, seen: SlotPredictions) -> Tensor:
         """`[B, Q]` bool, slots of `seen` that are open yet and in the active block yet."""
         return seen.is_open & self.canvas.active().gather(1, seen.slots)
 
@@ -168,7 +168,12 @@ class Chain:
     """
 
     def __init__(
-        self, run: DraftRun, order: Order, seen: Evidence, carried: Tensor | None, length: int
+        self,
+        run: DraftRun,
+        order: Order,
+        seen: SlotPredictions,
+        carried: Tensor | None,
+        length: int,
     ) -> None:
         assert seen.drawn is not None
         self._run, self._order, self._length = run, order, length
@@ -181,11 +186,11 @@ class Chain:
         self._turn = torch.where(still & (turn < usable[:, None]), turn, length)  # [B, Q]
         self._tokens = seen.drawn if carried is None else carried
 
-    def verify(self) -> tuple[Evidence, Tensor | None]:
+    def verify(self) -> tuple[SlotPredictions, Tensor | None]:
         """One pass; moves the canvas to the last draft that is right.
 
         Returns:
-            Evidence of the canvas, and guesses `[B, Q]` for the next chain, if they are any good.
+            SlotPredictions of the canvas, and guesses `[B, Q]` for the next chain, if they are any good.
         """
         run, length = self._run, self._length
         drafts = run.canvas.copies(length)
@@ -196,10 +201,10 @@ class Chain:
         right = [self._is_right(view, k) for k, view in enumerate(views[:-1])]
         n_right = torch.stack([*right, torch.zeros_like(right[0])]).int().cumprod(0).sum(0)
         run.accept(drafts, n_right)
-        seen = Evidence.pick(views, n_right)
+        seen = SlotPredictions.pick(views, n_right)
         return seen, self._carry(views, seen)
 
-    def _is_right(self, view: Evidence, k: int) -> Tensor:
+    def _is_right(self, view: SlotPredictions, k: int) -> Tensor:
         """`[B]` bool, whether draft k + 1 is what stepwise decoding makes of draft k."""
         assert view.drawn is not None
         wanted = self._order.first(view)  # [B, Q]
@@ -207,7 +212,7 @@ class Chain:
         same = (wanted == given).all(1) & given.any(1)
         return same & ((view.drawn == self._tokens) | ~given).all(1)
 
-    def _carry(self, views: list[Evidence], seen: Evidence) -> Tensor | None:
+    def _carry(self, views: list[SlotPredictions], seen: SlotPredictions) -> Tensor | None:
         """What each slot was, seen from the draft before it; None where the order may change."""
         if self._order.ranks is None or seen.drawn is None:
             return None

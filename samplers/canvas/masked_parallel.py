@@ -40,9 +40,9 @@ from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.canvas.orders import Order
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import Memory, Selector, top
+from mmaccel.samplers.canvas.selector import Selector, SelectorState, top
 from mmaccel.samplers.noise import Stream
 
 SCHEDULES = ("cosine", "arccos", "linear")
@@ -71,7 +71,7 @@ class Quota:
         """Whether the rank does."""
         return self.by.sees_samples
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         share = ((memory.passes + 1).double() / self.steps).clamp(max=1)  # [B]
         left = {
@@ -84,7 +84,7 @@ class Quota:
         n = (seen.is_open.sum(1) - n_left).clamp(min=1)
         return top(self.rank(seen), seen.is_open, n)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return self.by.rank(seen)
 
@@ -100,11 +100,11 @@ class ByOrder:
         """Whether the order does."""
         return self.order.name == "sampled"
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         return self.order.first(seen)
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return self.order.score(seen)
 
@@ -155,7 +155,7 @@ class MaskedParallel(SelectorPolicy):
         is_exact = self.steps is None and blind and is_whole and not self.ends
         return "distribution" if is_exact else "relaxed"
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         rank: Selector
         if self.order == "confidence":
@@ -179,7 +179,7 @@ class NoisyRank:
     """
 
     def __init__(
-        self, memory: Memory, choice: float, steps: int | None, sees_samples: bool
+        self, memory: SelectorState, choice: float, steps: int | None, sees_samples: bool
     ) -> None:
         self._memory, self._sees = memory, sees_samples
         self._choice, self._steps = choice, steps
@@ -189,13 +189,13 @@ class NoisyRank:
         """See `Selector`."""
         return self._sees
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         rank = torch.where(seen.is_open, self.rank(seen), float("-inf"))
         best = rank.argmax(1, keepdim=True)
         return torch.zeros_like(seen.is_open).scatter(1, best, True) & seen.is_open
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         chance = seen.chance if self._sees else seen.peak
         assert chance is not None

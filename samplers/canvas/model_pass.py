@@ -31,10 +31,10 @@ from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, Sets
-from mmaccel.samplers.canvas.predictions import Evidence, read_logits
+from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.canvas.state import Canvas
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 def live_rows(model: Denoiser, is_live: list[bool], device: torch.device) -> Tensor | None:
@@ -90,13 +90,13 @@ class CanvasLook:
         prompt: Prompt,
         canvas: Canvas,
         width: int,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         cache: CachePlan,
         copies: int,
         layout: str,
     ) -> None:
-        self.model, self.filters, self.cache = model, filters, cache
+        self.model, self.params, self.cache = model, params, cache
         self._layout, self.seconds = prompt.layout, 0.0
         self.live: Tensor | None = None
         self._index = torch.arange(width, device=canvas.tokens.device)
@@ -106,12 +106,12 @@ class CanvasLook:
         widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
         widest["block"] = model.block or width  # the prompt's part of the first block included
         scratch = min(n, widest.get(cache.kind, width)) if cache.keeps else n
-        block = model.block if model.has_store else None
+        block = model.block if model.supports_kv_cache else None
         room = (copies, scratch + self.spare(width)) if self.by_entry else ()
         self._shape = (canvas.length, block, *room)
         self.columns = Columns(prompt, *self._shape)
         n_rows = len(prompt.tokens) * (1 if self.by_entry else copies)
-        model.reserve(n_rows, self.columns.places if self.by_entry else n)
+        model.reserve(n_rows, self.columns.cache_size if self.by_entry else n)
         self._kept = self.columns.pad.clone()  # [R], first column that is not written for good
         self._refreshed = torch.zeros_like(canvas.begun)
         self._moved = torch.ones_like(canvas.begun, dtype=torch.bool)
@@ -149,7 +149,7 @@ class CanvasLook:
         left = self.cache.refresh - 1 - (canvas.begun - self._refreshed)
         return torch.minimum(room, left.clamp(min=0))
 
-    def look(self, canvas: Canvas, copies: int) -> tuple[Evidence, Tensor]:
+    def look(self, canvas: Canvas, copies: int) -> tuple[SlotPredictions, Tensor]:
         """One pass.
 
         Args:
@@ -157,7 +157,7 @@ class CanvasLook:
             copies: K.
 
         Returns:
-            Evidence `[K * B, Q]`, and `[]` int64: entries computed.
+            SlotPredictions `[K * B, Q]`, and `[]` int64: entries computed.
         """
         slots, is_open = self.open_slots(canvas)
         fed = self._fed(canvas).unflatten(0, (copies, -1))  # [K, B, L]
@@ -180,14 +180,14 @@ class CanvasLook:
 
     def _read(
         self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
-    ) -> Evidence:
+    ) -> SlotPredictions:
         return read_logits(
             logits,
             self.columns.branches,
             slots,
             is_open,
             mask_token=-1 if canvas.mask_token is None else canvas.mask_token,
-            filters=self.filters,
+            params=self.params,
             noise=self._noise_of(copies),
             layout=self._layout,
         )
@@ -262,7 +262,7 @@ class ShadowLook(CanvasLook):
         """One for every slot of a block."""
         return width
 
-    def look(self, canvas: Canvas, copies: int) -> tuple[Evidence, Tensor]:
+    def look(self, canvas: Canvas, copies: int) -> tuple[SlotPredictions, Tensor]:
         """One pass over one canvas; see `CanvasLook.look`."""
         slots, is_open = self.open_slots(canvas)
         checked = canvas.is_committed & ~canvas.is_given
@@ -300,17 +300,17 @@ def with_shadows(
     rows, count = entries.tokens.shape
     queries, n = entries.queries, entries.queries.shape[1]  # [R, Q]
     index = torch.arange(n, device=queries.device)
-    own = entries.places.gather(1, queries)[..., None]  # [R, Q, 1]
-    last = columns.places - 1
+    own = entries.cache_indices.gather(1, queries)[..., None]  # [R, Q, 1]
+    last = columns.cache_size - 1
     places = torch.where(checked.repeat(columns.branches, 1), last - n + index, last)
     reads = entries.reads.expand(-1, count, -1)
-    theirs = reads.gather(1, queries[..., None].expand(-1, -1, columns.places))  # [R, Q, P]
+    theirs = reads.gather(1, queries[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
     theirs = theirs.scatter(2, own, False).scatter(2, places[..., None], True)
     theirs[..., -1] = False
     return CanvasPass(
         torch.cat([entries.tokens, torch.full_like(queries, mask_token)], 1),
         torch.cat([entries.positions, entries.positions.gather(1, queries)], 1),
-        torch.cat([entries.places, places], 1),
+        torch.cat([entries.cache_indices, places], 1),
         torch.cat([reads, theirs], 1),
         torch.cat([queries, (count + index).expand(rows, -1)], 1),
     )

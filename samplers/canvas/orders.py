@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 
 ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton", "sampled")
@@ -48,7 +48,7 @@ class Order:
         if self.noise is not None and self.ranks is not None:
             self.ranks = _random_ranks(self.noise, self.ranks.shape[1])
 
-    def score(self, seen: Evidence) -> Tensor:
+    def score(self, seen: SlotPredictions) -> Tensor:
         """`[B, Q]` float32, the highest open slot is next; -inf where not open."""
         if self.ranks is not None:
             value = -self.ranks.gather(1, seen.slots)
@@ -61,13 +61,13 @@ class Order:
             ]
         return torch.where(seen.is_open, value, float("-inf"))
 
-    def first(self, seen: Evidence) -> Tensor:
+    def first(self, seen: SlotPredictions) -> Tensor:
         """`[B, Q]` bool, the next slot of every row that has one."""
         score = self.score(seen)
         best = score.argmax(1, keepdim=True)
         return torch.zeros_like(seen.is_open).scatter(1, best, True) & seen.is_open
 
-    def ahead(self, seen: Evidence) -> Tensor:
+    def ahead(self, seen: SlotPredictions) -> Tensor:
         """`[B, Q]` int64, indices of the slots in order; closed ones come last."""
         return self.score(seen).argsort(dim=1, descending=True, stable=True)
 

@@ -18,11 +18,11 @@ from mmaccel.contracts import Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.checks import check_block
-from mmaccel.samplers.canvas.early_end import Settled, SureEnd, check_ends
+from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold, check_ends
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import Memory, Or, Selector
+from mmaccel.samplers.canvas.selector import Or, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class RunPolicy(CanvasPolicy):
@@ -55,12 +55,12 @@ class RunPolicy(CanvasPolicy):
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
         """Fill `length` slots a row; see `mmaccel.canvas_contracts.CanvasPolicy.sample`."""
-        run = self.open(model, prompt, length, filters=filters, noise=noise, on_step=on_step)
+        run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         return self.decode(run)
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
@@ -74,7 +74,7 @@ class RunPolicy(CanvasPolicy):
         """Fill the canvas of a run of this policy."""
 
 
-def tell_badge(run: CanvasRun, selector: Selector) -> None:
+def downgrade_exactness(run: CanvasRun, selector: Selector) -> None:
     """No promise is kept by what chooses slots by the tokens that were drawn there."""
     if selector.sees_samples:
         run.stats.exactness = "relaxed"
@@ -114,9 +114,9 @@ class SelectorPolicy(RunPolicy):
         """What is committed beside what the policy's own selector takes."""
         found: list[Selector] = []
         if self.end_threshold is not None:
-            found.append(SureEnd(self.end_threshold))
+            found.append(EosThreshold(self.end_threshold))
         if self.settled is not None:
-            found.append(Settled(self.settled))
+            found.append(ConvergedBlock(self.settled))
         return found
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
@@ -134,16 +134,16 @@ class SelectorPolicy(RunPolicy):
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        memory = Memory.of(run)
+        memory = SelectorState.of(run)
         selector = self.chooser(run, memory)
-        tell_badge(run, selector)
+        downgrade_exactness(run, selector)
         with run.interruptible():
             while run.is_open:
                 seen = run.look()
                 run.commit(seen, memory.choose(selector, seen))
         return run.generation()
 
-    def chooser(self, run: CanvasRun, memory: Memory) -> Selector:
+    def chooser(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """What is committed at a pass: what the selector takes, and what `ends` a block."""
         chosen = self.selector(run, memory)
         for end in self.ends:
@@ -151,5 +151,5 @@ class SelectorPolicy(RunPolicy):
         return chosen
 
     @abstractmethod
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """What chooses the slots."""

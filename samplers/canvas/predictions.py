@@ -1,4 +1,4 @@
-"""Evidence: what a pass over a canvas says of the slots that may be committed now.
+"""SlotPredictions: what a pass over a canvas says of the slots that may be committed now.
 
 Two laws. The *model's law* is what guidance and the layout's mask leave of the logits; thresholds
 on confidence speak of it, so that they mean the same with every temperature and truncation. The
@@ -22,13 +22,13 @@ from mmaccel.contracts import Layout
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.unmask import unmask
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SlotPredictions:
     """Of B rows and Q slots each.
 
     Attributes:
@@ -51,11 +51,11 @@ class Evidence:
     gap: Tensor
     entropy: Tensor
     law: Tensor
-    is_lawless: Tensor
+    has_invalid_logits: Tensor
     drawn: Tensor | None = None
     chance: Tensor | None = None
 
-    def sealed(self) -> Evidence:
+    def sealed(self) -> SlotPredictions:
         """The same without what was drawn."""
         return replace(self, drawn=None, chance=None)
 
@@ -67,7 +67,7 @@ class Evidence:
         return chosen.scatter(1, surest, chosen.gather(1, surest) | is_idle)
 
     @staticmethod
-    def pick(views: list[Evidence], index: Tensor) -> Evidence:
+    def pick(views: list[SlotPredictions], index: Tensor) -> SlotPredictions:
         """Of each row the evidence of one of several canvases, `index` `[B]` int64."""
         rows = torch.arange(index.shape[0], device=index.device)
         fields: dict[str, Any] = {
@@ -76,15 +76,15 @@ class Evidence:
             else torch.stack([getattr(view, name) for view in views])[index, rows]
             for name, value in vars(views[0]).items()
         }
-        return Evidence(**fields)
+        return SlotPredictions(**fields)
 
-    def split(self, copies: int) -> list[Evidence]:
-        """Evidence of K canvases of B rows, one after the other."""
+    def split(self, copies: int) -> list[SlotPredictions]:
+        """SlotPredictions of K canvases of B rows, one after the other."""
         fields: dict[str, Any] = {
             name: [None] * copies if value is None else value.chunk(copies)
             for name, value in vars(self).items()
         }
-        return [Evidence(**{n: v[k] for n, v in fields.items()}) for k in range(copies)]
+        return [SlotPredictions(**{n: v[k] for n, v in fields.items()}) for k in range(copies)]
 
 
 def read_logits(
@@ -94,11 +94,11 @@ def read_logits(
     is_open: Tensor,
     *,
     mask_token: int,
-    filters: Filters,
+    params: SamplingParams,
     noise: Noise,
     layout: Layout | None,
-) -> Evidence:
-    """Evidence of a pass, with a token drawn for every open slot by its own frozen noise.
+) -> SlotPredictions:
+    """SlotPredictions of a pass, with a token drawn for every open slot by its own frozen noise.
 
     Args:
         logits: `[G * B, Q, V]`, branch-major.
@@ -109,17 +109,17 @@ def read_logits(
         filters, noise, layout: of the run.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
-    law = filters.to_model_law(logits, branches, slots, layout)  # [B, Q, V]
+    law = params.to_model_law(logits, branches, slots, layout)  # [B, Q, V]
     if 0 <= mask_token < law.shape[-1]:
         law = law.index_fill(-1, purpose + mask_token, _NEVER)
     key = (noise.seeds, noise.items, slots, purpose)
-    greedy = filters.temperature == 0
-    target = law if greedy else filters.to_target_law(law)
+    greedy = params.temperature == 0
+    target = law if greedy else params.to_target_law(law)
     found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
     raw = found if target is law else dispatch.run(unmask, law, is_open, 0.0, *key)
     peak = law.amax(-1)
-    if filters.temperature not in (0.0, 1.0):  # next to nothing, it leaves infinities
+    if params.temperature not in (0.0, 1.0):  # next to nothing, it leaves infinities
         peak = peak + target.amax(-1)
-    is_lawless = (is_open & (peak - peak != 0)).any(1)  # NaN and infinity leave NaN
-    own = (slots, is_open, raw.peak, raw.gap, found.entropy, law, is_lawless)
-    return Evidence(*own, found.tokens, found.confidence)
+    has_invalid_logits = (is_open & (peak - peak != 0)).any(1)  # NaN and infinity leave NaN
+    own = (slots, is_open, raw.peak, raw.gap, found.entropy, law, has_invalid_logits)
+    return SlotPredictions(*own, found.tokens, found.confidence)

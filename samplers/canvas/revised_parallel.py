@@ -22,7 +22,7 @@ from mmaccel.results import Generation
 from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.revision import (
     EditReviser,
     RedoReviser,
@@ -32,7 +32,7 @@ from mmaccel.samplers.canvas.revision import (
     ShadowRun,
 )
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Memory, Selector, top
+from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState, top
 
 _USUAL = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}
 
@@ -101,12 +101,12 @@ class RevisedParallel(SelectorPolicy):
             return EditReviser(run, least, self.budget)
         return RedoReviser(run, least)
 
-    def chooser(self, run: CanvasRun, memory: Memory) -> Selector:
+    def chooser(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`; as much of it as the reviser allows."""
         assert isinstance(run, RevisedRun)
         return AtLeast(1, Bold(super().chooser(run, memory), run))
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return Threshold(self.threshold)
 
@@ -117,11 +117,11 @@ class Bold(LogitsOnly):
     def __init__(self, selector: Selector, run: RevisedRun) -> None:
         self._selector, self._run = selector, run
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         chosen = self._selector.select(seen, memory)
         return top(self.rank(seen), chosen, self._run.reviser.most(seen))
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return self._selector.rank(seen)

@@ -44,7 +44,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from mmaccel.samplers.canvas.model_pass import CanvasLook, ShadowLook
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import top
 
@@ -55,10 +55,10 @@ class Reviser(Protocol):
     def restart(self, places: Tensor) -> None:
         """Forget the rows of some places, `[n]` int64; others begin there."""
 
-    def most(self, seen: Evidence) -> Tensor:
+    def most(self, seen: SlotPredictions) -> Tensor:
         """`[B]` int64, slots that may be committed at this pass."""
 
-    def revise(self, run: RevisedRun, seen: Evidence, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
         """Change what is committed in the active blocks.
 
         Args:
@@ -81,7 +81,7 @@ class RevisedRun(CanvasRun):
         """`[B, Q]` int64, slots from the active block's first on; L and more are none."""
         return self._eyes.slots(self.canvas)
 
-    def commit(self, seen: Evidence, chosen: Tensor) -> None:
+    def commit(self, seen: SlotPredictions, chosen: Tensor) -> None:
         """See `CanvasRun.commit`."""
         self._seen, self._before = seen, self.canvas.is_committed
         super().commit(seen, chosen)
@@ -144,11 +144,11 @@ class EditReviser:
         """See `mmaccel.samplers.canvas.revision.Reviser`: no block is the one before."""
         self._start = self._start.index_fill(0, places, -1)
 
-    def most(self, seen: Evidence) -> Tensor:
+    def most(self, seen: SlotPredictions) -> Tensor:
         """As many as there are; see `Reviser`."""
         return seen.is_open.sum(1)
 
-    def revise(self, run: RevisedRun, seen: Evidence, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         canvas, slots = run.canvas, run.slots
         self._extra = torch.where(canvas.start == self._start, self._extra, 0)
@@ -183,12 +183,12 @@ class RedoReviser:
         """See `mmaccel.samplers.canvas.revision.Reviser`: no block is the one before."""
         self._start = self._start.index_fill(0, places, -1)
 
-    def most(self, seen: Evidence) -> Tensor:
+    def most(self, seen: SlotPredictions) -> Tensor:
         """One in a block that is redone; see `Reviser`."""
         redoes = self._redoes & (self._run.canvas.start == self._start)
         return torch.where(redoes, 1, seen.is_open.sum(1))
 
-    def revise(self, run: RevisedRun, seen: Evidence, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         canvas, slots = run.canvas, run.slots
         self._redoes = self._redoes & (canvas.start == self._start)
@@ -222,11 +222,11 @@ class ShadowReviser:
         pass nothing stands that it could take back.
         """
 
-    def most(self, seen: Evidence) -> Tensor:
+    def most(self, seen: SlotPredictions) -> Tensor:
         """Seven tenths of the open slots, but 5 to 20; see `Reviser`."""
         return (0.7 * seen.is_open.sum(1)).long().clamp(5, 20)
 
-    def revise(self, run: RevisedRun, seen: Evidence, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         assert isinstance(run, ShadowRun)
         canvas, n_new = run.canvas, new.sum(1)

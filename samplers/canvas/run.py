@@ -9,7 +9,7 @@ slot of every open row is committed per pass; noise is frozen per slot.
 
 Rows of a canvas run: which stand in its places, who comes next, and what became of them all.
 
-The canvas's side of `mmaccel.contracts.Places`: between two passes, rows without an open slot are
+The canvas's side of `mmaccel.contracts.ContinuousBatching`: between two passes, rows without an open slot are
 handed out and the next ones of the prompt begin in their places with everything anew. What is kept
 per row beside the canvas (memories, revisers, orders) is told so.
 """
@@ -32,19 +32,19 @@ from mmaccel.canvas_contracts import (
     Denoiser,
     OnCanvasStep,
 )
-from mmaccel.contracts import EndedRow, Layout, Prompt
+from mmaccel.contracts import FinishedRow, Layout, Prompt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.checks import check_leaks, check_run
-from mmaccel.samplers.canvas.divergence import Ledger, bound_nats
+from mmaccel.samplers.canvas.divergence import DivergenceBound, bound_nats
 from mmaccel.samplers.canvas.model_pass import CanvasLook, live_rows
 from mmaccel.samplers.canvas.orders import Order, make_order
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.state import PER_ROW, Canvas
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
-from mmaccel.samplers.scheduling import SeatPlan
-from mmaccel.samplers.window.checks import no_law
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.scheduling import Scheduler
+from mmaccel.samplers.window.checks import invalid_logits
 from mmaccel.samplers.window.counters import count_gains
 from mmaccel.samplers.window.token_buffer import check_limit
 
@@ -68,10 +68,10 @@ class CanvasRows:
     """
 
     canvas: Canvas
-    ledger: Ledger
+    ledger: DivergenceBound
     noise: Noise
     layout: Layout | None
-    seats: SeatPlan | None
+    scheduler: Scheduler | None
     stats: Stats
     is_new = False
 
@@ -107,32 +107,32 @@ class CanvasRows:
         is_live, is_bad = torch.stack([self.canvas.is_live, self._is_bad]).tolist()
         if any(is_bad):
             places = [place for place, is_one in enumerate(is_bad) if is_one]
-            rows = places if self.seats is None else [self.seats.rows[k] for k in places]
-            raise no_law(tuple(rows), "layout")
-        if self.seats is not None:
-            is_live = self._turn_over(self.seats, is_live)
+            rows = places if self.scheduler is None else [self.scheduler.rows[k] for k in places]
+            raise invalid_logits(tuple(rows), "layout")
+        if self.scheduler is not None:
+            is_live = self._turn_over(self.scheduler, is_live)
         eyes, device = self._eyes, self.canvas.tokens.device
         eyes.live = None if eyes.by_entry else live_rows(eyes.model, is_live, device)
         return any(is_live)
 
-    def _turn_over(self, seats: SeatPlan, is_live: list[bool]) -> list[bool]:
+    def _turn_over(self, scheduler: Scheduler, is_live: list[bool]) -> list[bool]:
         """Hand out rows that have ended, and let others take their places; returns which places
         hold a row that has not.
         """
         while True:  # a newcomer may have nothing open: its layout gives it all
-            free = [k for k, is_one in enumerate(seats.is_open) if is_one and not is_live[k]]
+            free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
             for place in free:
-                seats.hand_out(place, self.row(place, seats.rows[place]))
-            taken = seats.fill(free)
+                scheduler.finish(place, self.row(place, scheduler.rows[place]))
+            taken = scheduler.fill(free)
             if not taken:
                 return is_live
-            self.restart(torch.tensor(taken, device=self.canvas.tokens.device), seats)
+            self.restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)
             is_live = self.canvas.is_live.tolist()
 
-    def restart(self, places: Tensor, seats: SeatPlan) -> None:
+    def restart(self, places: Tensor, scheduler: Scheduler) -> None:
         """Begin anew in some places, `[n]` int64, with the rows that stand there now."""
-        prompt = seats.prompt()
-        self.noise.refill(seats.noise())
+        prompt = scheduler.prompt()
+        self.noise.refill(scheduler.noise())
         fresh = self._blank(prompt)
         for name in PER_ROW:
             value = getattr(self.canvas, name).index_copy(0, places, getattr(fresh, name)[places])
@@ -144,11 +144,11 @@ class CanvasRows:
             state.restart(places)
         self.is_new = True
 
-    def row(self, place: int, row: int) -> EndedRow:
+    def row(self, place: int, row: int) -> FinishedRow:
         """What was committed in a place, where that row stands."""
         tokens = self.canvas.tokens[place, : int(self.canvas.limit[place])].clone()
         gains, passes, nats = self.ledger.row(place)
-        return EndedRow(row, tokens, passes, count_gains(gains), 0.0, nats)
+        return FinishedRow(row, tokens, passes, count_gains(gains), 0.0, nats)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -168,39 +168,41 @@ class CanvasRows:
         canvas, ledger = self.canvas, self.ledger
         tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
         lengths, passes = canvas.limit.clone(), ledger.report(self.stats, canvas.lengths)
-        if self.seats is not None:
-            tokens, lengths, passes = self._all(self.seats, tokens, lengths, passes)
+        if self.scheduler is not None:
+            tokens, lengths, passes = self._all(self.scheduler, tokens, lengths, passes)
         self.stats.forward_seconds = self._eyes.seconds
         self.stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, lengths, passes, self.stats)
 
     def _all(
-        self, seats: SeatPlan, tokens: Tensor, limit: Tensor, passes: Tensor
+        self, scheduler: Scheduler, tokens: Tensor, limit: Tensor, passes: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Those of all rows: ended ones, those in the places, and those that never came."""
-        index = limit.new_tensor([row for row, is_one in zip(seats.rows, seats.is_open) if is_one])
-        open_places = limit.new_tensor([k for k, is_one in enumerate(seats.is_open) if is_one])
-        blank = self._blank(seats.whole)
+        index = limit.new_tensor(
+            [row for row, is_one in zip(scheduler.rows, scheduler.is_open) if is_one]
+        )
+        open_places = limit.new_tensor([k for k, is_one in enumerate(scheduler.is_open) if is_one])
+        blank = self._blank(scheduler.whole)
         found = blank.tokens.index_copy(0, index, tokens[open_places])
         lengths = blank.limit.index_copy(0, index, limit[open_places])
         taken = torch.zeros_like(lengths).index_copy(0, index, passes[open_places])
-        for row, ended in seats.ended.items():
+        for row, ended in scheduler.ended.items():
             lengths[row], taken[row] = len(ended.tokens), ended.passes
             found[row] = 0
             found[row, : len(ended.tokens)] = ended.tokens
-        done = sum(len(ended.tokens) for ended in seats.ended.values())
+        done = sum(len(ended.tokens) for ended in scheduler.ended.values())
         self.stats.tokens = done + int(self.canvas.lengths[open_places].sum())
         return found, lengths, taken
 
     def _committed(self, lengths: Tensor) -> Tensor:
         """`[B, L]` bool of all rows."""
-        seats, canvas = self.seats, self.canvas
-        if seats is None:
+        scheduler, canvas = self.scheduler, self.canvas
+        if scheduler is None:
             return canvas.is_committed
-        found = self._blank(seats.whole).is_committed
-        for place, row in enumerate(seats.rows):
+        found = self._blank(scheduler.whole).is_committed
+        for place, row in enumerate(scheduler.rows):
             found[row] = canvas.is_committed[place]
-        for row in seats.ended:
+        for row in scheduler.ended:
             found[row] = canvas.slots < lengths[row]
         return found
 
@@ -240,7 +242,7 @@ class CanvasRun(CanvasRows):
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnCanvasStep | None = None,
         block: int | None = None,
@@ -249,15 +251,15 @@ class CanvasRun(CanvasRows):
         layout: str = "rows",
     ) -> None:
         self._began = time.perf_counter()
-        check_run(model, prompt, length, filters, noise, block, cache, layout)
+        check_run(model, prompt, length, params, noise, block, cache, layout)
         if cache.kind == "block":
             check_leaks(model, prompt.tokens.shape[0])
-        self.seats = None
-        if prompt.places is not None:
-            self.seats = SeatPlan(prompt, prompt.places, noise)
-            prompt, noise = self.seats.prompt(), self.seats.noise()
+        self.scheduler = None
+        if prompt.batching is not None:
+            self.scheduler = Scheduler(prompt, prompt.batching, noise)
+            prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
         self.on_step, self.noise, self.layout = on_step, noise, prompt.layout
-        self.draws: Callable[[Evidence], Evidence] | None = None
+        self.draws: Callable[[SlotPredictions], SlotPredictions] | None = None
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
@@ -267,20 +269,20 @@ class CanvasRun(CanvasRows):
         self.canvas = self._blank(prompt)
         self._told = self.canvas.lengths
         self._is_bad = torch.zeros_like(self.canvas.held)
-        self.ledger = Ledger(batch, prompt.tokens.device)
+        self.ledger = DivergenceBound(batch, prompt.tokens.device)
         width = length if block is None else min(block, length)
         self._eyes = self.looks(
-            model, prompt, self.canvas, width, filters, noise, cache, copies, layout
+            model, prompt, self.canvas, width, params, noise, cache, copies, layout
         )
 
-    def look(self) -> Evidence:
+    def look(self) -> SlotPredictions:
         """One pass over the canvas as it stands; evidence `[B, Q]` of the active block."""
         self.is_new = False
         seen, n_entries = self._eyes.look(self.canvas, 1)
         self.ledger.compute(n_entries)
         return seen if self.draws is None else self.draws(seen)
 
-    def commit(self, seen: Evidence, chosen: Tensor) -> None:
+    def commit(self, seen: SlotPredictions, chosen: Tensor) -> None:
         """Put the drawn tokens of chosen slots on the canvas and move on.
 
         Args:
@@ -290,7 +292,7 @@ class CanvasRun(CanvasRows):
         chosen = seen.at_least_one(chosen)
         assert seen.drawn is not None
         was_open = self.canvas.is_live
-        self._is_bad = self._is_bad | (seen.is_lawless & was_open)
+        self._is_bad = self._is_bad | (seen.has_invalid_logits & was_open)
         n_new = self.place(self.canvas, chosen, seen.drawn)
         self.ledger.charge(n_new, bound_nats(seen.entropy, chosen), was_open)
         self.move()
@@ -314,7 +316,7 @@ class CanvasRun(CanvasRows):
         canvas, ledger, lengths = self.canvas, self.ledger, self.canvas.lengths
         state = (canvas.tokens.clone(), canvas.is_committed.clone(), lengths, self._told)
         self._told = lengths
-        rows = None if self.seats is None else tuple(self.seats.rows)
+        rows = None if self.scheduler is None else tuple(self.scheduler.rows)
         limit = self.on_step(CanvasProgress(*state, ledger.passes, ledger.nats.clone(), rows))
         if limit is not None:
             canvas.cut(check_limit(limit, canvas.limit))

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
 _LOWEST = float("-inf")
 
 
 @dataclass
-class Memory:
-    """What selectors may know of a run beside the evidence, of B rows; made by `Memory.of`.
+class SelectorState:
+    """What selectors may know of a run beside the evidence, of B rows; made by `SelectorState.of`.
 
     Attributes:
         run: whose memory it is.
@@ -53,7 +53,7 @@ class Memory:
     kept: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: CanvasRun) -> Memory:
+    def of(cls, run: CanvasRun) -> SelectorState:
         """A memory before the first pass."""
         zeros, is_open = torch.zeros_like(run.canvas.base), run.canvas.is_open
         memory = cls(run, is_open.sum(1), zeros - 1, zeros, zeros, zeros > 0)
@@ -77,7 +77,7 @@ class Memory:
         """`[B]` float64, nats; see `mmaccel.samplers.canvas.divergence`."""
         return self.run.ledger.nats
 
-    def choose(self, selector: Selector, seen: Evidence) -> Tensor:
+    def choose(self, selector: Selector, seen: SlotPredictions) -> Tensor:
         """What a selector takes, `[B, Q]` bool; call it once a pass."""
         start = self.run.canvas.start  # of a block that begins with the row's first open slot, too
         self.moved = start != self.base
@@ -96,10 +96,10 @@ class Selector(Protocol):
     def sees_samples(self) -> bool:
         """Whether it is shown what was drawn; then no law is exact any more."""
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """`[B, Q]` bool, slots to commit; what is not open does not count."""
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """`[B, Q]` float, the highest first."""
 
 
@@ -141,7 +141,7 @@ class _Pair:
         """Whether either does."""
         return self.one.sees_samples or self.other.sees_samples
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return self.one.rank(seen)
 
@@ -149,7 +149,7 @@ class _Pair:
 class And(_Pair):
     """Slots that both take; ranked by the first."""
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         return self.one.select(seen, memory) & self.other.select(seen, memory)
 
@@ -157,7 +157,7 @@ class And(_Pair):
 class Or(_Pair):
     """Slots that either takes; ranked by the first."""
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         return self.one.select(seen, memory) | self.other.select(seen, memory)
 
@@ -177,7 +177,7 @@ class _Counted:
         """Whether the selector does."""
         return self.selector.sees_samples
 
-    def rank(self, seen: Evidence) -> Tensor:
+    def rank(self, seen: SlotPredictions) -> Tensor:
         """See `Selector`."""
         return self.selector.rank(seen)
 
@@ -185,7 +185,7 @@ class _Counted:
 class AtLeast(_Counted):
     """What a selector takes, and from the top of its rank what lacks to n."""
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         chosen = self.selector.select(seen, memory) & seen.is_open
         lacking = (self.n - chosen.sum(1)).clamp(min=0)
@@ -195,7 +195,7 @@ class AtLeast(_Counted):
 class AtMost(_Counted):
     """The n highest of what a selector takes."""
 
-    def select(self, seen: Evidence, memory: Memory) -> Tensor:
+    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
         """See `Selector`."""
         chosen = self.selector.select(seen, memory) & seen.is_open
         return top(self.rank(seen), chosen, self.n)

@@ -15,7 +15,7 @@ import torch
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import open_draws
 
@@ -33,16 +33,16 @@ class Autoregressive:
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
-        run = WindowRun(self, model, prompt, length, filters=filters, noise=noise, on_step=on_step)
+        run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
 
-        def judge() -> None:
-            run.advance(open_draws(run, run.noise).tokens(), torch.ones_like(run.made))
+        def step_fn() -> None:
+            run.accept(open_draws(run, run.noise).tokens(), torch.ones_like(run.made))
 
         while run.width:
-            run.turn(judge)
+            run.run_step(step_fn)
         return run.generation()

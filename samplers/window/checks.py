@@ -16,7 +16,7 @@ def check_run(policy: Policy, model: Any, prompt: Prompt, length: int, noise: No
         OptionError: a model that fills a canvas, or length < 1.
         ShapeError: the noise is for another batch.
     """
-    if not hasattr(model, "feed"):
+    if not hasattr(model, "prefill"):
         raise OptionError(
             f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
             f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
@@ -32,7 +32,7 @@ def check_run(policy: Policy, model: Any, prompt: Prompt, length: int, noise: No
         )
 
 
-def no_law(rows: tuple[int, ...], loosen: str = "filters") -> NumericsError:
+def invalid_logits(rows: tuple[int, ...], loosen: str = "params") -> NumericsError:
     """The error of scores that are no law.
 
     Args:

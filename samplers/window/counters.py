@@ -10,7 +10,7 @@ from torch import Tensor
 from mmaccel.results import Stats
 
 
-class Tally:
+class RunCounters:
     """Counts of B rows.
 
     Args:

@@ -28,7 +28,7 @@ from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
@@ -77,7 +77,7 @@ class GroupedSpeculative:
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
@@ -87,7 +87,7 @@ class GroupedSpeculative:
             model,
             prompt,
             length,
-            filters=filters,
+            params=params,
             noise=noise,
             on_step=on_step,
             window=self.window,

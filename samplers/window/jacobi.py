@@ -23,7 +23,7 @@ from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import open_draws
@@ -54,7 +54,7 @@ class Jacobi:
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
@@ -64,23 +64,23 @@ class Jacobi:
             model,
             prompt,
             length,
-            filters=filters,
+            params=params,
             noise=noise,
             on_step=on_step,
             window=self.window,
             drafts=self.drafts,
         )
 
-        def judge() -> None:
+        def step_fn() -> None:
             draws = open_draws(run, run.noise)
             guess, law = run.propose()
             if guess is None:
                 assert law is not None
                 guess = draws.guess(law)
-            drafts = run.settle(guess)  # [B, W-1]
+            drafts = run.write_drafts(guess)  # [B, W-1]
             tokens = draws.tokens()  # [B, W]
-            run.advance(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
+            run.accept(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
 
         while run.width:
-            run.turn(judge)
+            run.run_step(step_fn)
         return run.generation()

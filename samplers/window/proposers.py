@@ -54,7 +54,7 @@ class Frontier:
             where all rows began together.
     """
 
-    line: Tensor
+    token_buffer: Tensor
     columns: Tensor
     filled: Tensor
     slots: Tensor
@@ -109,7 +109,7 @@ def _period(source: str, layout: Layout | None) -> int:
 
 def _uniform(frontier: Frontier) -> Tensor:
     allowed = frontier.layout.allowed(frontier.slots) if frontier.layout is not None else None
-    scores = torch.zeros(frontier.vocab_size, device=frontier.line.device)
+    scores = torch.zeros(frontier.vocab_size, device=frontier.token_buffer.device)
     if frontier.impossible is not None:
         scores.index_fill_(0, frontier.impossible.to(scores.device), float("-inf"))
     if allowed is not None:
@@ -121,7 +121,7 @@ def _uniform(frontier: Frontier) -> Tensor:
 def _at(frontier: Frontier, columns: Tensor) -> Tensor:
     """Tokens of `line` at `columns` `[B, 1 or K]`; where there is none, token 0."""
     columns = columns.expand(-1, frontier.columns.shape[1])
-    found = frontier.line.gather(1, columns.clamp(min=0))
+    found = frontier.token_buffer.gather(1, columns.clamp(min=0))
     return torch.where(columns >= 0, found, 0).clamp(0, frontier.vocab_size - 1)
 
 
@@ -141,13 +141,13 @@ def _continue_ngram(frontier: Frontier, longest: int = 3) -> Tensor:
     """Continue the most recent earlier occurrence of the longest suffix (up to `longest` tokens) of
     what is known.
     """
-    line, filled = frontier.line, frontier.filled[:, None]
-    index = torch.arange(line.shape[1], device=line.device)[None]  # [1, N]
-    matched = torch.ones_like(line, dtype=torch.bool) & (index < filled - 1)
+    token_buffer, filled = frontier.token_buffer, frontier.filled[:, None]
+    index = torch.arange(token_buffer.shape[1], device=token_buffer.device)[None]  # [1, N]
+    matched = torch.ones_like(token_buffer, dtype=torch.bool) & (index < filled - 1)
     best = torch.full_like(filled, -1)
     for n in range(longest):  # a constant number of whole-line comparisons
-        wanted = line.gather(1, (filled - 1 - n).clamp(min=0))
-        matched = matched & (line.roll(n, 1) == wanted) & (index >= n) & (wanted >= 0)
+        wanted = token_buffer.gather(1, (filled - 1 - n).clamp(min=0))
+        matched = matched & (token_buffer.roll(n, 1) == wanted) & (index >= n) & (wanted >= 0)
         last = torch.where(matched, index, -1).amax(1, keepdim=True)
         best = torch.where(last >= 0, last, best)
     ahead = frontier.columns - filled  # [B, K], 0 is the first unknown column

@@ -20,25 +20,25 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import EndedRow, Policy, Prompt, TokenModel
+from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
-from mmaccel.samplers.window.checks import check_run, no_law
-from mmaccel.samplers.window.counters import Tally, count_gains
-from mmaccel.samplers.window.scheduler import Seats
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.checks import check_run, invalid_logits
+from mmaccel.samplers.window.counters import RunCounters, count_gains
+from mmaccel.samplers.window.scheduler import WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, make_graph_key, runner_of
-from mmaccel.samplers.window.token_buffer import DraftWindow, check_limit, cut_at_stop
+from mmaccel.samplers.window.token_buffer import TokenBuffer, check_limit, cut_at_stop
 from mmaccel.samplers.window.window_size import make_chooser, recall
 
 _STATIC = (  # tensors that outlive a pass, by attribute; what `hold` keeps is apart
-    "line", "made", "impossible", "_last_of_prompt", "_filled", "_lengths", "_stops", "_limit",
+    "token_buffer", "made", "impossible", "_last_of_prompt", "_filled", "_lengths", "_stops", "_limit",
     "_index", "_ended", "_n_new", "_facts", "noise.seeds", "noise.items", "noise.schedule",
-    "tally.passes", "tally.is_bad", "tally.gains", "tally.spent",
+    "counters.passes", "counters.is_bad", "counters.gains", "counters.spent",
 )  # fmt: skip
 
 
-class WindowPass(DraftWindow):
+class WindowPass(TokenBuffer):
     """Passes of one run; see `mmaccel.samplers.window.run.WindowRun` for how they are driven.
 
     Args:
@@ -60,7 +60,7 @@ class WindowPass(DraftWindow):
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None,
         widest: int,
@@ -68,21 +68,21 @@ class WindowPass(DraftWindow):
     ) -> None:
         self.runner = runner_of(model)
         key = make_graph_key(
-            self.runner, policy, model, prompt, length, filters, widest=widest, drafts=drafts,
+            self.runner, policy, model, prompt, length, params, widest=widest, drafts=drafts,
             has_callback=on_step is not None, is_refilled=self.is_refilled,
         )  # fmt: skip
         extent = None if key is None else key.room
         is_static, size = self.runner.is_static, model.vocab_size
         super().__init__(prompt, size, length, widest, drafts, is_static, extent)
-        self.model, self.filters, self.noise, self.on_step = model, filters, noise, on_step
-        self.impossible = filters.impossible(model.vocab_size)
+        self.model, self.params, self.noise, self.on_step = model, params, noise, on_step
+        self.impossible = params.impossible(model.vocab_size)
         self.stats = Stats(
             policy=repr(policy),
             exactness=policy.exactness,
             branches=prompt.branches,
         )
         capacity = self.extent.slots + self.runner.sync_every
-        self.tally = Tally(prompt.batch, capacity, self.made.device)
+        self.counters = RunCounters(prompt.batch, capacity, self.made.device)
         self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
         self._limit = self.made.new_full((), length)
         self._index = torch.arange(widest, device=self.made.device)
@@ -104,13 +104,13 @@ class WindowPass(DraftWindow):
         for name, value in buffers.inputs.items():
             owner, _, attribute = name.rpartition(".")
             vars(attrgetter(owner)(self) if owner else self)[attribute] = value
-        self.places = buffers.state
+        self.held_state = buffers.state
 
     def forward(self) -> Tensor:
         """One pass over the window.
 
         Returns:
-            Scores `[B, W, V]` float32 of the target law at each slot (see `Filters.apply`).
+            Scores `[B, W, V]` float32 of the target law at each slot (see `SamplingParams.apply`).
         """
         scores = self._filter(self.logits(), slice(None))
         self._peak = scores.amax(-1)  # [B, W]
@@ -120,7 +120,7 @@ class WindowPass(DraftWindow):
     def logits(self) -> Tensor:
         """One pass over the window, raw: `[R, W, V]` of all branches. `note` is owed afterwards."""
         start = self._lengths - 1 + self.made.repeat(self.prompt.branches)  # [R]
-        return self._pass(self.feed(self.columns - 1), start)
+        return self._pass(self.window_inputs(self.columns - 1), start)
 
     def note(self, logits: Tensor, peak: Tensor) -> None:
         """What `forward` notes of its scores, where a kernel made none.
@@ -136,8 +136,8 @@ class WindowPass(DraftWindow):
     def _filter(self, logits: Tensor, part: slice) -> Tensor:
         """Scores of the target law at a part of the window's slots."""
         columns, slots = self.columns[:, part], self.slots[:, part]
-        return self.filters.apply(
-            logits, self.prompt.branches, self.line, columns, slots, self.prompt.layout
+        return self.params.apply(
+            logits, self.prompt.branches, self.token_buffer, columns, slots, self.prompt.layout
         )
 
     def spend(self, variation: Tensor) -> None:
@@ -147,21 +147,21 @@ class WindowPass(DraftWindow):
         """
         self.hold("variation", variation)
 
-    def advance(self, tokens: Tensor, n_kept: Tensor) -> None:
+    def accept(self, tokens: Tensor, n_kept: Tensor) -> None:
         """Keep the first `n_kept` tokens of each row; the rest of the window stands as drafts.
 
         Args:
             tokens: `[B, W]` int64, the window's new contents.
             n_kept: `[B]` int64 in 1..W.
         """
-        self.line.scatter_(1, self.columns, torch.where(self._ended[:, None], 0, tokens))
+        self.token_buffer.scatter_(1, self.columns, torch.where(self._ended[:, None], 0, tokens))
         n_new = torch.minimum(n_kept, self._limit - self.made).masked_fill(self._ended, 0)
         if self._stops is not None:
             n_new, stopped = cut_at_stop(tokens, n_new, self._stops)
             self._ended |= stopped
         is_kept = self._index[: self.width] < n_new[:, None]  # [B, W]
         bad = (self._peak - self._peak != 0) & is_kept  # NaN and infinity leave NaN
-        self.tally.is_bad |= bad.any(1)
+        self.counters.is_bad |= bad.any(1)
         self._filled.copy_(self.columns[:, -1] + 1)
         self.made += n_new
         self._ended |= self.made >= self._limit
@@ -177,36 +177,36 @@ class WindowPass(DraftWindow):
         if tokens.shape[1] > 1:
             began = time.perf_counter()
             start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
-            self.model.feed(tokens[:, :-1].clamp(min=0), start)
+            self.model.prefill(tokens[:, :-1].clamp(min=0), start)
             self.stats.forward_seconds += time.perf_counter() - began
             self.stats.prefill_passes += 1
-            self.stats.fed += tokens[:, :-1].numel()
+            self.stats.tokens_processed += tokens[:, :-1].numel()
 
     def restart(self, places: Tensor, prompt: Prompt) -> None:
-        """Begin anew in some places; see `DraftWindow.restart`. Their prompts are fed elsewhere."""
+        """Begin anew in some places; see `TokenBuffer.restart`. Their prompts are fed elsewhere."""
         super().restart(places, prompt)
         self._lengths.copy_(prompt.lengths)
         self._ended[places] = False
-        self.tally.restart(places)
+        self.counters.restart(places)
 
     def keep(self, places: Tensor, prompt: Prompt) -> None:
-        """Go on with some places alone; see `DraftWindow.keep`."""
+        """Go on with some places alone; see `TokenBuffer.keep`."""
         super().keep(places, prompt)
         self._lengths, self._ended = prompt.lengths, self._ended[places]
         self._n_new, self.noise = self._n_new[places], self.noise.rows(places)
-        self.tally.keep(places)
+        self.counters.keep(places)
 
     def ended(self) -> list[bool]:
         """Which rows have ended. Cost: one host synchronisation."""
         found: list[bool] = self._ended.tolist()
         return found
 
-    def row(self, place: int, row: int) -> EndedRow:
+    def row(self, place: int, row: int) -> FinishedRow:
         """What was made in a place, where that row stood. Cost: some host synchronisations."""
         made = int(self.made[place])
-        tokens = self.line[place, self.origin : self.origin + made].clone()
-        gains, variation = self.tally.row(place)
-        return EndedRow(row, tokens, len(gains), count_gains(gains), variation)
+        tokens = self.token_buffer[place, self.origin : self.origin + made].clone()
+        gains, variation = self.counters.row(place)
+        return FinishedRow(row, tokens, len(gains), count_gains(gains), variation)
 
     def _pass(self, tokens: Tensor, start: Tensor) -> Tensor:
         began = time.perf_counter()
@@ -216,9 +216,14 @@ class WindowPass(DraftWindow):
 
     def count(self, n_new: Tensor) -> None:
         """Count a pass in which rows gained `n_new` `[B]`, and note what the host has to know."""
-        self.tally.count(n_new, self.held("variation"))
+        self.counters.count(n_new, self.held("variation"))
         wanted = (self._limit - self.made).masked_fill(self._ended, 0)  # [B]
-        facts = (wanted.amax(), (wanted > 0).sum(), self.made.sum(), self.tally.is_bad.any().long())
+        facts = (
+            wanted.amax(),
+            (wanted > 0).sum(),
+            self.made.sum(),
+            self.counters.is_bad.any().long(),
+        )
         self._facts.copy_(torch.stack(facts))
 
 
@@ -231,9 +236,9 @@ class WindowRun(WindowPass):
 
     Attributes:
         width: W of the next pass; 0 once every row has ended.
-        seats: who stands in the places of the run, where the prompt has `Places`; B is then theirs.
+        seats: who stands in the places of the run, where the prompt has `ContinuousBatching`; B is then theirs.
 
-    For the rest see `WindowPass`, for the window's contents `DraftWindow`.
+    For the rest see `WindowPass`, for the window's contents `TokenBuffer`.
 
     Raises:
         OptionError, ShapeError: see `check_run`; a draft source that needs a layout the prompt
@@ -247,21 +252,23 @@ class WindowRun(WindowPass):
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None,
         window: int | str = 1,
         drafts: str = "left",
     ) -> None:
         check_run(policy, model, prompt, length, noise)
-        self.seats = None if prompt.places is None else Seats(prompt, prompt.places, noise)
-        if self.seats is not None:
+        self.scheduler = (
+            None if prompt.batching is None else WindowScheduler(prompt, prompt.batching, noise)
+        )
+        if self.scheduler is not None:
             self.is_refilled = True
-            self.seats.join(model)
-            prompt, noise = self.seats.prompt(), self.seats.noise()
+            self.scheduler.join(model)
+            prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
         records = None
         if window == "adaptive":
-            f = filters
+            f = params
             law = (f.guidance_scale, f.temperature, f.top_k, f.top_p, f.min_p)
             records = recall(model, (prompt.batch, prompt.branches, drafts, *law))
         self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
@@ -270,7 +277,7 @@ class WindowRun(WindowPass):
             model,
             prompt,
             length,
-            filters=filters,
+            params=params,
             noise=noise,
             on_step=on_step,
             widest=self.chooser.widest,
@@ -284,7 +291,7 @@ class WindowRun(WindowPass):
             self.prefill()
         self._aim(length)
 
-    def turn(self, judge: Callable[[], None]) -> None:
+    def run_step(self, step_fn: Callable[[], None]) -> None:
         """Carry out a pass, or as many as lie between two looks of the host.
 
         Args:
@@ -299,7 +306,7 @@ class WindowRun(WindowPass):
         def step() -> None:
             if self.runner.is_static or n_passes > 1:  # otherwise it is placed already
                 self.place(self.width)
-            judge()
+            step_fn()
 
         is_usual = True
         try:
@@ -308,7 +315,7 @@ class WindowRun(WindowPass):
         except torch.OutOfMemoryError:
             self.runner.free_memory()  # the next call shall find more room
             raise
-        self._look(n_passes, is_usual)
+        self._sync(n_passes, is_usual)
 
     def commit(self, tokens: Tensor, n_kept: Tensor) -> None:
         """`advance`, then look: for a pass that is not handed to `turn`.
@@ -316,18 +323,18 @@ class WindowRun(WindowPass):
         Raises:
             NumericsError: if a kept token was drawn from scores that are no law.
         """
-        self.advance(tokens, n_kept)
-        self._look(1, True)
+        self.accept(tokens, n_kept)
+        self._sync(1, True)
 
     def generation(self) -> Generation:
         """The result, once `width` is 0."""
-        if self.seats is None:
-            tokens = self.line[:, self.origin : self.origin + self.length]
+        if self.scheduler is None:
+            tokens = self.token_buffer[:, self.origin : self.origin + self.length]
             index = torch.arange(self.length, device=tokens.device)[None]
             tokens = torch.where(index < self.made[:, None], tokens, 0)
-            made, passes = self.made.clone(), self.tally.report(self.stats)
+            made, passes = self.made.clone(), self.counters.report(self.stats)
         else:
-            tokens, made, passes = self.seats.report(self.stats, self.length)
+            tokens, made, passes = self.scheduler.report(self.stats, self.length)
         self.stats.captures = self.runner.captures - self._n_captures
         self.stats.runner, self.stats.runner_reason = self.runner.name, self.runner.reason
         reason = getattr(self.model, "attention_reason", None)
@@ -335,8 +342,8 @@ class WindowRun(WindowPass):
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         self.stats.seconds = time.perf_counter() - self._began
         self.runner.finish()
-        if self.seats is not None:
-            self.seats.leave()
+        if self.scheduler is not None:
+            self.scheduler.leave()
         return Generation(tokens, made, passes, self.stats)
 
     def _has_room(self, work: Callable[[], None]) -> bool:
@@ -358,34 +365,36 @@ class WindowRun(WindowPass):
         if not self.runner.is_static:
             self.place(self.width)
 
-    def _look(self, n_passes: int, is_usual: bool) -> None:
+    def _sync(self, n_passes: int, is_usual: bool) -> None:
         """See what passes made, and place the next window."""
         self.stats.passes += n_passes
-        self.stats.fed += n_passes * self.width * self._last_of_prompt.shape[0]
+        self.stats.tokens_processed += n_passes * self.width * self._last_of_prompt.shape[0]
         if self.on_step is not None:
             self._tell()
             self.count(self._n_new)
         remaining, n_open, n_tokens, is_bad = self._facts.tolist()  # the one synchronisation
         if is_bad:
-            places = [place for place, bad in enumerate(self.tally.is_bad.tolist()) if bad]
-            raise no_law(tuple(p if self.seats is None else self.seats.rows[p] for p in places))
+            places = [place for place, bad in enumerate(self.counters.is_bad.tolist()) if bad]
+            raise invalid_logits(
+                tuple(p if self.scheduler is None else self.scheduler.rows[p] for p in places)
+            )
         if is_usual:
             seconds = (time.perf_counter() - self._pass_began) / n_passes
             gained = (n_tokens - self._n_tokens) / n_passes
             self.chooser.observe(gained, self._n_open, seconds)
-        if self.seats is not None and n_open < self.seats.n_open:
-            if self.seats.turn_over(self):
+        if self.scheduler is not None and n_open < self.scheduler.n_open:
+            if self.scheduler.refill(self):
                 remaining = self.length
-            n_open, n_tokens = self.seats.n_open, int(self.made.sum())
+            n_open, n_tokens = self.scheduler.n_open, int(self.made.sum())
         self._n_open, self._n_tokens = n_open, n_tokens
         self._aim(remaining)
 
     def _tell(self) -> None:
         """Show the last pass to `on_step`, and end rows where it says so."""
         assert self.on_step is not None
-        tokens = self.line[:, self.origin : self.origin + self.length]
+        tokens = self.token_buffer[:, self.origin : self.origin + self.length]
         made, previous = self.made.clone(), self.made - self._n_new
-        rows = () if self.seats is None else tuple(self.seats.rows)
+        rows = () if self.scheduler is None else tuple(self.scheduler.rows)
         limit = self.on_step(Progress(tokens, made, previous, self.stats.passes, rows))
         if limit is not None:
             limit = check_limit(limit, made)

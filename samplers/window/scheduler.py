@@ -1,6 +1,6 @@
-"""Seats: which rows of a long prompt stand in the places of a run, and who comes next.
+"""WindowScheduler: which rows of a long prompt stand in the places of a run, and who comes next.
 
-The host's side of `mmaccel.contracts.Places`. When rows have ended they are handed out, the next ones
+The host's side of `mmaccel.contracts.ContinuousBatching`. When rows have ended they are handed out, the next ones
 of the prompt take their places, and the prompts of the newcomers alone are fed. Where nobody is
 left to come, the places of ended rows are taken out of the run, unless its passes are recorded.
 A row's tokens do not depend on whose place it takes: everything of its own begins anew with it.
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Places, Prompt, TokenModel
+from mmaccel.contracts import ContinuousBatching, Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.scheduling import SeatPlan, spread_rows
+from mmaccel.samplers.scheduling import Scheduler, spread_rows
 from mmaccel.samplers.window.counters import count_gains
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Reseatable(Protocol):
+class SupportsContinuousBatching(Protocol):
     """A token model whose rows can be fed, chosen and left out by themselves.
 
     Another one keeps its places to the end, and a newcomer's prompt is fed in a pass of all rows.
@@ -38,14 +38,14 @@ class Reseatable(Protocol):
     def seat(self, offered: Any, rows: Tensor | None) -> None:
         """From now on the model's rows are these of what was offered, `[R]` int64; None: all."""
 
-    def feed_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
+    def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
         """`feed` tokens `[n, W]` to some of its rows, `[n]` int64."""
 
     def keep_rows(self, rows: Tensor) -> None:
         """Leave out all rows but these, `[n]` int64; `seat` is owed afterwards."""
 
 
-def feed_newcomers(model: TokenModel, run: WindowPass, rows: Tensor, width: int) -> int:
+def prefill_admitted(model: TokenModel, run: WindowPass, rows: Tensor, width: int) -> int:
     """Feed the prompts of newcomers without their last tokens.
 
     Args:
@@ -60,36 +60,36 @@ def feed_newcomers(model: TokenModel, run: WindowPass, rows: Tensor, width: int)
     prompt = run.prompt
     tokens = prompt.tokens[:, :width].clamp(min=0)  # [R, width]
     start = prompt.lengths.new_zeros(1)
-    if isinstance(model, Reseatable):
-        model.feed_rows(tokens[rows], start.expand(len(rows)), rows)
+    if isinstance(model, SupportsContinuousBatching):
+        model.prefill_rows(tokens[rows], start.expand(len(rows)), rows)
         return len(rows) * width
     # what others are fed stands where their next pass begins, and is written over by it
     start = prompt.lengths - 1 + run.made.repeat(prompt.branches)
     start = start.index_fill(0, rows, 0)
-    model.feed(tokens, start)
+    model.prefill(tokens, start)
     return tokens.numel()
 
 
-class Seats(SeatPlan):
-    """Rows of a prompt in a window's places; the same arguments as `SeatPlan`."""
+class WindowScheduler(Scheduler):
+    """Rows of a prompt in a window's places; the same arguments as `Scheduler`."""
 
-    def __init__(self, prompt: Prompt, places: Places, noise: Noise) -> None:
+    def __init__(self, prompt: Prompt, places: ContinuousBatching, noise: Noise) -> None:
         super().__init__(prompt, places, noise)
         self._models: list[tuple[TokenModel, Any]] = []
 
     def join(self, model: TokenModel) -> None:
         """From now on a model's rows are those of the places."""
-        offered = model.offered() if isinstance(model, Reseatable) else None
+        offered = model.offered() if isinstance(model, SupportsContinuousBatching) else None
         self._models.append((model, offered))
         self._seat()
 
     def leave(self) -> None:
         """Give models back what they were given."""
         for model, offered in self._models:
-            if isinstance(model, Reseatable):
+            if isinstance(model, SupportsContinuousBatching):
                 model.seat(offered, None)
 
-    def turn_over(self, run: WindowPass) -> int:
+    def refill(self, run: WindowPass) -> int:
         """Hand out rows that have ended, and let others take their places.
 
         Returns:
@@ -98,7 +98,7 @@ class Seats(SeatPlan):
         ended = run.ended()
         free = [place for place, is_open in enumerate(self.is_open) if is_open and ended[place]]
         for place in free:
-            self.hand_out(place, run.row(place, self.rows[place]))
+            self.finish(place, run.row(place, self.rows[place]))
         taken = self.fill(free)
         if taken:
             self._admit(run, taken)
@@ -133,16 +133,18 @@ class Seats(SeatPlan):
         if not width:
             return
         for model, _ in self._models:
-            n_fed = feed_newcomers(model, run, rows, width)
+            n_fed = prefill_admitted(model, run, rows, width)
             if model is run.model:
                 run.stats.prefill_passes += 1
-                run.stats.fed += n_fed
+                run.stats.tokens_processed += n_fed
             else:
                 run.stats.draft_passes += 1
 
     def _can_shrink(self, run: WindowPass) -> bool:
         is_captured = run.runner.is_static  # whose tensors have to stay where they are
-        return not is_captured and all(isinstance(model, Reseatable) for model, _ in self._models)
+        return not is_captured and all(
+            isinstance(model, SupportsContinuousBatching) for model, _ in self._models
+        )
 
     def _shrink(self, run: WindowPass) -> None:
         kept = [place for place, is_open in enumerate(self.is_open) if is_open]
@@ -152,7 +154,7 @@ class Seats(SeatPlan):
         run.keep(torch.tensor(kept, device=device), prompt)
         rows = spread_rows(kept, batch, prompt.branches, device)
         for model, _ in self._models:
-            assert isinstance(model, Reseatable)
+            assert isinstance(model, SupportsContinuousBatching)
             model.keep_rows(rows)
         self._seat()
 
@@ -160,5 +162,5 @@ class Seats(SeatPlan):
         whole = self.whole
         rows = spread_rows(self.rows, whole.batch, whole.branches, whole.tokens.device)
         for model, offered in self._models:
-            if isinstance(model, Reseatable):
+            if isinstance(model, SupportsContinuousBatching):
                 model.seat(offered, rows)

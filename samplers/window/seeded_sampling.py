@@ -39,12 +39,12 @@ def open_draws(run: WindowPass, noise: Noise) -> FrozenDraws:
     """
     if not dispatch.takes("sample", run.made.device.type):
         return StepwiseDraws(run, noise)
-    if run.filters.processor is None:
+    if run.params.processor is None:
         return FusedDraws(run, noise)
     if dispatch.mode() == "triton":
         raise MissingBackendError(
             f"{dispatch.VARIABLE}=triton: expected scores that no logits processor looks at, as "
-            f"the sample kernel never writes them, received {run.filters.processor!r}; or set "
+            f"the sample kernel never writes them, received {run.params.processor!r}; or set "
             f"{dispatch.VARIABLE}=auto"
         )
     return StepwiseDraws(run, noise)
@@ -55,7 +55,7 @@ class StepwiseDraws:
 
     def __init__(self, run: WindowPass, noise: Noise) -> None:
         self._run = run
-        self._frozen = noise.frozen(run.slots, run.vocab_size, run.filters.temperature)
+        self._frozen = noise.frozen(run.slots, run.vocab_size, run.params.temperature)
 
     def guess(self, law: Tensor) -> Tensor:
         """See `FrozenDraws.guess`."""
@@ -81,7 +81,7 @@ class FusedDraws:
         slots = run.slots[:, :-1]
         if not slots.shape[1]:
             return slots
-        settings = Settings(temperature=1.0 if run.filters.temperature else 0.0)
+        settings = Settings(temperature=1.0 if run.params.temperature else 0.0)
         law = law.expand(-1, slots.shape[1], -1)
         key = (noise.seeds, noise.items, slots, self._purpose)
         return dispatch.run(sample_frozen, law, 1, settings, None, *key).tokens
@@ -89,7 +89,7 @@ class FusedDraws:
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
         run, noise, layout = self._run, self._noise, self._run.prompt.layout
-        f, branches = run.filters, run.prompt.branches
+        f, branches = run.params, run.prompt.branches
         f.check_branches(branches)
         logits = run.logits()  # [R, W, V]
         mask = None if layout is None else layout.allowed(run.slots)

@@ -23,7 +23,7 @@ from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.acceptance import count_leading, draw, is_kept, one_hot, residual
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.run import WindowRun
 
 
@@ -56,7 +56,7 @@ class Speculative:
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
@@ -76,7 +76,7 @@ class Speculative:
             model,
             prompt,
             length,
-            filters=filters,
+            params=params,
             noise=noise,
             on_step=on_step,
             window=self.window,
@@ -89,12 +89,12 @@ class Speculative:
             if drafter is None:
                 found = run.propose().tokens
                 assert found is not None  # the n-gram source answers with tokens
-                drafts = run.settle(found)
+                drafts = run.write_drafts(found)
                 p_draft = one_hot(drafts, run.vocab_size)
             else:
                 drafts, p_draft = _draft(drafter, run)
             p_target = run.forward().softmax(-1)  # [B, W, V]
-            fresh = run.noise.fresh(run.slots, run.tally.passes)
+            fresh = run.noise.fresh(run.slots, run.counters.passes)
             kept = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
             rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
             redrawn = draw(rest, fresh.redraws)  # [B, W]
@@ -104,28 +104,30 @@ class Speculative:
 
 
 def _prefill(drafter: TokenModel, run: WindowRun) -> None:
-    if run.seats is not None:
-        run.seats.join(drafter)
+    if run.scheduler is not None:
+        run.scheduler.join(drafter)
     tokens, lengths = run.prompt.tokens, run.prompt.lengths
     drafter.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
     if tokens.shape[1] > 1:
-        drafter.feed(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths))
+        drafter.prefill(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths))
         run.stats.draft_passes += 1
 
 
 def _draft(drafter: TokenModel, run: WindowRun) -> tuple[Tensor, Tensor]:
     """Drafts `[B, W-1]` one by one, and the laws `[B, W-1, V]` they were drawn from."""
-    branches, passes = run.prompt.branches, run.tally.passes  # [B]
+    branches, passes = run.prompt.branches, run.counters.passes  # [B]
     laws = []
     for k in range(run.width - 1):
         column, slots = run.columns[:, k : k + 1], run.slots[:, k : k + 1]
         logits = _read(drafter, run, k)
-        scores = run.filters.apply(logits, branches, run.line, column, slots, run.prompt.layout)
+        scores = run.params.apply(
+            logits, branches, run.token_buffer, column, slots, run.prompt.layout
+        )
         laws.append(scores.softmax(-1))
         drafted = draw(laws[-1], run.noise.fresh(slots, passes).drafts)
-        run.line.scatter_(1, column, drafted)
+        run.token_buffer.scatter_(1, column, drafted)
         run.stats.draft_passes += 1
-    drafts = run.line.gather(1, run.columns[:, :-1])
+    drafts = run.token_buffer.gather(1, run.columns[:, :-1])
     empty = drafts.new_zeros(drafts.shape[0], 0, run.vocab_size, dtype=torch.float32)
     return drafts, torch.cat([empty, *laws], 1)
 
@@ -138,11 +140,11 @@ def _read(drafter: TokenModel, run: WindowRun, k: int) -> Tensor:
     that `on_step` ended before their first token.
     """
     branches, lengths = run.prompt.branches, run.prompt.lengths
-    behind = (run.tally.passes > 0).long() if k == 0 else torch.zeros_like(run.made)  # [B]
+    behind = (run.counters.passes > 0).long() if k == 0 else torch.zeros_like(run.made)  # [B]
     width = 2 if k == 0 and run.stats.passes > 0 else 1
     back = 1 + behind[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
     columns = (run.columns[:, k : k + 1] - back).clamp(min=0)
     start = (lengths - 1 + (run.made + k - behind).repeat(branches)).clamp(min=0)
-    logits = drafter.forward(run.feed(columns), start)  # [R, width, V]
+    logits = drafter.forward(run.window_inputs(columns), start)  # [R, width, V]
     at = behind.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
     return logits.gather(1, at)

@@ -48,7 +48,7 @@ from mmaccel.samplers.acceptance import (
     residual,
 )
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 
@@ -88,13 +88,13 @@ class SpeculativeJacobi:
         prompt: Prompt,
         length: int,
         *,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
         """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
         run = WindowRun(
-            self, model, prompt, length, filters=filters, noise=noise, on_step=on_step,
+            self, model, prompt, length, params=params, noise=noise, on_step=on_step,
             window=self.window, drafts=self.drafts,
         )  # fmt: skip
         return iterate(run, self.coupling, exact_rule)
@@ -122,9 +122,9 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.made.device.type)
 
-    def judge() -> None:
+    def step_fn() -> None:
         noise = run.noise  # of coins, redraws and first drafts
-        fresh = noise.fresh(run.slots, run.tally.passes)
+        fresh = noise.fresh(run.slots, run.counters.passes)
         p_last, first = run.held("target law"), run.held("first")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         scores = run.forward()  # [B, W, V]
@@ -154,10 +154,10 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
                 run.spend(spent)
         run.hold("target law", p_target)
         run.hold("first", run.slots[:, :1])
-        run.advance(tokens, n_kept)
+        run.accept(tokens, n_kept)
 
     while run.width:
-        run.turn(judge)
+        run.run_step(step_fn)
     return run.generation()
 
 
@@ -183,7 +183,7 @@ def _drafts(
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         standing = p_last[rows, index]
         p_draft = torch.where(run.standing()[..., None], standing, p_draft)
-    drafts = run.settle(guess)
+    drafts = run.write_drafts(guess)
     forced = run.forced()
     if forced is not None:
         p_draft = torch.where((forced >= 0)[..., None], one_hot(drafts, run.vocab_size), p_draft)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.token_buffer import Extent, measure
 
 
@@ -48,7 +48,7 @@ class GraphKey(NamedTuple):
     model_state: Hashable
     options: Hashable
     policy: Policy
-    sampling_params: Filters
+    sampling_params: SamplingParams
     layout: Layout | None
     batch: int
     branches: int
@@ -192,7 +192,7 @@ def runner_of(model: object) -> StepRunner:
 
 def make_graph_key(
     runner: StepRunner, policy: Policy, model: TokenModel, prompt: Prompt, length: int,
-    params: Filters, *, widest: int, drafts: str, has_callback: bool, is_refilled: bool,
+    params: SamplingParams, *, widest: int, drafts: str, has_callback: bool, is_refilled: bool,
 ) -> GraphKey | None:  # fmt: skip
     """The key of a run; None where its graphs cannot serve another one.
 

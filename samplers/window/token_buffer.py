@@ -22,7 +22,7 @@ from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def open_line(prompt: Prompt, room: int, origin: int) -> Tensor:
+def open_token_buffer(prompt: Prompt, room: int, origin: int) -> Tensor:
     """The line before the first token.
 
     Args:
@@ -111,7 +111,7 @@ def measure(
     return Extent(origin, slots, positions if most is None else max(needed, min(positions, most)))
 
 
-class DraftWindow:
+class TokenBuffer:
     """A window of drafts on the line of every row.
 
     Args:
@@ -154,11 +154,11 @@ class DraftWindow:
         self.prompt, self.vocab_size, self.length, self.source = prompt, vocab_size, length, source
         self.extent = measure(prompt, length) if extent is None else extent
         self.origin = self.extent.origin  # column of slot 0 in `line`
-        self.line = open_line(prompt, self.extent.slots + widest, self.origin)
+        self.token_buffer = open_token_buffer(prompt, self.extent.slots + widest, self.origin)
         self.made = prompt.tokens.new_zeros(prompt.batch)
         self._last_of_prompt = last_tokens(prompt)
         self._filled = self.made + self.origin
-        self.places: dict[str, Tensor] = {}
+        self.held_state: dict[str, Tensor] = {}
         self._held: set[str] = set()
         self._is_static = is_static
         self.impossible: Tensor | None = None
@@ -173,17 +173,17 @@ class DraftWindow:
         """
         self.prompt = prompt
         self._last_of_prompt.copy_(last_tokens(prompt))
-        opened = open_line(prompt, self.line.shape[1] - self.origin, self.origin)
-        self.line[places] = opened[places]
+        opened = open_token_buffer(prompt, self.token_buffer.shape[1] - self.origin, self.origin)
+        self.token_buffer[places] = opened[places]
         self.made[places] = 0
         self._filled[places] = self.origin
 
     def keep(self, places: Tensor, prompt: Prompt) -> None:
         """Go on with some places alone, `[n]` int64; the prompt is theirs."""
         self.prompt, self._last_of_prompt = prompt, last_tokens(prompt)
-        self.line, self.made = self.line[places], self.made[places]
+        self.token_buffer, self.made = self.token_buffer[places], self.made[places]
         self._filled = self._filled[places]
-        self.places = {name: value[places] for name, value in self.places.items()}
+        self.held_state = {name: value[places] for name, value in self.held_state.items()}
 
     def place(self, width: int) -> None:
         """Cover the next `width` slots of every row."""
@@ -193,16 +193,16 @@ class DraftWindow:
 
     def hold(self, name: str, value: Tensor) -> None:
         """Keep a tensor for the next pass, always of one shape. Nobody writes to it any more."""
-        place = self.places.get(name)
+        place = self.held_state.get(name)
         if place is None or not self._is_static:
-            self.places[name] = value
+            self.held_state[name] = value
         else:
             place.copy_(value)
         self._held.add(name)
 
     def held(self, name: str) -> Tensor | None:
         """What the last pass kept under a name; None before the first."""
-        return self.places[name] if name in self._held else None
+        return self.held_state[name] if name in self._held else None
 
     def standing(self) -> Tensor:
         """`[B, W-1]` bool: draft slots of the window that the last pass predicted."""
@@ -215,7 +215,7 @@ class DraftWindow:
     def propose(self) -> Proposal:
         """Ask the draft source about all draft slots of the window (`[B, W-1]`)."""
         frontier = Frontier(
-            self.line,
+            self.token_buffer,
             self.columns[:, :-1],
             self._filled,
             self.slots[:, :-1],
@@ -232,26 +232,26 @@ class DraftWindow:
         layout = self.prompt.layout
         return None if layout is None else layout.forced(self.slots[:, :-1])
 
-    def settle(self, new: Tensor) -> Tensor:
+    def write_drafts(self, new: Tensor) -> Tensor:
         """Write drafts: `new` `[B, W-1]` where nothing stands, and forced tokens.
 
         Returns:
             `[B, W-1]` int64, the drafts that will be fed.
         """
         columns = self.columns[:, :-1]
-        drafts = torch.where(self.standing(), self.line.gather(1, columns), new)
+        drafts = torch.where(self.standing(), self.token_buffer.gather(1, columns), new)
         forced = self.forced()
         if forced is not None:
             drafts = torch.where(forced >= 0, forced, drafts)
-        self.line.scatter_(1, columns, drafts)
+        self.token_buffer.scatter_(1, columns, drafts)
         return drafts
 
-    def feed(self, columns: Tensor) -> Tensor:
+    def window_inputs(self, columns: Tensor) -> Tensor:
         """Tokens of `line` at `columns` `[B, K]` for all branches, `[R, K]`.
 
         Before slot 0 each branch has the last token of its own prompt.
         """
         branches = self.prompt.branches
-        tokens = self.line.gather(1, columns).repeat(branches, 1)
+        tokens = self.token_buffer.gather(1, columns).repeat(branches, 1)
         is_prompt = (columns < self.origin).repeat(branches, 1)
         return torch.where(is_prompt, self._last_of_prompt, tokens)

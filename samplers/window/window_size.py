@@ -5,7 +5,7 @@ The adaptive chooser has a file of its own, `mmaccel.samplers.window.window_size
 The adaptive window width, chosen while running from what passes really cost.
 
 Wide windows decode more tokens a pass and cost more; where the best width lies depends on the
-machine, the batch and the picture. The adaptive chooser measures both and takes the width with the
+machine, the batch and the image. The adaptive chooser measures both and takes the width with the
 most tokens per second, by the rule of discounted upper confidence bounds (A. Garivier, E.
 Moulines, "On Upper-Confidence Bound Policies for Switching Bandit Problems", ALT 2011, arXiv
 0805.3415) over neighbouring widths. It may only serve a sampler whose output does not depend on
@@ -125,7 +125,7 @@ class AdaptiveWidth:
             n_rows: rows that were unfinished.
             seconds: wall time.
         """
-        if self._cut or not n_rows:  # the end of a picture is like no other pass
+        if self._cut or not n_rows:  # the end of an image is like no other pass
             return
         self._stayed += 1
         record = self.records.of[self._current]

@@ -19,13 +19,13 @@ from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.checker import score_images
 from mmaccel.demo.scenes.data import EVALUATION_SEED, CaptionWords, make_captions, make_scenes
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.models.scenes import WordPictures
+from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.text_to_image.outputs import join
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
-from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
 from mmaccel.tokenizers_vq.load import load_tokenizer
 from scripts.training.data import IGNORE, TokenPool, as_float, open_pool
 from scripts.training.generator import load_generator, read_weights
@@ -136,7 +136,7 @@ _SAMPLE_BATCH = 50
 
 
 def measure_tokenizer(
-    tokenizer: PictureTokenizer, work: str | Path, count: int = 500
+    tokenizer: ImageTokenizer, work: str | Path, count: int = 500
 ) -> dict[str, Any]:
     """PSNR on the validation pool, and the checker's scores on real and on reconstructed images.
 
@@ -177,7 +177,7 @@ def measure_loss(
 
 def measure_samples(
     model: Any,
-    tokenizer: PictureTokenizer,
+    tokenizer: ImageTokenizer,
     policy: Policy,
     *,
     count: int = 500,
@@ -192,7 +192,7 @@ def measure_samples(
         tokenizer: decodes its tokens.
         policy: how to decode.
         count: number of captions, `EVALUATION_SEED` 0..count-1; caption k has seed k.
-        guidance_scale, temperature: see `mmaccel.Filters`.
+        guidance_scale, temperature: see `mmaccel.SamplingParams`.
         seen: captions that training had, as text; their images were others.
 
     Returns:
@@ -200,11 +200,11 @@ def measure_samples(
         of the captions that are not in `seen`, and what the images cost.
     """
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-    pipe = TextToImage(WordPictures(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
+    pipe = TextToImage(WordImages(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
     captions = make_captions(EVALUATION_SEED, range(count))
-    filters = Filters(guidance_scale, temperature)
+    params = SamplingParams(guidance_scale, temperature)
     batches = pipe.stream(
-        captions, filters, policy=policy, seed=range(count), batch_size=_SAMPLE_BATCH
+        captions, params, policy=policy, seed=range(count), batch_size=_SAMPLE_BATCH
     )
     made = join(list(batches))
     images = torch.cat([tokenizer.decode(t) for t in made.tokens.to(pipe.model.device).split(100)])
@@ -239,7 +239,7 @@ _SETTINGS: tuple[tuple[str, Policy, float], ...] = (
 
 
 def measure_acceptance(
-    work: str | Path, last_step: int, tokenizer: PictureTokenizer, count: int = 16
+    work: str | Path, last_step: int, tokenizer: ImageTokenizer, count: int = 16
 ) -> list[dict[str, Any]]:
     """Tokens per pass of the snapshots taken while training, and of the final model.
 
@@ -260,7 +260,7 @@ def measure_acceptance(
     for step, folder in sorted(found.items()):
         model = load_generator(folder)
         window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-        pipe = TextToImage(WordPictures(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
+        pipe = TextToImage(WordImages(window, tokenizer, CaptionWords(tokenizer.vocab_size)))
         nats = measure_loss(model, work, 500)["validation_nats_per_token"]
         row: dict[str, Any] = {"step": step, "validation nats": nats}
         for name, policy, scale in _SETTINGS:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmaccel.demo.scenes.checker import score_images
 from mmaccel.demo.scenes.data import EVALUATION_SEED, CaptionWords, make_captions
-from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
 from scripts.training.generator import read_weights
 from scripts.training.masking import (
     MaskedModel,
@@ -157,7 +157,7 @@ def measure_masked_loss(model: Any, work: str | Path, device: str = "cpu") -> di
 
 def measure_masked_samples(
     model: Any,
-    tokenizer: PictureTokenizer,
+    tokenizer: ImageTokenizer,
     *,
     count: int = 100,
     order: str = "random",

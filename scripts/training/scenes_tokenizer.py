@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from mmaccel.demo.scenes.data import TOKENIZER_SEED, VALIDATION_SEED
-from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
 from mmaccel.tokenizers_vq.load import save_tokenizer
 from scripts.training.data import as_float, make_pool, open_pool
 from scripts.training.optim import mixed_precision
@@ -37,7 +37,7 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 }
 
 
-def psnr(tokenizer: PictureTokenizer, images: np.ndarray) -> float:
+def psnr(tokenizer: ImageTokenizer, images: np.ndarray) -> float:
     """Peak signal-to-noise ratio of reconstructions in decibels, of the mean error of all images.
 
     Args:
@@ -95,7 +95,7 @@ def train_tokenizer(
     images, _ = open_pool(work, "tokenizer_pool")
     held_out, _ = open_pool(work, "validation")
     torch.manual_seed(0)
-    tokenizer = PictureTokenizer(**TOKENIZER_CONFIG).to(device)
+    tokenizer = ImageTokenizer(**TOKENIZER_CONFIG).to(device)
     optimiser = torch.optim.AdamW(
         tokenizer.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01
     )

@@ -33,13 +33,11 @@ def _photograph(model: nn.Module) -> dict[str, Any]:
             return value
         return id(value)
 
-    picture = {
-        name: (id(type(module)), look(vars(module))) for name, module in model.named_modules()
-    }
-    picture["config"] = look(model.config.to_dict())
-    picture["generation_config"] = look(model.generation_config.to_dict())
-    picture["class"] = look(dict(vars(type(model))))
-    return picture
+    image = {name: (id(type(module)), look(vars(module))) for name, module in model.named_modules()}
+    image["config"] = look(model.config.to_dict())
+    image["generation_config"] = look(model.generation_config.to_dict())
+    image["class"] = look(dict(vars(type(model))))
+    return image
 
 
 def _use(model: Any, **options: Any) -> torch.Tensor:

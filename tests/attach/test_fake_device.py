@@ -14,10 +14,10 @@ import mmaccel
 from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Prompt
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.attach.test_families import ROWS
 from tests.diffusion_lm.test_attach import LENGTH, PADDED, TARGETS
-from tests.diffusion_lm.test_denoisers import pictures
+from tests.diffusion_lm.test_denoisers import images
 from tests.fixtures import amused as amused_bed
 from tests.fixtures import canvas as canvas_beds
 from tests.fixtures import diffusion_gemma as diffusion_gemma_bed
@@ -26,7 +26,7 @@ from tests.fixtures import windows as beds
 from tests.fixtures.canvas import prompt_of
 from tests.fixtures.fake_device import same
 from tests.fixtures.tiny_lms import build_lm, left_padded
-from tests.models.test_janus import PICTURE
+from tests.models.test_janus import IMAGE
 
 SAMPLED: dict[str, Any] = dict(do_sample=True, top_k=9)
 DRAFTED = mmaccel.LosslessUnmask(4)
@@ -60,7 +60,7 @@ def test_janus() -> None:
         model = beds.build_janus().to(device)
         given = inputs_on(device, beds.janus_prompts(ROWS))
         with mmaccel.attach(model, SpeculativeJacobi(5), seed=3, strict=True):
-            made: Tensor = model.generate(**given, **(PICTURE | SAMPLED))
+            made: Tensor = model.generate(**given, **(IMAGE | SAMPLED))
         return made
 
     assert same(make)
@@ -81,17 +81,17 @@ def test_denoisers(name: str, policy: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["mmada", "lumina"])
-def test_guided_pictures_of_denoisers(family: str) -> None:
+def test_guided_images_of_denoisers(family: str) -> None:
     prompt = prompt_of(canvas_beds.PROMPTS + canvas_beds.OTHERS, 2)
-    filters = Filters(guidance_scale=1.7)
+    params = SamplingParams(guidance_scale=1.7)
 
     def make(device: Any) -> Tensor:
-        denoiser = pictures(family)
+        denoiser = images(family)
         denoiser.model.to(device)
         tokens = denoiser.to_canvas(prompt.tokens.to(device))
         there = Prompt(tokens, prompt.lengths.to(device), branches=2)
         noise = Noise.from_seed(7, 3, device)
-        made: Tensor = DRAFTED.sample(denoiser, there, 8, filters=filters, noise=noise).tokens
+        made: Tensor = DRAFTED.sample(denoiser, there, 8, params=params, noise=noise).tokens
         return made
 
     assert same(make)

@@ -142,7 +142,7 @@ def test_the_law_is_the_librarys_own(name: str, coupling: Any) -> None:
     model, length = build_bed(name), 4
     n_samples = 5000 if name == "glm_image" else 20_000  # its positions are made row by row
     size = model.get_output_embeddings().weight.shape[0]
-    first = 27 if name == "chameleon" else 11  # as text, Chameleon makes no picture tokens
+    first = 27 if name == "chameleon" else 11  # as text, Chameleon makes no image tokens
     kept = [first, first + 1, first + 2]
     others = [token for token in range(size) if token not in kept]
     law = law_of(name, model, length, kept, others)
@@ -194,8 +194,8 @@ def test_glm_image_makes_no_more_tokens_than_its_grids_have() -> None:
 
 
 @pytest.mark.parametrize("name", ["chameleon", "emu3"])
-def test_pictures_in_the_prompt_are_no_business_of_ours(name: str) -> None:
-    """The loop is given an empty dictionary of encoded pictures, or one that holds some."""
+def test_images_in_the_prompt_are_no_business_of_ours(name: str) -> None:
+    """The loop is given an empty dictionary of encoded images, or one that holds some."""
     model = build_bed(name)
     found = []
 

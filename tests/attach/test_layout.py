@@ -211,7 +211,7 @@ def test_loops_that_take_no_mask_are_refused() -> None:
             foreign.generate(**PROMPTS, **SHORT)
 
 
-def test_pictures_of_janus_are_refused_and_its_text_is_served() -> None:
+def test_images_of_janus_are_refused_and_its_text_is_served() -> None:
     model = build_janus()
     with mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
         with pytest.raises(AttachError, match="held to a layout, received a .* the model's own"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import BusyError, Filters, OptionError, ShapeError, TextToImage
+from mmaccel import BusyError, OptionError, SamplingParams, ShapeError, TextToImage
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 
@@ -63,7 +63,7 @@ def test_a_run_that_failed_frees_the_pipeline(pipe: TextToImage) -> None:
 
 
 def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
-    other = TextToImage(pipe.pictures)
+    other = TextToImage(pipe.image_model)
     with pytest.raises(BusyError):
         pipe(CAPTIONS[0], on_step=lambda _: other(CAPTIONS[0]))  # type: ignore[arg-type, return-value]
 
@@ -81,7 +81,7 @@ def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
 
 
 def test_two_streams_may_take_turns(pipe: TextToImage) -> None:
-    streams = [pipe.stream(CAPTIONS, Filters(), seed=s, batch_size=1) for s in (1, 2)]
+    streams = [pipe.stream(CAPTIONS, SamplingParams(), seed=s, batch_size=1) for s in (1, 2)]
     turns = [torch.cat([p.tokens for p in side]) for side in zip(*zip(*streams))]
     for seed, tokens in zip((1, 2), turns):
         assert torch.equal(tokens, pipe(CAPTIONS, seed=seed, guidance_scale=1.0).tokens)
@@ -89,7 +89,7 @@ def test_two_streams_may_take_turns(pipe: TextToImage) -> None:
 
 def test_a_stream_keeps_its_own_list_of_captions(pipe: TextToImage) -> None:
     captions = list(CAPTIONS)
-    stream = pipe.stream(captions, Filters(), batch_size=2)
+    stream = pipe.stream(captions, SamplingParams(), batch_size=2)
     captions.clear()
     assert [p for batch in stream for p in batch.prompts] == CAPTIONS
 
@@ -97,11 +97,11 @@ def test_a_stream_keeps_its_own_list_of_captions(pipe: TextToImage) -> None:
 @pytest.mark.parametrize("captions", [None, 5, iter(CAPTIONS), "a red circle", []])
 def test_what_is_no_list_of_captions_is_refused(pipe: TextToImage, captions: Any) -> None:
     with pytest.raises(OptionError, match="prompt: expected a caption or a list of them"):
-        pipe.stream(captions, Filters())
+        pipe.stream(captions, SamplingParams())
 
 
 def test_filters_are_asked_for(pipe: TextToImage) -> None:
-    with pytest.raises(OptionError, match="filters: expected mmaccel.Filters"):
+    with pytest.raises(OptionError, match="params: expected mmaccel.SamplingParams"):
         pipe.stream(CAPTIONS, None)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_on_step_may_return_lengths_only(pipe: TextToImage, returned: Any) -> No
         pipe(CAPTIONS[0], on_step=lambda _: returned)
 
 
-def test_on_step_may_end_a_picture_at_nothing(pipe: TextToImage) -> None:
+def test_on_step_may_end_an_image_at_nothing(pipe: TextToImage) -> None:
     out = pipe(CAPTIONS[0], on_step=lambda _: torch.tensor([-3]))
     assert out.stats.tokens == 0 and out.stats.passes == 1 and int(out.tokens.sum()) == 0
 

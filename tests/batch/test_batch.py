@@ -19,7 +19,7 @@ from mmaccel.batch.item import seed_of
 from mmaccel.batch.manifest import merge
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
-from mmaccel.outputs import image_files as picture_files
+from mmaccel.outputs import image_files as image_files
 from mmaccel.outputs import machine
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
@@ -42,7 +42,7 @@ def command(folder: Path, rows: list[dict[str, Any]], model: Path, *more: str) -
 
 
 def content(out: Path) -> dict[str, bytes]:
-    """Name and bytes of every picture; nothing but pictures and manifests is there."""
+    """Name and bytes of every image; nothing but images and manifests is there."""
     files = sorted(out.iterdir())
     assert {f.suffix for f in files} <= {".png", ".jsonl"} and all(f.name[0] != "." for f in files)
     return {f.name: f.read_bytes() for f in files if f.suffix == ".png"}
@@ -64,7 +64,7 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_pictures_are_those_of_their_seeds_and_say_so(whole: Path, tiny_folder: Path) -> None:
+def test_images_are_those_of_their_seeds_and_say_so(whole: Path, tiny_folder: Path) -> None:
     pipe = mmaccel.TextToImage.from_pretrained(tiny_folder)
     seeds = {("one", k): seed_of(3, "one", k) for k in range(3)}
     seeds |= {("two", k): seed_of(3, "two", k) for k in range(2)} | {("three", 0): 9}
@@ -87,7 +87,7 @@ def test_pictures_are_those_of_their_seeds_and_say_so(whole: Path, tiny_folder: 
 
 
 @pytest.mark.parametrize("order", ["backwards", "alone", "more at once"])
-def test_nothing_but_its_row_decides_a_picture(
+def test_nothing_but_its_row_decides_an_image(
     whole: Path, tiny_folder: Path, tmp_path: Path, order: str
 ) -> None:
     rows = {"backwards": ROWS[::-1], "alone": ROWS[1:2], "more at once": ROWS}[order]
@@ -170,16 +170,16 @@ def test_one_item_that_fails_is_written_down(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from mmaccel.pipelines.models.scenes import WordPictures
+    from mmaccel.pipelines.models.scenes import WordImages
 
-    render = WordPictures.render
+    render = WordImages.render
 
     def unlucky(self: Any, tokens: Any, captions: Any, seeds: Any) -> Any:
         if seeds == [9]:
             raise RuntimeError("the decoder \x1b[31mbroke")
         return render(self, tokens, captions, seeds)
 
-    monkeypatch.setattr(WordPictures, "render", unlucky)
+    monkeypatch.setattr(WordImages, "render", unlucky)
     arguments = command(tmp_path, ROWS, tiny_folder)
     assert main([*arguments, "--json-stream"]) == 3
     said = capsys.readouterr()
@@ -201,7 +201,7 @@ def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     arguments, made = command(tmp_path, ROWS, tiny_folder), []
-    sync = picture_files._sync
+    sync = image_files._sync
 
     def full(path: Path) -> None:
         if path.suffix == ".tmp":
@@ -210,7 +210,7 @@ def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
                 raise OSError(28, "No space left on device")
         sync(path)
 
-    monkeypatch.setattr(picture_files, "_sync", full)
+    monkeypatch.setattr(image_files, "_sync", full)
     assert main([*arguments, "--json"]) == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["error"]["code"] == "fatal"

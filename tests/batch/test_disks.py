@@ -33,7 +33,7 @@ Mount = Callable[[Path, str], None]
 
 
 def command(folder: Path, model: Path, *more: str) -> list[str]:
-    """Arguments of a batch into `folder / "out"`, of pictures made two at a time."""
+    """Arguments of a batch into `folder / "out"`, of images made two at a time."""
     file = folder / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     return ["generate", "--prompts", str(file), "--model", str(model), "--out",
@@ -41,7 +41,7 @@ def command(folder: Path, model: Path, *more: str) -> list[str]:
 
 
 def content(out: Path) -> dict[str, bytes]:
-    """Name and bytes of every picture; each can be opened, and nothing else is there."""
+    """Name and bytes of every image; each can be opened, and nothing else is there."""
     files = sorted(file for file in out.iterdir() if file.name != "manifest.jsonl")
     assert all(file.suffix == ".png" and file.name[0] != "." for file in files)
     for file in files:
@@ -51,7 +51,7 @@ def content(out: Path) -> dict[str, bytes]:
 
 
 def noted(out: Path) -> dict[str, str]:
-    """Name and checksum of every picture in the manifest, whose lines are all whole."""
+    """Name and checksum of every image in the manifest, whose lines are all whole."""
     data = (out / "manifest.jsonl").read_bytes()
     assert not data or data.endswith(b"\n")
     records = list(map(json.loads, data.splitlines()))
@@ -60,7 +60,7 @@ def noted(out: Path) -> dict[str, str]:
 
 
 def check_all_noted(out: Path, n_spare: int) -> None:
-    """What the manifest has is there, whole; so are up to `n_spare` pictures more."""
+    """What the manifest has is there, whole; so are up to `n_spare` images more."""
     told, there = noted(out), content(out)
     assert all(sha256_of(out / name) == told[name] for name in told)
     assert 0 <= len(there) - len(told) <= n_spare
@@ -146,14 +146,14 @@ def said_once(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-# a page is 4 KiB; a picture takes one, and so does the manifest
+# a page is 4 KiB; an image takes one, and so does the manifest
 @pytest.mark.parametrize(
     ("room", "wanted", "n_noted"),
     [
         ("size=4k", "a manifest that can be written", 0),
-        ("size=8k", "room and leave to write a picture", 1),
-        ("size=20k", "room and leave to write a picture", 4),
-        ("size=1m,nr_inodes=5", "room and leave to write a picture", 3),
+        ("size=8k", "room and leave to write an image", 1),
+        ("size=20k", "room and leave to write an image", 4),
+        ("size=1m,nr_inodes=5", "room and leave to write an image", 3),
     ],
 )
 def test_a_full_disk_is_said_and_its_job_goes_on_where_there_is_room(
@@ -182,7 +182,7 @@ def test_a_full_disk_is_said_and_its_job_goes_on_where_there_is_room(
     assert_whole(out, whole)
 
 
-def test_a_picture_larger_than_the_room_leaves_the_old_one(tmp_path: Path, mount: Mount) -> None:
+def test_an_image_larger_than_the_room_leaves_the_old_one(tmp_path: Path, mount: Mount) -> None:
     """It comes in many writes, the first of which find room."""
     disk = tmp_path / "disk"
     mount(disk, "size=64k")
@@ -276,7 +276,7 @@ def test_a_folder_that_is_closed_during_the_job(
     whole: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The manifest is open and takes lines, but no picture gets a name any more."""
+    """The manifest is open and takes lines, but no image gets a name any more."""
     out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
     append = Manifest.append
 
@@ -290,7 +290,7 @@ def test_a_folder_that_is_closed_during_the_job(
         assert main(arguments) == 1
     monkeypatch.undo()
     line = said_once(capsys)
-    assert "expected room and leave to write a picture, received: " in line
+    assert "expected room and leave to write an image, received: " in line
     assert any(reason in line for reason in CLOSED) and "--resume" in line
     check_all_noted(out, 0)
     assert len(noted(out)) == 3
@@ -302,7 +302,7 @@ def test_a_manifest_that_cannot_be_written(
     whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
-    assert main([*arguments, "--shard", "1/2"]) == 0  # half of the pictures, noted elsewhere
+    assert main([*arguments, "--shard", "1/2"]) == 0  # half of the images, noted elsewhere
     manifest = out / "manifest.jsonl"
     (out / "manifest.1-of-2.jsonl").rename(manifest)
     before, lines = content(out), manifest.read_bytes()

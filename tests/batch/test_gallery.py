@@ -18,7 +18,7 @@ NASTY = "<img src=x onerror=\"document.title='owned'\"></script><script>document
 
 
 def make_run(folder: Path, prompts: list[str], colour: str = "red", odd: str = "blue") -> Path:
-    """A run's folder: pictures of one colour, the last of another, and a manifest."""
+    """A run's folder: images of one colour, the last of another, and a manifest."""
     folder.mkdir()
     for k, prompt in enumerate(prompts):
         name, seed = f"r{k}_0_{100 + k}.png", 2**64 - 1 - k
@@ -65,7 +65,7 @@ def keys(browser: Any, *pressed: str) -> None:
         ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
 
 
-def test_pictures_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path) -> None:
+def test_images_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["a red fox", "A blue whale", "a red whale"])
     assert main(["gallery", str(run)]) == 0
     visit(browser, run / "gallery.html")
@@ -119,7 +119,7 @@ def test_prompts_are_text_and_nothing_else(browser: Any, tmp_path: Path) -> None
     find(browser, ".card")[0].click()
     assert browser.find_element("id", "caption").text == NASTY
     assert browser.find_element("css selector", "#failures li").get_attribute("textContent") == (
-        f"bad, picture 0: {NASTY}"
+        f"bad, image 0: {NASTY}"
     )
     assert browser.title == "run & <b>co" and browser.get_log("browser") == []
     assert browser.execute_script("return document.scripts.length") == 2
@@ -143,7 +143,7 @@ def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     assert figures == ["first: r2_0_102.png", "second: r2_0_102.png"]
 
 
-def test_ten_thousand_pictures_are_a_few_cards_at_a_time(browser: Any, tmp_path: Path) -> None:
+def test_ten_thousand_images_are_a_few_cards_at_a_time(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["seed"])
     own = (run / "r0_0_100.png").read_bytes()
     with (run / "manifest.jsonl").open("ab") as manifest:
@@ -166,7 +166,7 @@ def test_ten_thousand_pictures_are_a_few_cards_at_a_time(browser: Any, tmp_path:
     assert 0 < len(find(browser, ".card")) < 100
 
 
-def test_a_folder_without_pictures_is_refused(
+def test_a_folder_without_images_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in (tmp_path, tmp_path / "none"):
@@ -175,11 +175,11 @@ def test_a_folder_without_pictures_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_without_a_manifest_speak_for_themselves(tmp_path: Path) -> None:
+def test_images_without_a_manifest_speak_for_themselves(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one", "two"])
     (run / "manifest.jsonl").unlink()
     Image.new("RGB", (4, 4)).save(run / "other.png")
-    (run / "broken.png").write_bytes(b"no picture")
+    (run / "broken.png").write_bytes(b"no image")
     assert main(["gallery", str(run)]) == 0
     page = (run / "gallery.html").read_text(encoding="utf-8")
     text = page.split('id="data">')[1].split("</script>")[0]
@@ -202,7 +202,7 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_no_picture_of_ours_is_left_out(tmp_path: Path) -> None:
+def test_what_is_no_image_of_ours_is_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one"])
     deep = PngInfo()
     deep.add_text("mmaccel", "[" * 100_000)
@@ -237,8 +237,8 @@ def test_numbers_that_are_none_and_names_too_long_do_no_harm(tmp_path: Path) -> 
     assert data["settings"][0]["temperature"] == ["inf", {"a": "-inf"}]
 
 
-def test_pictures_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> None:
-    """Of folders without a manifest, where pictures tell prompt and seed; in order of names."""
+def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> None:
+    """Of folders without a manifest, where images tell prompt and seed; in order of names."""
     sides = []
     for name, policies in (("a", ["jacobi", "sjd", "gsd"]), ("b", ["plain", "sjd"])):
         (tmp_path / name).mkdir()

@@ -135,14 +135,14 @@ def test_too_little_memory_makes_smaller_batches(tmp_path: Path) -> None:
     assert (outcome.made, outcome.failed) == (N, 0)
     assert maker.calls == [[8], [4], list(range(N))]
     assert [text for event, text in told.events if event == "note"] == [
-        "out of memory with 8 pictures at once, going on with 4",
-        "out of memory with 4 pictures at once, going on with 2",
+        "out of memory with 8 images at once, going on with 4",
+        "out of memory with 4 images at once, going on with 2",
     ]
 
 
 def test_too_little_memory_everywhere_ends(tmp_path: Path) -> None:
     class Actors:
-        """Two of them, each out of memory with any batch, and with picture 3 alone too."""
+        """Two of them, each out of memory with any batch, and with image 3 alone too."""
 
         def __init__(self) -> None:
             self.rows: list[int | None] = []

@@ -75,7 +75,7 @@ def test_a_line_that_is_no_record_counts_nothing(tmp_path: Path, line: str) -> N
     assert list(past.records) == [("a", 0)] and past.torn == ["manifest.jsonl, line 1"]
 
 
-def test_a_picture_counts_when_its_file_is_whole(tmp_path: Path) -> None:
+def test_an_image_counts_when_its_file_is_whole(tmp_path: Path) -> None:
     own = record(tmp_path)
     assert is_made(tmp_path, own)
     (tmp_path / own["file"]).write_bytes(b"pixel")

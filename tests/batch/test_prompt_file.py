@@ -100,7 +100,7 @@ BAD = [
     ('{"prompt": "x", "id": "a/b"}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": ""}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": "Con.7"}', "id: expected no name of a device of Windows"),
-    ("\n".join(['{"prompt": "x", "n": 100000}'] * 11), "at most 1000000 pictures, received 11"),
+    ("\n".join(['{"prompt": "x", "n": 100000}'] * 11), "at most 1000000 images, received 11"),
     ('{"prompt": 5}', "prompt: expected text, received 5"),
     ('{"prompt": "a\\u0000b"}', "prompt: expected text"),
     ('{"prompt": "\\ud800"}', "prompt: expected text"),

@@ -1,6 +1,6 @@
-"""The fingerprint of an item: what gives another picture changes it, and nothing else does.
+"""The fingerprint of an item: what gives another image changes it, and nothing else does.
 
-Where it does not change, `--resume` keeps the pictures that are there.
+Where it does not change, `--resume` keeps the images that are there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mmaccel.batch.item import Item, Row
 from mmaccel.batch.recipe import FILTERS, describe, fingerprint
 from mmaccel.batch.setup import Setup
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 SETUP = Setup("tiny", Path("out"))
 ITEM = Item(Row("fox", "a red fox"), 0, 7)
-RECIPE = GenerationSettings("jacobi", Jacobi(5), Filters(2.0, 0.9, 40, 0.8, 0.1))
+RECIPE = GenerationSettings("jacobi", Jacobi(5), SamplingParams(2.0, 0.9, 40, 0.8, 0.1))
 WEIGHTS = "c0ffee"
 
 
@@ -38,7 +38,7 @@ def row(**fields: Any) -> Item:
     return replace(ITEM, row=replace(ITEM.row, **fields))
 
 
-OTHER_PICTURES: dict[str, dict[str, Any]] = {
+OTHER_IMAGES: dict[str, dict[str, Any]] = {
     "weights": {"weights": "c0ffef"},
     "dtype": {"setup": replace(SETUP, dtype="bfloat16")},
     "size": {"setup": replace(SETUP, size="64x32")},
@@ -51,13 +51,13 @@ OTHER_PICTURES: dict[str, dict[str, Any]] = {
     "negative of the row": {"item": row(negative="blurred")},
     "policy": {"recipe": replace(RECIPE, name="sjd", policy=SpeculativeJacobi(5))},
     "policy options": {"recipe": replace(RECIPE, policy=Jacobi(6))},
-    "guidance": {"recipe": replace(RECIPE, filters=replace(RECIPE.filters, guidance_scale=2.5))},
-    "temperature": {"recipe": replace(RECIPE, filters=replace(RECIPE.filters, temperature=0.8))},
-    "top-k": {"recipe": replace(RECIPE, filters=replace(RECIPE.filters, top_k=41))},
-    "top-p": {"recipe": replace(RECIPE, filters=replace(RECIPE.filters, top_p=None))},
-    "min-p": {"recipe": replace(RECIPE, filters=replace(RECIPE.filters, min_p=None))},
+    "guidance": {"recipe": replace(RECIPE, params=replace(RECIPE.params, guidance_scale=2.5))},
+    "temperature": {"recipe": replace(RECIPE, params=replace(RECIPE.params, temperature=0.8))},
+    "top-k": {"recipe": replace(RECIPE, params=replace(RECIPE.params, top_k=41))},
+    "top-p": {"recipe": replace(RECIPE, params=replace(RECIPE.params, top_p=None))},
+    "min-p": {"recipe": replace(RECIPE, params=replace(RECIPE.params, min_p=None))},
 }
-SAME_PICTURE: dict[str, dict[str, Any]] = {
+SAME_IMAGE: dict[str, dict[str, Any]] = {
     "name of the model": {"setup": replace(SETUP, model="elsewhere/tiny")},
     "folder": {"setup": replace(SETUP, out=Path("elsewhere"))},
     "device": {"setup": replace(SETUP, device="cuda:1")},
@@ -71,22 +71,22 @@ SAME_PICTURE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", OTHER_PICTURES)
-def test_another_picture_has_another_fingerprint(change: str) -> None:
-    assert mark(**OTHER_PICTURES[change]) != mark()
+@pytest.mark.parametrize("change", OTHER_IMAGES)
+def test_another_image_has_another_fingerprint(change: str) -> None:
+    assert mark(**OTHER_IMAGES[change]) != mark()
 
 
-def test_no_two_of_these_pictures_share_a_fingerprint() -> None:
+def test_no_two_of_these_images_share_a_fingerprint() -> None:
     """But those of one size, or one negative, whoever named it."""
-    marks = {change: mark(**changed) for change, changed in OTHER_PICTURES.items()}
+    marks = {change: mark(**changed) for change, changed in OTHER_IMAGES.items()}
     for name in ("size", "negative"):
         assert marks.pop(f"{name} of the row") == marks[name]
     assert len(set(marks.values())) == len(marks)
 
 
-@pytest.mark.parametrize("change", SAME_PICTURE)
-def test_the_same_picture_keeps_its_fingerprint(change: str) -> None:
-    assert mark(**SAME_PICTURE[change]) == mark() and len(mark()) == 8
+@pytest.mark.parametrize("change", SAME_IMAGE)
+def test_the_same_image_keeps_its_fingerprint(change: str) -> None:
+    assert mark(**SAME_IMAGE[change]) == mark() and len(mark()) == 8
 
 
 def test_versions_and_promises_are_noted_and_change_nothing(
@@ -94,7 +94,7 @@ def test_versions_and_promises_are_noted_and_change_nothing(
 ) -> None:
     before = mark()
     monkeypatch.setattr(recipes, "versions", lambda: {"torch": "99"})
-    monkeypatch.setattr(recipes, "promise_in", lambda exactness, dtype: "none")
+    monkeypatch.setattr(recipes, "exactness_in", lambda exactness, dtype: "none")
     facts = describe(SETUP, ITEM, RECIPE, WEIGHTS)
     assert facts["versions"] == {"torch": "99"} and facts["exactness"] == "none"
     assert fingerprint(facts) == before == mark()
@@ -136,6 +136,6 @@ def test_the_command_line_s_size_and_negative_give_way_to_the_row_s() -> None:
 
 
 def test_a_policy_that_takes_no_options_is_told_by_its_name() -> None:
-    plain = GenerationSettings("autoregressive", Autoregressive(), RECIPE.filters)
+    plain = GenerationSettings("autoregressive", Autoregressive(), RECIPE.params)
     assert vars(plain.policy) == {}
     assert mark(recipe=plain) != mark(recipe=replace(plain, name="another"))

@@ -52,7 +52,7 @@ def last_bar(screen: io.StringIO) -> str:
 @pytest.mark.parametrize(
     ("seconds", "rate"), [((2.0,), "0.50/s"), ((0.5, 1.0), "2.00/s"), ((1.0, 2.0, 8.0), "0.38/s")]
 )
-def test_pictures_a_second_are_shown(
+def test_images_a_second_are_shown(
     clock: Clock, screen: io.StringIO, seconds: tuple[float, ...], rate: str
 ) -> None:
     with Reports(9, is_streaming=False) as reports:
@@ -77,7 +77,7 @@ def test_what_failed_is_counted_and_makes_nobody_faster(
         clock.now = 104.0
         reports.failed({"id": "b", "k": 1, "prompt": "a [red] fox", "error": "\x1b[31mno"})
     assert " 2/3 0.25/s " in last_bar(screen)
-    assert "failed: b, picture 1 ('a [red] fox'): \N{REPLACEMENT CHARACTER}[31mno" in (
+    assert "failed: b, image 1 ('a [red] fox'): \N{REPLACEMENT CHARACTER}[31mno" in (
         STEERING.sub("", screen.getvalue())
     )
     assert capsys.readouterr().out == ""

@@ -27,7 +27,7 @@ def opened(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Worke
 
 
 def fail_after(worker: Worker, patch: pytest.MonkeyPatch, n: int, error: Exception) -> None:
-    """Let every run of the worker's model end with an error after it finished n pictures."""
+    """Let every run of the worker's model end with an error after it finished n images."""
     run_all = worker._generator.run_all
 
     def broken(requests: Sequence[Any], recipe: Any, deliver: Any, rows: int) -> None:

@@ -1,7 +1,7 @@
 """Writing whole or not at all: what waits for the disk, in which order, and what a failure leaves.
 
 A rename that overtakes the bytes would leave, after a loss of power, a final name without them; one
-that is not waited for would leave a manifest with a picture that is not there.
+that is not waited for would leave a manifest with an image that is not there.
 """
 
 from __future__ import annotations

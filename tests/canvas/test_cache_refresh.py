@@ -17,7 +17,7 @@ from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_state import Given
 from tests.fixtures.kv_reference import StoreOracle
 
@@ -50,8 +50,8 @@ def decode(
     ones = torch.ones(rows, dtype=torch.int64)
     prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones, layout=layout)
     noise = Noise.from_seed(3, rows) if noise is None else noise
-    filters = Filters(temperature=temperature)
-    made: Generation = policy.sample(model, prompt, LENGTH, filters=filters, noise=noise)
+    params = SamplingParams(temperature=temperature)
+    made: Generation = policy.sample(model, prompt, LENGTH, params=params, noise=noise)
     return made
 
 

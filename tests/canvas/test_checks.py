@@ -19,9 +19,9 @@ from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtMost, Memory, Selector
+from mmaccel.samplers.canvas.selector import AtMost, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.kv_reference import StoreOracle
 
 LAW = 0.01 / 81 + 0.99 * families(4, 3)["markov"]
@@ -32,7 +32,7 @@ def decode(policy: Any, model: Any, length: int = 4, rows: int = 2, **options: A
     noise = Noise.from_seed(1, rows)
     prompt = Prompt(ones[:, None] * 0, ones)
     made: Generation = policy.sample(
-        model, prompt, length, filters=Filters(), noise=noise, **options
+        model, prompt, length, params=SamplingParams(), noise=noise, **options
     )
     return made
 
@@ -45,7 +45,7 @@ class OneByOne(SelectorPolicy):
 
     exactness: ClassVar[Exactness] = "distribution"
 
-    def selector(self, run: CanvasRun, memory: Memory) -> Selector:
+    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
         return AtMost(1, ByOrder(run.order(self.by)))
 
 

@@ -19,7 +19,7 @@ from mmaccel.samplers.canvas.local_leap import Local
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import ByOrder, NoisyRank, Quota
 from mmaccel.samplers.canvas.revision import EditReviser, RedoReviser, ShadowReviser
-from mmaccel.samplers.canvas.selector import And, AtLeast, Memory
+from mmaccel.samplers.canvas.selector import And, AtLeast, SelectorState
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.canvas.test_selectors import run_of
 
@@ -55,7 +55,7 @@ def default(name: str) -> Any:
 def rule_of(policy: Any) -> Any:
     """The selector a policy makes of its fields."""
     run = run_of()
-    return policy.selector(run, Memory.of(run))
+    return policy.selector(run, SelectorState.of(run))
 
 
 def test_every_canvas_policy_has_its_line() -> None:

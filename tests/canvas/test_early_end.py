@@ -17,10 +17,10 @@ from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
-from mmaccel.samplers.canvas.early_end import Settled, SureEnd
-from mmaccel.samplers.canvas.selector import Memory
+from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
+from mmaccel.samplers.canvas.selector import SelectorState
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_selectors import run_of, seen_of, taken
 from tests.fixtures.canvas import PROMPTS, masked, prompt_of
 
@@ -51,7 +51,7 @@ def decode(policy: Any, model: Any, rows: int = 1, stops: bool = True) -> Genera
     ones = torch.ones(rows, dtype=torch.int64)
     ends = torch.tensor([END, 99]) if stops else None  # 99 is no id of the model's
     prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
-    options = {"filters": Filters(temperature=0.0), "noise": Noise.from_seed(0, rows)}
+    options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(0, rows)}
     made: Generation = policy.sample(model, prompt, 6, **options)
     return made
 
@@ -94,7 +94,9 @@ def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> Non
     law = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
     is_open = torch.tensor([[False, True, True, True, True, False]])
     seen = replace(seen_of([[0.9] * 6], law=law), is_open=is_open)
-    assert taken(SureEnd(threshold), seen, Memory.of(run)) == [found]  # 0.4 + 0.56, both end it
+    assert taken(EosThreshold(threshold), seen, SelectorState.of(run)) == [
+        found
+    ]  # 0.4 + 0.56, both end it
 
 
 def test_what_is_behind_an_end_is_looked_at_unless_told_otherwise() -> None:
@@ -110,11 +112,11 @@ def test_two_sure_ends_cost_one_commit() -> None:
     law = torch.full((2, 6, 3), 0.001)
     law[0, 2:, END] = law[1, 5, END] = 1.0
     seen = seen_of([[0.9] * 6] * 2, law=law.log())
-    assert taken(SureEnd(0.9), seen, Memory.of(run)) == [[2], [5]]
+    assert taken(EosThreshold(0.9), seen, SelectorState.of(run)) == [[2], [5]]
 
 
 def test_settled_takes_all_once_nothing_changes() -> None:
-    memory, rule = Memory.of(run_of(2)), Settled(0.1)
+    memory, rule = SelectorState.of(run_of(2)), ConvergedBlock(0.1)
     sure = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]] * 3)[None]
     other = sure.roll(1, -1)
     low, high = [0.999] * 6, [0.6] * 6
@@ -164,7 +166,7 @@ def test_rows_end_alone_as_they_end_together(policy: Any, cache: Any) -> None:
         noise = Noise.from_seed(3, len(PROMPTS))
         noise = Noise(noise.seeds[rows], noise.items[rows])
         prompt = replace(prompt_of(PROMPTS[rows]), stop_tokens=stops)
-        run: Generation = policy.sample(masked(), prompt, 12, filters=Filters(), noise=noise)
+        run: Generation = policy.sample(masked(), prompt, 12, params=SamplingParams(), noise=noise)
         return run
 
     whole = made(slice(None))
@@ -182,7 +184,9 @@ def test_a_block_causal_cache_goes_with_it() -> None:
     for cache in ("none", "block"):
         policy = mmaccel.EntropyBounded(0.5, cache=cache, end_threshold=0.05, drop_suffix=True)
         noise = Noise.from_seed(3, len(PROMPTS))
-        found.append(policy.sample(masked(block=4), prompt, 12, filters=Filters(), noise=noise))
+        found.append(
+            policy.sample(masked(block=4), prompt, 12, params=SamplingParams(), noise=noise)
+        )
     assert torch.equal(found[0].tokens, found[1].tokens)
     assert torch.equal(found[0].passes, found[1].passes)
     assert found[1].stats.positions < found[0].stats.positions
@@ -197,8 +201,10 @@ def test_what_is_not_looked_at_counts_where_it_is_computed(far: int | None) -> N
         0.5, block=6, cache=CachePlan(far=far), end_threshold=0.05, settled=3.4
     )
     noise = Noise.from_seed(3, 1)
-    made = policy.sample(model, prompt, 12, filters=Filters(), noise=noise)
-    assert made.stats.positions == model.fed == made.stats.passes * (len(PROMPTS[0]) + 12)
+    made = policy.sample(model, prompt, 12, params=SamplingParams(), noise=noise)
+    assert (
+        made.stats.positions == model.tokens_processed == made.stats.passes * (len(PROMPTS[0]) + 12)
+    )
 
 
 def test_a_budget_that_buys_nothing_is_said() -> None:
@@ -217,7 +223,7 @@ def test_a_budget_that_buys_nothing_is_said() -> None:
 def test_an_end_nobody_has_is_refused(ends: Tensor | None) -> None:
     ones = torch.ones(1, dtype=torch.int64)
     prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
-    options = {"filters": Filters(), "noise": Noise.from_seed(0, 1)}
+    options = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
     for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
         with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
             policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.checks import check_leaks
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 REFUSED = "depend on no later block.*a .* whose first block"
 FILLS = [-1e4, -1e9, torch.finfo(torch.float32).min, float("-inf")]
@@ -27,7 +27,7 @@ def decode(policy: Any, model: Any, length: int = 12, **options: Any) -> Generat
     ones = torch.ones(2, dtype=torch.int64)
     prompt, noise = Prompt(ones[:, None] * 0, ones), Noise.from_seed(1, 2)
     made: Generation = policy.sample(
-        model, prompt, length, filters=Filters(), noise=noise, **options
+        model, prompt, length, params=SamplingParams(), noise=noise, **options
     )
     return made
 
@@ -42,7 +42,7 @@ class Blocks:
         fill: of the last two ids.
     """
 
-    block, has_store = 4, True
+    block, supports_kv_cache = 4, True
     device = torch.device("cpu")
 
     def __init__(
@@ -57,22 +57,22 @@ class Blocks:
     ) -> None:
         self.leaks, self.adds, self.fill, self.max_positions = leaks, adds, fill, most
         self.vocab_size, self.mask_token = vocab, mask
-        self.fed: list[Tensor] = []
+        self.tokens_processed: list[Tensor] = []
         self.had_gradients = False
 
     @property
     def passes(self) -> int:
-        return len(self.fed)
+        return len(self.tokens_processed)
 
     def reserve(self, rows: int, places: int) -> None:
         self.kept = torch.zeros(rows, places, dtype=torch.float64)
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        self.fed.append(entries.tokens)
+        self.tokens_processed.append(entries.tokens)
         self.had_gradients |= torch.is_grad_enabled()
         kept = self.kept[: len(entries.tokens)]
         held = (entries.tokens + 1).double() * (entries.positions + 2)
-        kept.scatter_(1, entries.places, held)
+        kept.scatter_(1, entries.cache_indices, held)
         reads = entries.reads.expand(-1, entries.tokens.shape[1], -1).double()
         if self.leaks == "reads":
             reads = torch.ones_like(reads)
@@ -193,8 +193,10 @@ def test_later_tokens_are_masks_and_come_from_the_whole_vocabulary() -> None:
     model, again = Blocks(vocab=40, fill=-1e9), Blocks(vocab=40, fill=-1e9)
     for each in (model, again):
         check_leaks(each, 5)
-    assert model.passes == 3 and all(map(torch.equal, model.fed, again.fed))
-    fed = torch.stack(model.fed)  # [3, 5, 8]
+    assert model.passes == 3 and all(
+        map(torch.equal, model.tokens_processed, again.tokens_processed)
+    )
+    fed = torch.stack(model.tokens_processed)  # [3, 5, 8]
     assert bool((fed[..., :4] == torch.tensor([10, 1, 10, 3])).all())
     blank, one, other = fed[..., 4:].flatten(1)
     assert bool((blank == 10).all()) and bool((one != other).all())
@@ -240,7 +242,7 @@ def test_what_fits_of_a_second_block_is_self_checked(most: int) -> None:
         check_leaks(Blocks("reads", most=most), 2)
     model = Blocks(most=most)
     check_leaks(model, 2)
-    assert [tokens.shape for tokens in model.fed] == [(2, min(most, 8))] * 3
+    assert [tokens.shape for tokens in model.tokens_processed] == [(2, min(most, 8))] * 3
 
 
 @pytest.mark.parametrize("most", [3, 4])

@@ -14,9 +14,9 @@ from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel, NoisyRank
 from mmaccel.samplers.canvas.orders import halton_ranks
-from mmaccel.samplers.canvas.selector import Memory
+from mmaccel.samplers.canvas.selector import SelectorState
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_selectors import run_of, seen_of
 
 LENGTH, ROWS, MANY = 8, 24, 4096
@@ -25,7 +25,7 @@ MEAN, SPREAD = 0.577216, pi / sqrt(6)  # of standard Gumbel noise
 
 def rank_of(done: int, steps: int | None, choice: float = 4.5, sees: bool = False) -> Tensor:
     """What is added to the logarithm of each of many slots' probabilities."""
-    memory = Memory.of(run_of())
+    memory = SelectorState.of(run_of())
     memory.passes = torch.tensor([done])
     peaks = torch.linspace(0.5, 0.99, MANY)
     seen = replace(seen_of([peaks.tolist()]), chance=peaks.flip(0)[None])
@@ -62,7 +62,7 @@ def test_noise_stays_where_there_is_no_last_pass() -> None:
 
 
 def test_every_pass_has_noise_of_its_own() -> None:
-    memory, ones = Memory.of(run_of()), torch.ones(1, dtype=torch.int64)
+    memory, ones = SelectorState.of(run_of()), torch.ones(1, dtype=torch.int64)
     seen, found = seen_of([[0.5] * MANY]), []
     for _ in range(3):
         found.append(NoisyRank(memory, 1.0, None, False).rank(seen)[0])
@@ -81,7 +81,7 @@ def apart(peaks: list[float]) -> Tensor:
 def turns_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
     """`[B, L]`, the pass that committed each slot; earlier slots are surer."""
     ones, found = torch.ones(rows, dtype=torch.int64), []
-    options: dict[str, Any] = {"filters": Filters(temperature=temperature)}
+    options: dict[str, Any] = {"params": SamplingParams(temperature=temperature)}
     options["noise"] = Noise.from_seed(2, rows)
     model = OracleDenoiser(apart([0.97 - 0.05 * k for k in range(LENGTH)]))
     prompt = Prompt(ones[:, None], ones)

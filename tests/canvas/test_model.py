@@ -91,7 +91,7 @@ def test_stale_plans_are_stale(plan: CachePlan) -> None:
     first = torch.allclose(model.logits[0], plain.logits[0], rtol=0, atol=1e-9)
     assert first == (plan.far is None)  # a full pass is stale in nothing
     assert not torch.allclose(model.logits[1], plain.logits[1])
-    assert (made.stats.positions or 0) <= model.fed < plain.fed
+    assert (made.stats.positions or 0) <= model.tokens_processed < plain.tokens_processed
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -131,7 +131,7 @@ def test_positions_of_a_block_causal_run(prompt: list[int], positions: int) -> N
     model = masked(block=4)
     made = run(Stepwise(cache="block"), model, length, prompts=[prompt])
     assert made.stats.passes == model.passes == length
-    assert made.stats.positions == model.fed == positions
+    assert made.stats.positions == model.tokens_processed == positions
     assert model.head_rows == length * 4
     plain = run(Stepwise(), masked(block=4), length, prompts=[prompt])
     assert plain.stats.positions == 20 * length
@@ -145,7 +145,7 @@ def test_what_is_dropped_far_away_is_hidden(kind: str) -> None:
         fill = MASK
 
         def forward(self, entries: CanvasPass) -> torch.Tensor:
-            is_read = entries.reads.any(1).gather(1, entries.places)
+            is_read = entries.reads.any(1).gather(1, entries.cache_indices)
             self.hidden = getattr(self, "hidden", 0) + int((~is_read).sum())
             tokens = torch.where(is_read, entries.tokens, self.fill)
             return super().forward(replace(entries, tokens=tokens))
@@ -161,7 +161,10 @@ def test_what_is_dropped_far_away_is_hidden(kind: str) -> None:
         runs.append(model)
     assert same_logits(runs[0], runs[1]) and same_logits(runs[0], runs[2])
     assert not same_logits(runs[0], runs[3]) and not same_logits(runs[3], runs[4])
-    assert kind == "none" or runs[0].fed < runs[3].fed < runs[4].fed
+    assert (
+        kind == "none"
+        or runs[0].tokens_processed < runs[3].tokens_processed < runs[4].tokens_processed
+    )
 
 
 def test_a_pass_has_fewer_rows_than_reserved_and_rows_keep_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Evidence of a pass: thresholds read the model's law, entropies and draws the target law."""
+"""SlotPredictions of a pass: thresholds read the model's law, entropies and draws the target law."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
-from mmaccel.samplers.canvas.predictions import Evidence, read_logits
+from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.toy_models import law_by_hand
 
 ROWS, SLOTS, TOKENS = 2, 5, 6  # id 6 is the mask token
@@ -52,7 +52,7 @@ def logits_of() -> Tensor:
     return logits
 
 
-def read(layout: Any = None, **filters: Any) -> Evidence:
+def read(layout: Any = None, **params: Any) -> SlotPredictions:
     slots = torch.arange(SLOTS).expand(ROWS, -1)
     return read_logits(
         logits_of(),
@@ -60,14 +60,14 @@ def read(layout: Any = None, **filters: Any) -> Evidence:
         slots,
         slots != 3,
         mask_token=TOKENS,
-        filters=Filters(**filters),
+        params=SamplingParams(**params),
         noise=Noise.from_seed(4, ROWS),
         layout=layout,
     )
 
 
-def by_hand(row: int, slot: int, barred: int = -1, **filters: Any) -> list[float]:
-    law = law_by_hand(**filters, allowed=[v for v in range(TOKENS) if v != barred])
+def by_hand(row: int, slot: int, barred: int = -1, **params: Any) -> list[float]:
+    law = law_by_hand(**params, allowed=[v for v in range(TOKENS) if v != barred])
     return law([logits_of()[row, slot].tolist()], slot)
 
 
@@ -75,16 +75,16 @@ def entropy(law: list[float]) -> float:
     return -sum(p * math.log(p) for p in law if p > 0)
 
 
-def where_open(seen: Evidence) -> list[tuple[int, int]]:
+def where_open(seen: SlotPredictions) -> list[tuple[int, int]]:
     return [(row, slot) for row, slot in seen.is_open.nonzero().tolist()]
 
 
-@pytest.mark.parametrize("filters", [{}, *OTHERS], ids=str)
-def test_each_number_is_of_the_law_it_is_said_to_be_of(filters: dict[str, Any]) -> None:
-    seen = read(**filters)
+@pytest.mark.parametrize("params", [{}, *OTHERS], ids=str)
+def test_each_number_is_of_the_law_it_is_said_to_be_of(params: dict[str, Any]) -> None:
+    seen = read(**params)
     assert len(where_open(seen)) == ROWS * (SLOTS - 1)
     for row, slot in where_open(seen):
-        law, target = by_hand(row, slot), by_hand(row, slot, **filters)
+        law, target = by_hand(row, slot), by_hand(row, slot, **params)
         first, second = sorted(law, reverse=True)[:2]
         assert float(seen.peak[row, slot]) == pytest.approx(first, abs=1e-5)
         assert float(seen.gap[row, slot]) == pytest.approx(first - second, abs=1e-5)
@@ -96,8 +96,8 @@ def test_each_number_is_of_the_law_it_is_said_to_be_of(filters: dict[str, Any]) 
 
 
 def test_the_laws_of_these_filters_can_be_told_apart() -> None:
-    for filters in OTHERS:
-        pairs = [(by_hand(r, s), by_hand(r, s, **filters)) for r, s in where_open(read())]
+    for params in OTHERS:
+        pairs = [(by_hand(r, s), by_hand(r, s, **params)) for r, s in where_open(read())]
         assert max(abs(entropy(a) - entropy(b)) for a, b in pairs) > 0.1
         assert max(abs(max(a) - max(b)) for a, b in pairs) > 0.05
 
@@ -123,8 +123,8 @@ def test_what_a_layout_bars_is_no_part_of_either_law() -> None:
 @pytest.mark.parametrize("field", ["peak", "gap", "law"])
 def test_thresholds_do_not_move_with_the_filters(field: str) -> None:
     plain = read()
-    for filters in OTHERS:
-        other = read(**filters)
+    for params in OTHERS:
+        other = read(**params)
         assert torch.equal(
             getattr(other, field)[plain.is_open], getattr(plain, field)[plain.is_open]
         )
@@ -140,9 +140,9 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("filters", [{"temperature": 3.0}, {"temperature": 0.3}, {"top_k": 1}])
+@pytest.mark.parametrize("params", [{"temperature": 3.0}, {"temperature": 0.3}, {"top_k": 1}])
 def test_rules_of_confidence_choose_the_same_slots_at_every_temperature(
-    policy: Any, filters: dict[str, Any]
+    policy: Any, params: dict[str, Any]
 ) -> None:
     """Slots that know nothing of each other: what was drawn changes no law."""
     peaks = torch.tensor([0.95, 0.6, 0.85, 0.75, 0.5, 0.9], dtype=torch.float64)
@@ -150,11 +150,11 @@ def test_rules_of_confidence_choose_the_same_slots_at_every_temperature(
     for peak in peaks:
         lone = torch.stack([peak, (1 - peak) * 0.7, (1 - peak) * 0.3])
         joint = joint[..., None] * lone
-    found = [chosen(policy, joint, Filters(**given)) for given in ({}, filters)]
+    found = [chosen(policy, joint, SamplingParams(**given)) for given in ({}, params)]
     assert found[0] == found[1] and len(found[0]) > 1
 
 
-def chosen(policy: Any, joint: Tensor, filters: Filters) -> list[list[int]]:
+def chosen(policy: Any, joint: Tensor, params: SamplingParams) -> list[list[int]]:
     """Slots committed at each pass of one row."""
     ones = torch.ones(1, dtype=torch.int64)
     made, before = [], torch.zeros(6, dtype=torch.bool)
@@ -165,7 +165,7 @@ def chosen(policy: Any, joint: Tensor, filters: Filters) -> list[list[int]]:
 
     noise = Noise.from_seed(6, 1)
     prompt = Prompt(ones[:, None], ones)
-    policy.sample(OracleDenoiser(joint), prompt, 6, filters=filters, noise=noise, on_step=note)
+    policy.sample(OracleDenoiser(joint), prompt, 6, params=params, noise=noise, on_step=note)
     return made
 
 

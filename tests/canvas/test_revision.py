@@ -19,7 +19,7 @@ from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.revision import RevisedRun, ShadowReviser
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.kv_reference import StoreOracle
 
 LENGTH, ROWS = 6, 6
@@ -30,7 +30,7 @@ def decode(policy: Any, model: Any, rows: int = ROWS, **options: Any) -> Generat
     ones = torch.ones(rows, dtype=torch.int64)
     stop = options.pop("stop", None)
     prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones, stop_tokens=stop)
-    usual = {"filters": Filters(), "noise": Noise.from_seed(3, rows)}
+    usual = {"params": SamplingParams(), "noise": Noise.from_seed(3, rows)}
     return policy.sample(model, prompt, LENGTH, **{**usual, **options})
 
 
@@ -86,7 +86,7 @@ def test_every_run_ends_in_the_passes_its_file_gives(policy: RevisedParallel) ->
     for name, law in LAWS.items():
         for temperature in (0.0, 1.0, 2.0):
             model = StoreOracle(law)
-            run = decode(policy, model, filters=Filters(temperature=temperature))
+            run = decode(policy, model, params=SamplingParams(temperature=temperature))
             assert run.stats.passes <= bound[policy.revise], name
             assert (run.tokens < 3).all() and (run.tokens >= 0).all()
             assert run.lengths.tolist() == [LENGTH] * ROWS

@@ -14,7 +14,7 @@ from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.revision import ShadowReviser
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_selectors import run_of, seen_of
 from tests.fixtures.kv_reference import StoreOracle
 
@@ -38,9 +38,9 @@ def states_of(policy: Any, model: Any, temperature: float = 0.0, rows: int = 1) 
     def note(progress: Any) -> None:
         states.append(torch.where(progress.is_committed, progress.tokens, -1))
 
-    noise, filters = Noise.from_seed(9, rows), Filters(temperature=temperature)
+    noise, params = Noise.from_seed(9, rows), SamplingParams(temperature=temperature)
     prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones)
-    policy.sample(model, prompt, LENGTH, filters=filters, noise=noise, on_step=note)
+    policy.sample(model, prompt, LENGTH, params=params, noise=noise, on_step=note)
     return states
 
 

@@ -16,7 +16,7 @@ from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 LAW = families(4, 3)["markov"]
 
@@ -25,7 +25,7 @@ def run(policy: Any = None, model: Any = None, rows: int = 2, **options: Any) ->
     prompt = options.pop("prompt", None) or Prompt(
         torch.zeros(rows, 1, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
     )
-    options.setdefault("filters", Filters())
+    options.setdefault("params", SamplingParams())
     options.setdefault("noise", Noise.from_seed(0, rows))
     length = options.pop("length", 4)
     return (policy or Stepwise()).sample(model or OracleDenoiser(LAW), prompt, length, **options)
@@ -86,7 +86,7 @@ def test_a_temperature_that_leaves_no_law_ends_the_run() -> None:
             return super().forward(entries) + 1e9
 
     with pytest.raises(NumericsError, match="expected finite logits .*loosen the layout"):
-        run(filters=Filters(temperature=1e-30), model=Raised(LAW))
+        run(params=SamplingParams(temperature=1e-30), model=Raised(LAW))
 
 
 def test_what_a_callback_keeps_stays_as_it_was() -> None:
@@ -107,21 +107,21 @@ def test_a_wrong_draft_may_be_impossible() -> None:
 def test_bad_input_is_refused_before_the_first_pass() -> None:
     masked = Prompt(torch.tensor([[0, 3]]), torch.tensor([2]))
     padded = Prompt(torch.tensor([[0, 3]]), torch.tensor([1]))  # the mask id is padding
-    filters = Filters(processor=lambda scores, line, columns: scores)
+    params = SamplingParams(processor=lambda scores, line, columns: scores)
     for kind, message, options in (
         (OptionError, "at least 1 slot, received 0", {"length": 0}),
         (OptionError, "divides 4 slots, received 3; ask for 6", {"policy": Stepwise(block=3)}),
         (OptionError, "no mask token, received id 3 in row 0", {"prompt": masked, "rows": 1}),
-        (OptionError, "expected no processor", {"filters": filters}),
+        (OptionError, "expected no processor", {"params": params}),
         (ShapeError, "noise: expected 2 rows, received 3", {"noise": Noise.from_seed(0, 3)}),
         (UnsupportedModelError, 'choose cache="none"', {"policy": Stepwise(cache="dual")}),
         (UnsupportedModelError, 'revise="edit"', {"policy": RevisedParallel()}),
         (OptionError, "block-causal model", {"policy": Stepwise(cache="block")}),
-        (ShapeError, "expected 2 branches", {"filters": Filters(guidance_scale=2.0)}),
+        (ShapeError, "expected 2 branches", {"params": SamplingParams(guidance_scale=2.0)}),
     ):
         model = OracleDenoiser(LAW)
         if kind is OptionError and "block-causal" in message:
-            model.has_store = True
+            model.supports_kv_cache = True
         with pytest.raises(kind, match=message):
             run(model=model, **options)
         assert model.passes == 0

@@ -13,10 +13,10 @@ from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound
 from mmaccel.samplers.canvas.kl_stable import Stable
-from mmaccel.samplers.canvas.predictions import Evidence
-from mmaccel.samplers.canvas.selector import Memory
+from mmaccel.samplers.canvas.predictions import SlotPredictions
+from mmaccel.samplers.canvas.selector import SelectorState
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_selectors import run_of, seen_of, taken
 
 LENGTH = 6
@@ -24,7 +24,7 @@ SURE, EVEN = [0.9, 0.1], [0.5, 0.5]
 FAR = torch.iinfo(torch.int64).max
 
 
-def seen_as(laws: list[list[float]]) -> Evidence:
+def seen_as(laws: list[list[float]]) -> SlotPredictions:
     """One row of given laws."""
     law = torch.tensor(laws)[None]
     return seen_of([law.amax(-1)[0].tolist()], law=law.log())
@@ -43,7 +43,7 @@ def test_what_a_law_moved_is_its_divergence_from_the_one_before(
     for kl, is_calm in ((nats - 1e-3, False), (nats + 1e-3, nats < 1e9)):
         if kl < 0:
             continue
-        memory, rule = Memory.of(run_of()), Stable(kl, 1)
+        memory, rule = SelectorState.of(run_of()), Stable(kl, 1)
         assert taken(rule, seen_as([before] * LENGTH), memory) == [[]]  # a block's first pass
         mixed = seen_as([now] + [SURE if before == EVEN else EVEN] * (LENGTH - 1))
         assert (0 in taken(rule, mixed, memory)[0]) == is_calm
@@ -52,7 +52,7 @@ def test_what_a_law_moved_is_its_divergence_from_the_one_before(
 def test_a_law_that_loses_a_token_has_moved_by_what_it_had() -> None:
     """KL([1, 0] || [0.9, 0.1]) is log(1 / 0.9); a token that is gone adds nothing."""
     for kl, wanted in ((0.105, []), (0.106, list(range(LENGTH)))):
-        memory = Memory.of(run_of())
+        memory = SelectorState.of(run_of())
         assert taken(Stable(kl, 1), seen_as([SURE] * LENGTH), memory) == [[]]
         assert taken(Stable(kl, 1), seen_as([[1.0, 0.0]] * LENGTH), memory) == [wanted]
 
@@ -64,7 +64,7 @@ def commits_of(policy: Any, peaks: list[float]) -> list[list[int]]:
         joint = joint[..., None] * torch.tensor([peak, 1 - peak], dtype=torch.float64)
     ones, found = torch.ones(1, dtype=torch.int64), [torch.zeros(LENGTH, dtype=torch.bool)]
     note = lambda progress: found.append(progress.is_committed[0].clone())  # noqa: E731
-    options = {"filters": Filters(temperature=0.0), "noise": Noise.from_seed(0, 1)}
+    options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(0, 1)}
     prompt = Prompt(ones[:, None], ones)
     policy.sample(OracleDenoiser(joint), prompt, LENGTH, on_step=note, **options)
     pairs = zip(found, found[1:], strict=False)
@@ -134,7 +134,7 @@ def test_blocks_of_a_run_end_where_delimiters_are_likeliest(
         lone = [1 - chance, chance, 0.0] if slot == 1 else [0.6, 1e-9, 0.4]
         joint = joint[..., None] * torch.tensor(lone, dtype=torch.float64)
     ones, found = torch.ones(1, dtype=torch.int64), []
-    options = {"filters": Filters(temperature=0.0), "noise": Noise.from_seed(1, 1)}
+    options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(1, 1)}
     policy = mmaccel.AdaptiveBlock((1,), 0.3, threshold=1.0)
     prompt = Prompt(ones[:, None], ones)
     run = policy.open(OracleDenoiser(joint), prompt, LENGTH, **options)
@@ -151,7 +151,7 @@ def test_a_budget_buys_the_largest_prefix_that_keeps_the_pace(spent: float, want
     entropy = torch.tensor([[0.02, 0.02, 0.02, 0.02, 1.0, 1.0]])
     seen = seen_of([[0.9] * LENGTH])
     seen.entropy.copy_(entropy)
-    memory = Memory.of(run_of())
+    memory = SelectorState.of(run_of())
     memory.run.ledger.nats += spent
     assert len(taken(BudgetBound(0.6), seen, memory)[0]) == wanted
 

@@ -19,12 +19,12 @@ from mmaccel.samplers.canvas.kl_stable import Stable
 from mmaccel.samplers.canvas.local_leap import Local
 from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
 from mmaccel.samplers.canvas.orders import Order
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import And, AtLeast, AtMost, Memory, Or, ranked, top
+from mmaccel.samplers.canvas.selector import And, AtLeast, AtMost, Or, SelectorState, ranked, top
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.toy_models import ToyLanguage
 
 LAWS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}
@@ -34,21 +34,25 @@ BY_PEAK = ByOrder(Order("confidence", None))
 def run_of(rows: int = 1, block: int | None = None) -> CanvasRun:
     ones = torch.ones(rows, dtype=torch.int64)
     prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones)
-    options = {"filters": Filters(), "noise": Noise.from_seed(0, rows)}
+    options = {"params": SamplingParams(), "noise": Noise.from_seed(0, rows)}
     return Stepwise(block=block).open(OracleDenoiser(LAWS["markov"]), prompt, 6, **options)
 
 
-def seen_of(peak: list[list[float]], closed: int = -1, law: Tensor | None = None) -> Evidence:
-    """Evidence of two tokens a slot, the likelier of which has `peak`."""
+def seen_of(
+    peak: list[list[float]], closed: int = -1, law: Tensor | None = None
+) -> SlotPredictions:
+    """SlotPredictions of two tokens a slot, the likelier of which has `peak`."""
     p = torch.tensor(peak)
     both = torch.stack([p, 1 - p], -1).log() if law is None else law
     slots = torch.arange(p.shape[1]).expand_as(p)
     entropy = torch.special.entr(torch.stack([p, 1 - p], -1)).sum(-1)
-    return Evidence(slots, slots != closed, p, 2 * p - 1, entropy, both, p[:, 0] < 0)
+    return SlotPredictions(slots, slots != closed, p, 2 * p - 1, entropy, both, p[:, 0] < 0)
 
 
-def taken(selector: Any, seen: Evidence, memory: Memory | None = None) -> list[list[int]]:
-    memory = Memory.of(run_of(len(seen.slots))) if memory is None else memory
+def taken(
+    selector: Any, seen: SlotPredictions, memory: SelectorState | None = None
+) -> list[list[int]]:
+    memory = SelectorState.of(run_of(len(seen.slots))) if memory is None else memory
     return [row.nonzero()[:, 0].tolist() for row in memory.choose(selector, seen)]
 
 
@@ -82,12 +86,12 @@ def test_only_what_says_so_sees_samples() -> None:
     assert not And(BY_PEAK, AtLeast(1, Quota("linear", 2, BY_PEAK))).sees_samples
 
     class Spy(Threshold):
-        def select(self, seen: Evidence, memory: Memory) -> Tensor:
+        def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
             assert seen.drawn is None is seen.chance
             return super().select(seen, memory)
 
     run = run_of()
-    Memory.of(run).choose(AtLeast(1, Spy()), run.look())
+    SelectorState.of(run).choose(AtLeast(1, Spy()), run.look())
 
 
 def factor(peak: Tensor, f: float) -> int:
@@ -134,14 +138,14 @@ def test_entropy_and_budget() -> None:
     assert taken(EntropyBound(0.0), seen) == [[0]] == taken(BudgetBound(0.0), seen)
     # 4 of 6 slots may spend 4/6 of the budget
     assert taken(BudgetBound(edge * 6 / 4 + 1e-5), seen) == [[0, 1, 3, 4]]
-    memory = Memory.of(run_of())
+    memory = SelectorState.of(run_of())
     memory.run.ledger.nats += edge / 2
     assert len(taken(BudgetBound(edge * 6 / 4 + 1e-5), seen, memory)[0]) < 4
 
 
 def test_stability_is_forgotten_where_a_block_moves() -> None:
     run = run_of(2)
-    memory, still = Memory.of(run), seen_of([[0.9] * 6, [0.9] * 6])
+    memory, still = SelectorState.of(run), seen_of([[0.9] * 6, [0.9] * 6])
     rule = Stable(0.01, 2)
     counts = []
     for turn in range(5):
@@ -159,7 +163,7 @@ def test_quotas_count_down_to_the_last_step() -> None:
         ("arccos", [2, 1, 3]),  # 6 arccos(t / 3) 2 / pi: 4.7, 3.2, 0
         ("linear", [2, 2, 2]),
     ):
-        memory, closed, found = Memory.of(run_of()), torch.zeros(1, 6, dtype=torch.bool), []
+        memory, closed, found = SelectorState.of(run_of()), torch.zeros(1, 6, dtype=torch.bool), []
         for _ in range(3):
             seen = seen_of([[0.9, 0.8, 0.7, 0.6, 0.85, 0.75]])
             seen.is_open.copy_(~closed)
@@ -175,7 +179,7 @@ def decode(policy: Any, rows: slice, law: str, stop: int | None) -> Generation:
     ones = torch.ones(len(noise.items), dtype=torch.int64)
     ends = None if stop is None else torch.tensor([stop])
     prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
-    options = {"filters": Filters(), "noise": noise}
+    options = {"params": SamplingParams(), "noise": noise}
     return policy.sample(OracleDenoiser(LAWS[law]), prompt, 6, **options)
 
 
@@ -215,7 +219,7 @@ def test_blocks_end_behind_the_delimiter(block: int | None, starts: list[int]) -
     ones = torch.ones(2, dtype=torch.int64)
     prompt = Prompt(ones[:, None], ones)
     policy = mmaccel.AdaptiveBlock((1,), 0.5, threshold=1.0, block=block)
-    options = {"filters": Filters(), "noise": Noise.from_seed(1, 2)}
+    options = {"params": SamplingParams(), "noise": Noise.from_seed(1, 2)}
     run = policy.open(OracleDenoiser(joint), prompt, 6, **options)
     found = []
     run.on_step = lambda progress: found.append(run.canvas.start.tolist())
@@ -226,7 +230,7 @@ def test_blocks_end_behind_the_delimiter(block: int | None, starts: list[int]) -
 def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
     ones = torch.ones(1, dtype=torch.int64)
     prompt, canvas = Prompt(ones[:, None], ones), OracleDenoiser(LAWS["markov"])
-    options = {"filters": Filters(), "noise": Noise.from_seed(0, 1)}
+    options = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
     with pytest.raises(OptionError, match="fills a canvas for a OracleDenoiser"):
         mmaccel.Jacobi().sample(canvas, prompt, 6, **options)  # type: ignore[arg-type]
     window = ToyLanguage(3)

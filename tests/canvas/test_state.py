@@ -11,7 +11,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.divergence import Ledger, bound_nats
+from mmaccel.samplers.canvas.divergence import DivergenceBound, bound_nats
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.state import Canvas
 
@@ -135,7 +135,7 @@ def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
 
 
 def test_the_ledger_adds_up() -> None:
-    ledger = Ledger(2, torch.device("cpu"))
+    ledger = DivergenceBound(2, torch.device("cpu"))
     both, one = torch.tensor([True, True]), torch.tensor([True, False])
     ledger.compute(10)
     ledger.gain(torch.tensor([2, 0]))

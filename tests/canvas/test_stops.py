@@ -14,7 +14,7 @@ from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import PROMPTS, Recorded, masked, prompt_of, run
 
 LENGTH, BLOCK = 12, 4
@@ -25,7 +25,7 @@ def stopped(policy: Any, model: Recorded, seed: int) -> Generation:
     """A run over the prompts that some tokens end."""
     prompt = replace(prompt_of(PROMPTS), stop_tokens=STOPS)
     noise = Noise.from_seed(seed, len(PROMPTS))
-    made: Generation = policy.sample(model, prompt, LENGTH, filters=Filters(), noise=noise)
+    made: Generation = policy.sample(model, prompt, LENGTH, params=SamplingParams(), noise=noise)
     return made
 
 

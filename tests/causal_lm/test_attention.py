@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import CausalLMWindow, Filters, Jacobi, Noise
+from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm import attention as twin
@@ -64,14 +64,14 @@ def two_passes(window: Any, vocab: int) -> Tensor:
     """Logits of a ragged pass behind a prompt, and of one that takes some of it back."""
     window.reserve(3, 24)
     ids = torch.randint(vocab, (3, 16), generator=torch.Generator().manual_seed(1))
-    window.feed(ids[:, :8], torch.zeros(1, dtype=torch.int64).expand(3))
+    window.prefill(ids[:, :8], torch.zeros(1, dtype=torch.int64).expand(3))
     first = window.forward(ids[:, 8:13], torch.tensor([8, 5, 7]))
     return torch.cat([first, window.forward(ids[:, :4], torch.tensor([10, 6, 21]))], 1)
 
 
 def decode(window: Any, prompt: Prompt, length: int = 20, **options: Any) -> Any:
-    noise, filters = Noise.from_seed([3, 4, 5], 3), Filters(**options)
-    return Jacobi(window=6).sample(window, prompt, length, filters=filters, noise=noise)
+    noise, params = Noise.from_seed([3, 4, 5], 3), SamplingParams(**options)
+    return Jacobi(window=6).sample(window, prompt, length, params=params, noise=noise)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def test_generate_through_attach(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert made["twin"].equal(made["model"])
 
 
-def test_windows_of_picture_tokens() -> None:
+def test_windows_of_image_tokens() -> None:
     model, prompt = build_bed("chameleon"), make_prompt(ROWS)
     tokens = []
     for attention in ("model", "twin"):
@@ -162,10 +162,10 @@ def test_windows_of_picture_tokens() -> None:
         assert bool(window.attention_reason) == (attention == "model")
     codes, janus = [], build_janus()
     for attention in ("model", "twin"):
-        picture = JanusCodes(janus)
-        picture.attention = attention  # type: ignore[assignment]
-        picture.begin(prompt)
-        codes.append(decode(picture, prompt).tokens)
+        image = JanusCodes(janus)
+        image.attention = attention  # type: ignore[assignment]
+        image.begin(prompt)
+        codes.append(decode(image, prompt).tokens)
     assert tokens[0].equal(tokens[1]) and codes[0].equal(codes[1])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.errors import ShapeError
-from mmaccel.pipelines.causal_lm.kv_cache import Placement, WindowLayer, make_cache
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_cache
 
 
 def _states(rows: int, heads: int, width: int, size: int, base: float) -> torch.Tensor:
@@ -16,7 +16,7 @@ def _states(rows: int, heads: int, width: int, size: int, base: float) -> torch.
 
 
 def test_rows_are_written_at_their_own_positions() -> None:
-    place = Placement(rows=2, room=7)
+    place = KVCacheLayout(rows=2, room=7)
     layer = WindowLayer(place)
     place.aim(torch.tensor([[0, 1], [3, 4]]), span=7)
     keys, values = _states(2, 3, 2, 4, 1000.0), _states(2, 3, 2, 5, 5000.0)
@@ -29,7 +29,7 @@ def test_rows_are_written_at_their_own_positions() -> None:
 
 
 def test_a_later_pass_overwrites_and_moves_nothing() -> None:
-    place = Placement(rows=1, room=6)
+    place = KVCacheLayout(rows=1, room=6)
     layer = WindowLayer(place)
     place.aim(torch.tensor([[0, 1, 2]]), span=6)
     first = _states(1, 1, 3, 2, 10.0)
@@ -45,7 +45,7 @@ def test_a_later_pass_overwrites_and_moves_nothing() -> None:
 
 
 def test_what_reaches_beyond_goes_to_the_last_place_of_its_own_row() -> None:
-    place = Placement(rows=2, room=4)
+    place = KVCacheLayout(rows=2, room=4)
     layer = WindowLayer(place)
     place.aim(torch.tensor([[2, 3, 4], [0, 1, 2]]), span=99)
     keys = _states(2, 1, 3, 1, 1.0)
@@ -56,7 +56,7 @@ def test_what_reaches_beyond_goes_to_the_last_place_of_its_own_row() -> None:
 
 
 def test_places_never_written_hold_no_nan() -> None:
-    place = Placement(rows=1, room=5)
+    place = KVCacheLayout(rows=1, room=5)
     layer = WindowLayer(place)
     place.aim(torch.tensor([[4]]), span=5)
     seen, _ = layer.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2))
@@ -64,7 +64,7 @@ def test_places_never_written_hold_no_nan() -> None:
 
 
 def test_a_pass_of_another_shape_is_refused() -> None:
-    place = Placement(rows=2, room=5)
+    place = KVCacheLayout(rows=2, room=5)
     layer = WindowLayer(place)
     with pytest.raises(ShapeError, match="expected keys of 2 rows"):
         layer.update(torch.ones(2, 1, 1, 2), torch.ones(2, 1, 1, 2))
@@ -74,7 +74,7 @@ def test_a_pass_of_another_shape_is_refused() -> None:
 
 
 def test_a_cache_of_transformers_passes_keys_on_to_the_layer() -> None:
-    place = Placement(rows=1, room=3)
+    place = KVCacheLayout(rows=1, room=3)
     cache = make_cache(2, place)
     place.aim(torch.tensor([[1]]), span=3)
     keys = torch.full((1, 1, 1, 1), 8.0)
@@ -84,7 +84,7 @@ def test_a_cache_of_transformers_passes_keys_on_to_the_layer() -> None:
 
 
 def test_a_cache_of_transformers_tells_the_length_the_model_sees() -> None:
-    place = Placement(rows=1, room=9)
+    place = KVCacheLayout(rows=1, room=9)
     cache = make_cache(2, place)
     place.aim(torch.tensor([[1]]), span=4)
     assert cache.get_seq_length() == 4 and cache.get_mask_sizes(1, 1) == (4, 0)
@@ -92,7 +92,7 @@ def test_a_cache_of_transformers_tells_the_length_the_model_sees() -> None:
 
 
 def test_places_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
-    place = Placement(rows=3, room=4)
+    place = KVCacheLayout(rows=3, room=4)
     layer = WindowLayer(place)
     place.aim(torch.tensor([[2, 0], [1, 3], [0, 1]]), span=4)
     before = layer.update(*(_states(3, 2, 2, 3, base) for base in (10.0, 500.0)))[0].clone()

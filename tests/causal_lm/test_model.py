@@ -12,7 +12,7 @@ from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative import Speculative
@@ -141,7 +141,7 @@ def test_no_logits_of_the_prompt_are_made(name: str, vocab_size: int | None) -> 
     policy = Speculative(4, CausalLMWindow(draft, vocab_size=vocab_size))
     prompt = Prompt(_truth()[:, :12] % 17, torch.tensor([12, 9, 5]))
     window = CausalLMWindow(model, vocab_size=vocab_size)
-    policy.sample(window, prompt, 6, filters=Filters(), noise=Noise.from_seed(0, 3))
+    policy.sample(window, prompt, 6, params=SamplingParams(), noise=Noise.from_seed(0, 3))
     assert widths["model"][0] == widths["draft"][0] == 1
     assert max(widths["model"][1:]) <= 4 and max(widths["draft"][1:]) <= 2
 
@@ -151,7 +151,7 @@ def test_what_is_fed_counts_as_what_is_run(name: str) -> None:
     model, truth = build_lm(name).double(), _truth()
     window = CausalLMWindow(model)
     window.reserve(3, LENGTH)
-    window.feed(truth[:, :9], torch.zeros(3, dtype=torch.int64))
+    window.prefill(truth[:, :9], torch.zeros(3, dtype=torch.int64))
     out = window.forward(truth[:, 9:], torch.full((3,), 9))
     torch.testing.assert_close(out, _full(model, truth)[:, 9:], rtol=0, atol=1e-10)
     assert isinstance(window, TokenModel)
@@ -166,8 +166,8 @@ class _Silent(Recorder):
         assert bool((start + 1 >= torch.tensor([5, 3])).all())
         return super().forward(tokens, start)
 
-    def feed(self, tokens: Tensor, start: Tensor) -> None:
-        self.fed += tokens.shape[1]
+    def prefill(self, tokens: Tensor, start: Tensor) -> None:
+        self.tokens_processed += tokens.shape[1]
 
 
 @pytest.mark.parametrize("policy", [Jacobi(3), Autoregressive(), SpeculativeJacobi(3), "draft"])
@@ -175,9 +175,9 @@ def test_every_policy_feeds_the_prompt(policy: Any) -> None:
     models = [_Silent([0.0, 1.0, 2.0]), _Silent([0.0, 1.0, 2.0])]
     prompt = Prompt(torch.ones(2, 5, dtype=torch.int64), torch.tensor([5, 3]))
     chosen = Speculative(3, models[1]) if policy == "draft" else policy
-    made = chosen.sample(models[0], prompt, 6, filters=Filters(), noise=Noise.from_seed(0, 2))
-    assert made.lengths.tolist() == [6, 6] and models[0].fed == 4
-    assert models[1].fed == (4 if policy == "draft" else 0)
+    made = chosen.sample(models[0], prompt, 6, params=SamplingParams(), noise=Noise.from_seed(0, 2))
+    assert made.lengths.tolist() == [6, 6] and models[0].tokens_processed == 4
+    assert models[1].tokens_processed == (4 if policy == "draft" else 0)
 
 
 def _unsuitable() -> dict[str, Any]:

@@ -104,7 +104,7 @@ def test_what_raised_once_is_checked_again() -> None:
 
 
 def _masking(model: Any, fill: float) -> Any:
-    """The model with one id masked, as models do that know ids for pictures."""
+    """The model with one id masked, as models do that know ids for images."""
 
     def mask(_: Any, __: Any, out: Any) -> None:
         out.logits[..., 7] = fill

@@ -21,7 +21,7 @@ class FakeComfy:
     """What was reported, and the wish to stop.
 
     Attributes:
-        reports: (done, total, picture or None), in order.
+        reports: (done, total, image or None), in order.
         room: (bytes, device) that was asked for, in order.
         stop_at: number of the check that raises, from 1; 0 never does.
         checks: so far.

@@ -1,4 +1,4 @@
-"""ComfyUI's own page in a browser: opens workflows, runs them, takes pictures of the screen."""
+"""ComfyUI's own page in a browser: opens workflows, runs them, takes images of the screen."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Page:
         return {int(number): box for number, *box in found}
 
     def sizes_shown(self, node: int) -> list[list[int]]:
-        """Width and height of every picture a node shows, once all are there."""
+        """Width and height of every image a node shows, once all are there."""
         count = f"const shown = app.graph.getNodeById({node}).imgs ?? [];"
         self._wait(f"{count} return shown.length > 0 && shown.every(i => i.naturalWidth > 0)")
         sizes: list[list[int]] = self.call(
@@ -98,7 +98,7 @@ class Page:
         return colours
 
     def save(self, file: Path) -> None:
-        """Take a picture of the screen."""
+        """Take an image of the screen."""
         self.call("app.canvas.draw(true, true)")
         time.sleep(1)  # the page fades messages in and out
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -27,11 +27,11 @@ from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
 from mmaccel.results import Stats
 from tests.comfy.fake_comfy import Interrupted, install
 from tests.comfy.test_running import Host, policy, run
-from tests.fixtures.media import build_media, picture
+from tests.fixtures.media import build_media, image
 from tests.fixtures.speech import TEXTS
 
 SECONDS = 0.05
-START = torch.from_numpy(np.asarray(picture()).copy())[None].float() / 255
+START = torch.from_numpy(np.asarray(image()).copy())[None].float() / 255
 
 
 @dataclass
@@ -99,7 +99,7 @@ def test_payloads_are_the_command_lines(nodes: Nodes, model: OpenMedia, tmp_path
     if nodes.word == "Speech":
         arguments = ["speak", *TEXTS, "--seed", "3", "--max-seconds", str(SECONDS)]
     else:
-        picture().save(tmp_path / "a.png")
+        image().save(tmp_path / "a.png")
         arguments = ["animate", str(tmp_path / "a.png"), "--seed", "7", "--format", "webp"]
     arguments += ["--window", "6", "--out", str(tmp_path)]
     arguments += ["--model", str(nodes.parts[0]), "--codec", str(nodes.parts[1])]

@@ -1,6 +1,6 @@
-"""ComfyUI's own page on a real server: it reads the workflows, runs them and shows the pictures.
+"""ComfyUI's own page on a real server: it reads the workflows, runs them and shows the images.
 
-MMACCEL_SCREENSHOTS names a folder for pictures of the screen; `scripts/update_comfy_images.sh`
+MMACCEL_SCREENSHOTS names a folder for images of the screen; `scripts/update_comfy_images.sh`
 takes those of the documentation.
 """
 
@@ -42,7 +42,7 @@ def read(file: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["mmaccel_generate", "mmaccel_compare"])
-def test_a_picture_of_the_screen(name: str, page: Page, tmp_path: Path) -> None:
+def test_an_image_of_the_screen(name: str, page: Page, tmp_path: Path) -> None:
     """As it is shown in docs/comfyui.md: the workflow as it is, with what it made."""
     folder = Path(os.environ.get("MMACCEL_SCREENSHOTS") or tmp_path)
     page.open(read(SHELF / f"{name}.json"), name)
@@ -60,7 +60,7 @@ def test_a_picture_of_the_screen(name: str, page: Page, tmp_path: Path) -> None:
 
 
 def count_vivid(image: Image.Image) -> int:
-    """Pixels in strong red or yellow, which the pictures have and the page has not."""
+    """Pixels in strong red or yellow, which the images have and the page has not."""
     pixels = image.convert("RGB").get_flattened_data()
     return sum(r > 180 and b < 90 and r - b > 120 for r, _, b in pixels)
 
@@ -81,7 +81,7 @@ def test_the_page_reads_a_workflow_as_the_other_format_says(file: Path, page: Pa
 @pytest.mark.parametrize(
     ("name", "sizes"), [("mmaccel_generate", [[64, 64]] * 2), ("mmaccel_compare", None)]
 )
-def test_a_run_shows_its_pictures(
+def test_a_run_shows_its_images(
     name: str, sizes: list[list[int]] | None, page: Page, tmp_path: Path
 ) -> None:
     """Nothing lies on anything else once all is there, and no preview is left unfinished."""

@@ -71,7 +71,7 @@ def test_a_preview_shows_what_is_there_and_grey_below() -> None:
     assert at[2] == [GREY] * 4
 
 
-def test_four_pictures_at_most() -> None:
+def test_four_images_at_most() -> None:
     painter = Painter()
     progress = window([[k] * 6 for k in range(6)], [6] * 6)
     shown = draw_progress(painter, progress, list("abcdef"), list(range(6)))

@@ -50,8 +50,8 @@ class Host:
         if self.checks == self.stop_at:
             raise Interrupted
 
-    def report(self, done: int, total: int, picture: Any) -> None:
-        self.reports.append((done, total, picture))
+    def report(self, done: int, total: int, image: Any) -> None:
+        self.reports.append((done, total, image))
 
     def device(self) -> str:
         return "cpu"
@@ -183,11 +183,11 @@ def test_previews_change_nothing(model: OpenModel, monkeypatch: pytest.MonkeyPat
     shown = run("GenerateImage", host, **asked)
     assert torch.equal(shown.values[0], plain.values[0])
     assert shown.values[1].passes == plain.values[1].passes
-    previews = [picture for _, _, picture in host.reports if picture is not None]
+    previews = [image for _, _, image in host.reports if image is not None]
     assert len(previews) > 3 and {p.size for p in previews} <= {(16, 16), (32, 16)}
     grey = (128, 128, 128)
     assert grey in [colour for _, colour in previews[0].getcolors(10**4)]
-    # what stays on the page is finished: both pictures, side by side
+    # what stays on the page is finished: both images, side by side
     last = host.reports[-1][2]
     pixels = np.asarray(last).reshape(16, 2, 16, 3).transpose(1, 0, 2, 3) / np.float32(255)
     assert np.array_equal(pixels, shown.values[0].numpy())
@@ -209,11 +209,11 @@ def test_a_preview_that_finds_no_room_costs_the_preview_alone(
     made = run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
                prompt=CAPTIONS[0])  # fmt: skip
     assert len(asked) == 1 and made.values[0].shape[0] == 1
-    assert [picture for _, _, picture in host.reports if picture is not None] == []
+    assert [image for _, _, image in host.reports if image is not None] == []
 
 
 def make_watch(clock: Any) -> Any:
-    return lambda host, pictures, total: Watch(host, pictures, total, clock)
+    return lambda host, images, total: Watch(host, images, total, clock)
 
 
 def test_progress_counts_tokens_and_ends_full(
@@ -238,7 +238,7 @@ def test_a_preview_knows_who_stands_in_which_place(
     asked: list[Any] = []
     monkeypatch.setattr("mmaccel.comfy.watch.draw_progress", lambda *v: asked.append(v[2:]))
     now = [0.0]
-    watch = Watch(Host(), model.pipe.pictures, 64, lambda: now[0])
+    watch = Watch(Host(), model.pipe.image_model, 64, lambda: now[0])
     requests = [Request(f"caption {k}", 10 + k, tag=k) for k in range(4)]
     watch.begin(requests)
     tokens, two = torch.zeros(2, N_TOKENS, dtype=torch.int64), torch.tensor([5, 7])
@@ -259,19 +259,19 @@ def test_a_preview_knows_who_stands_in_which_place(
     assert done_so_far == [5 + 7, N_TOKENS + 5, 2 * N_TOKENS + 5 + 7]
 
 
-def test_an_interrupt_is_heard_between_two_pictures_of_a_batch(
+def test_an_interrupt_is_heard_between_two_images_of_a_batch(
     model: OpenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turning tokens into pixels may take as long as many passes."""
     drawn: list[Any] = []
-    render = model.pipe.pictures.render
+    render = model.pipe.image_model.render
 
     def count(*values: Any) -> Any:
         drawn.append(values)
         return render(*values)
 
-    monkeypatch.setattr(type(model.pipe.pictures), "render", lambda self, *v: count(*v))
-    host = Host(stop_at=1 + N_TOKENS + 1)  # before the first pass, after each, after a picture
+    monkeypatch.setattr(type(model.pipe.image_model), "render", lambda self, *v: count(*v))
+    host = Host(stop_at=1 + N_TOKENS + 1)  # before the first pass, after each, after an image
     with pytest.raises(Interrupted):
         run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
             prompt=CAPTIONS[0], count=3, batch_size=3)  # fmt: skip
@@ -310,7 +310,7 @@ def test_a_negative_prompt_is_the_command_lines(model: OpenModel, tmp_path: Path
 
 def test_progress_is_told_ten_times_a_second_at_most(model: OpenModel) -> None:
     now, host = [0.0], Host()
-    watch = Watch(host, model.pipe.pictures, N_TOKENS, lambda: now[0])
+    watch = Watch(host, model.pipe.image_model, N_TOKENS, lambda: now[0])
     watch.begin([Request(CAPTIONS[0], 0, tag=0)])
     tokens = torch.zeros(1, N_TOKENS, dtype=torch.int64)
     for k in range(100):  # one second in hundredths
@@ -318,8 +318,8 @@ def test_progress_is_told_ten_times_a_second_at_most(model: OpenModel) -> None:
         lengths = torch.tensor([min(k // 6, N_TOKENS)])
         watch(Progress(tokens, lengths, lengths, k, rows=(0,)))
     assert 8 <= len(host.reports) <= 10
-    assert host.checks == 102  # at the beginning, after each pass, and after the picture
-    assert sum(picture is not None for _, _, picture in host.reports) == 1
+    assert host.checks == 102  # at the beginning, after each pass, and after the image
+    assert sum(image is not None for _, _, image in host.reports) == 1
 
 
 def test_a_model_is_loaded_once_and_let_go(tiny_folder: Path, tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_masked_models_are_drawn_with_previews_too(
     host = Host()
     shown = run("GenerateImage", host, model=model, prompt=CAPTIONS[0])
     assert torch.equal(shown.values[0], plain.values[0])
-    assert any(picture is not None for _, _, picture in host.reports)
+    assert any(image is not None for _, _, image in host.reports)
 
 
 def test_stats_say_promise_tokens_passes_and_seeds(model: OpenModel) -> None:

@@ -80,7 +80,7 @@ def test_a_grammar_model(folder: Path, tmp_path: Path) -> None:
     assert 0 < plain["quality"]["floor"] < plain["quality"]["total_variation"] <= 1
 
 
-def test_pictures_by_canvas_and_by_window(tmp_path: Path) -> None:
+def test_images_by_canvas_and_by_window(tmp_path: Path) -> None:
     """Positions are counted where they enter the model: guidance doubles them."""
     file, (source, _) = (
         tmp_path / "found.json",
@@ -129,7 +129,7 @@ def test_what_has_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main([*options, str(beside)]) == 2  # nothing masked about it
     assert "expected a masked model of images" in " ".join(capsys.readouterr().err.split())
     ends = [*options[:4], "entropy-bounded 0.5 end", "--count", "1", "--model"]
-    for model in ("toys", str(source)):  # no token ends a joint or a picture
+    for model in ("toys", str(source)):  # no token ends a joint or an image
         assert main([*ends, model]) == 2
         assert "can run on" in capsys.readouterr().err and not capsys.readouterr().out
 

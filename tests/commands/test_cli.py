@@ -1,4 +1,4 @@
-"""The command line: pictures and their metadata, comparisons, every bad input, Ctrl-C."""
+"""The command line: images and their metadata, comparisons, every bad input, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ import mmaccel
 from mmaccel import TextToImage
 from mmaccel.cli import main
 from mmaccel.commands import doctor, generate_batch, measure
-from mmaccel.commands import image_job as picture_job
+from mmaccel.commands import image_job as image_job
 from mmaccel.pipelines.loading.sources import content_hash
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
@@ -44,7 +44,7 @@ def generate(tiny_folder: Path, tmp_path: Path):
     return run
 
 
-def test_generate_writes_pictures_that_say_what_they_are(generate, tiny_folder: Path) -> None:
+def test_generate_writes_images_that_say_what_they_are(generate, tiny_folder: Path) -> None:
     code, out = generate(CAPTIONS[0], "--count", "2", "--seed", "7", "--window", "5")
     *names, sheet = sorted(f.name for f in out.iterdir())
     assert code == 0 and sheet.startswith("contact-jacobi-")
@@ -71,7 +71,7 @@ def test_generate_writes_pictures_that_say_what_they_are(generate, tiny_folder: 
         assert f", Forward passes: {facts['passes']}, " in line
 
 
-def test_a_picture_of_a_batch_carries_its_own_figures(generate) -> None:
+def test_an_image_of_a_batch_carries_its_own_figures(generate) -> None:
     own = []
     for size in ("1", "3"):
         _, out = generate(CAPTIONS[1], "--count", "3", "--batch-size", size, "--window", "6")
@@ -83,7 +83,7 @@ def test_a_picture_of_a_batch_carries_its_own_figures(generate) -> None:
     assert facts[0]["batch"]["stats"]["tokens"] == 3 * N_TOKENS
 
 
-def test_only_the_same_picture_is_overwritten(generate) -> None:
+def test_only_the_same_image_is_overwritten(generate) -> None:
     runs = ([], [], ["--temperature", "0.5"], ["--window", "3"], ["--top-k", "5"])
     found = [{f.name for f in generate(CAPTIONS[1], "--count", "1", *r)[1].iterdir()} for r in runs]
     assert [len(names) for names in found] == [2, 2, 4, 6, 8]
@@ -91,11 +91,11 @@ def test_only_the_same_picture_is_overwritten(generate) -> None:
     assert len(list(out.iterdir())) == 10
 
 
-def test_sheets_show_the_first_pictures_of_many(generate, monkeypatch) -> None:
+def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
     monkeypatch.setattr("mmaccel.commands.image_job._SHOWN", 4)
     drawn = []
-    draw = picture_job.draw_sheet
-    monkeypatch.setattr(picture_job, "draw_sheet", lambda p, **o: drawn.append(p) or draw(p, **o))
+    draw = image_job.draw_sheet
+    monkeypatch.setattr(image_job, "draw_sheet", lambda p, **o: drawn.append(p) or draw(p, **o))
     code, out = generate(CAPTIONS[1], "--count", "6", "--batch-size", "3")
     ((panel,),) = drawn
     assert code == 0 and len(list(out.glob("0*.png"))) == 6
@@ -122,7 +122,7 @@ def test_compare_says_yes_only_when_it_is_so(generate, capsys) -> None:
     assert code == 0 and "no, " in said and "of 3 images identical" in said
 
 
-def test_compared_sheet_shows_the_same_pictures_on_both_sides(generate) -> None:
+def test_compared_sheet_shows_the_same_images_on_both_sides(generate) -> None:
     _, out = generate(CAPTIONS[1], "--count", "4", "--compare")
     (file,) = out.glob("compare-*.png")
     with Image.open(file) as sheet:
@@ -185,10 +185,10 @@ def test_interval_of_the_tokens_a_pass() -> None:
     passes = torch.tensor([50, 70] * 8)
     tokens = torch.zeros(16, 240, dtype=torch.long)
     stats = Stats(tokens=16 * 240, row_passes=int(passes.sum()))
-    made = Pictures([], tokens, passes, stats, ["a"] * 16)
+    made = ImageOutput([], tokens, passes, stats, ["a"] * 16)
     spread = 10 * (16 / 15) ** 0.5  # standard deviation of the passes
     assert measure._half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
-    few = Pictures([], tokens[:9], passes[:9], stats, ["a"] * 9)
+    few = ImageOutput([], tokens[:9], passes[:9], stats, ["a"] * 9)
     assert measure._half_width(few) is None
 
 
@@ -226,7 +226,7 @@ def test_bench_compares_dtypes_with_the_first(
     assert used.count(torch.float32) == used.count(torch.bfloat16) >= 2  # two setups each
 
 
-def test_dtype_reaches_the_generator_and_the_picture(
+def test_dtype_reaches_the_generator_and_the_image(
     tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
 ) -> None:
     options = ["--count", "1", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
@@ -241,7 +241,7 @@ def test_dtype_reaches_the_generator_and_the_picture(
 def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert torch.__version__ in said and f"{N_TOKENS} tokens a picture" in said and "Ready" in said
+    assert torch.__version__ in said and f"{N_TOKENS} tokens an image" in said and "Ready" in said
     assert main(["doctor", "--model", "nothing-there"]) == 1
     said = capsys.readouterr().out
     assert "missing" in said and "'nothing-there'" in said and "Ready" not in said
@@ -412,7 +412,7 @@ def _start(arguments: list[str]) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def test_ctrl_c_keeps_finished_pictures_and_removes_the_unfinished(
+def test_ctrl_c_keeps_finished_images_and_removes_the_unfinished(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     fixed = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "100000"]
@@ -433,10 +433,10 @@ def test_ctrl_c_keeps_finished_pictures_and_removes_the_unfinished(
         with Image.open(file) as image:
             image.load()
             assert json.loads(image.text["mmaccel"])["tokens"] == N_TOKENS
-    assert f"mmaccel: stopped; kept {len(files)} of 100000 pictures" in said
+    assert f"mmaccel: stopped; kept {len(files)} of 100000 images" in said
 
 
-def test_a_picture_stopped_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+def test_an_image_stopped_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
     from mmaccel.outputs.image_files import write_whole
 
     def stop(path: Path) -> None:
@@ -483,7 +483,7 @@ def test_cycles_are_collected_again_once_a_model_is_open(
         return 0, True
 
     monkeypatch.setattr(TextToImage, "from_pretrained", watch_load)
-    monkeypatch.setattr(picture_job, "run_job", watch_job)
+    monkeypatch.setattr(image_job, "run_job", watch_job)
     assert gc.isenabled()
     assert main(["generate", "a red circle", "--out", str(tmp_path)]) == 0
     assert seen == [False, True] and gc.isenabled()

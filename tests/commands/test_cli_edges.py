@@ -15,7 +15,7 @@ import pytest
 from mmaccel import cli
 from mmaccel.cli import main
 from mmaccel.commands import bench as bench_command
-from mmaccel.commands import image_job as picture_job
+from mmaccel.commands import image_job as image_job
 from mmaccel.commands.terminal import make_table
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -116,7 +116,7 @@ def test_numbers_out_of_reach(arguments: list[str], said: str, tiny_folder: Path
     assert said in captured and captured.count("\n") == 1
 
 
-def test_ctrl_c_before_the_first_picture_is_said(
+def test_ctrl_c_before_the_first_image_is_said(
     tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
@@ -128,11 +128,11 @@ def test_ctrl_c_before_the_first_picture_is_said(
     assert capsys.readouterr().err == "mmaccel: stopped\n"
 
 
-def test_warming_up_takes_no_more_rows_than_there_are_pictures(
+def test_warming_up_takes_no_more_rows_than_there_are_images(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     rows = []
-    monkeypatch.setattr(picture_job, "warm_up", lambda *arguments: rows.append(arguments[-1]))
+    monkeypatch.setattr(image_job, "warm_up", lambda *arguments: rows.append(arguments[-1]))
     options = ["--compare", "--count", "2", "--batch-size", "500", "--out", str(tmp_path)]
     assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
     assert rows == [2, 2]

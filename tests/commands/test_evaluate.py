@@ -1,4 +1,4 @@
-"""`mmaccel evaluate`: pictures, exactness, speed and words from the command line; bad input."""
+"""`mmaccel evaluate`: images, exactness, speed and words from the command line; bad input."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def evaluate(*arguments: object) -> int:
     return main(["evaluate", *map(str, arguments)])
 
 
-def save(folder: Path, pictures: torch.Tensor, captions: list[str] | None = None) -> Path:
+def save(folder: Path, images: torch.Tensor, captions: list[str] | None = None) -> Path:
     folder.mkdir()
     lines = []
-    for k, picture in enumerate(pictures):
-        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(folder / f"{k:03d}.png")
+    for k, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{k:03d}.png")
         if captions is not None:
             lines.append(json.dumps({"file": f"{k:03d}.png", "prompt": captions[k], "seed": k}))
     if captions is not None:
@@ -42,20 +42,20 @@ def save(folder: Path, pictures: torch.Tensor, captions: list[str] | None = None
 
 @pytest.fixture(scope="module")
 def scenes() -> tuple[list[str], torch.Tensor]:
-    _, captions, pictures = make_scenes(11, range(24))
-    return captions, pictures
+    _, captions, images = make_scenes(11, range(24))
+    return captions, images
 
 
-def test_pictures_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> None:
-    captions, pictures = scenes
-    own = save(tmp_path / "own", pictures[:12], captions[:12])
-    others = save(tmp_path / "others", pictures[12:] // 2)
+def test_images_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> None:
+    captions, images = scenes
+    own = save(tmp_path / "own", images[:12], captions[:12])
+    others = save(tmp_path / "others", images[12:] // 2)
     report_file, items_file = tmp_path / "r" / "report.json", tmp_path / "items.jsonl"
     files = ("--json", report_file, "--items", items_file)
     assert evaluate("pictures", own, "--against", others, *files) == 0
     report, said = json.loads(report_file.read_text()), capsys.readouterr().out
     extract = open_extractor("scenes")
-    first, second = (extract_all([p], extract) for p in (pictures[:12], pictures[12:] // 2))
+    first, second = (extract_all([p], extract) for p in (images[:12], images[12:] // 2))
     assert report["frechet"]["distance"] == pytest.approx(frechet_of(first, second).distance)
     assert report["kid"]["value"] == pytest.approx(squared_mmd(first, second))
     assert (report["n"], report["n_against"], report["kid"]["n_second"]) == (12, 12, 12)
@@ -68,24 +68,24 @@ def test_pictures_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> 
     assert right / 12 == pytest.approx(report["captions"]["shares"]["whole"])
 
 
-def test_pictures_against_scenes_and_wrong_captions(scenes: Any, tmp_path: Path) -> None:
-    captions, pictures = scenes
+def test_images_against_scenes_and_wrong_captions(scenes: Any, tmp_path: Path) -> None:
+    captions, images = scenes
     shifted = [*captions[1:], captions[0]]
-    own, file = save(tmp_path / "own", pictures, shifted), tmp_path / "report.json"
+    own, file = save(tmp_path / "own", images, shifted), tmp_path / "report.json"
     assert evaluate("pictures", own, "--against", "scenes", "--count", 40, "--json", file) == 0
     report = json.loads(file.read_text())
     assert report["n_against"] == 40 and report["against"] == "scenes"
     assert report["captions"]["shares"]["whole"] < 0.2
 
 
-def test_pictures_with_the_users_own_callables(
+def test_images_with_the_users_own_callables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_features.py").write_text(
-        "def means(pictures):\n    return pictures.float().mean((2, 3))\n"
-        "def flat(pictures):\n    return pictures.float().mean()\n"
-        "def embed(pictures, texts):\n"
+        "def means(images):\n    return pictures.float().mean((2, 3))\n"
+        "def flat(images):\n    return pictures.float().mean()\n"
+        "def embed(images, texts):\n"
         "    import torch\n    e = torch.eye(2)\n"
         "    return e[[0] * len(texts)], e[[int('b' in t) for t in texts]]\n"
     )
@@ -104,17 +104,17 @@ def test_pictures_with_the_users_own_callables(
     assert evaluate("pictures", "one", "--against", "two", "--features", "my_features:flat") == 1
     assert "expected [4, D]" in capsys.readouterr().err
     assert evaluate("pictures", "two", "--clip", "my_features:embed") == 2
-    assert "pictures with captions" in capsys.readouterr().err
+    assert "images with captions" in capsys.readouterr().err
 
 
 def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
-    _, pictures = scenes
-    own, empty = save(tmp_path / "own", pictures[:3]), tmp_path / "empty"
+    _, images = scenes
+    own, empty = save(tmp_path / "own", images[:3]), tmp_path / "empty"
     empty.mkdir()
-    one = save(tmp_path / "one", pictures[:1])
-    mixed = save(tmp_path / "mixed", pictures[:2])
+    one = save(tmp_path / "one", images[:1])
+    mixed = save(tmp_path / "mixed", images[:2])
     Image.new("RGB", (32, 16)).save(mixed / "zz.png")
-    broken = save(tmp_path / "broken", pictures[:2])
+    broken = save(tmp_path / "broken", images[:2])
     whole = (broken / "001.png").read_bytes()
     (broken / "001.png").write_bytes(whole[: len(whole) // 2])
     for folder, code, words in (
@@ -178,7 +178,7 @@ def test_exactness_tells_what_holds_by_its_exit_code(
     assert first == [3, 3, 3]
 
 
-def test_exactness_with_features_of_pictures(
+def test_exactness_with_features_of_images(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -212,8 +212,8 @@ def test_speed_writes_its_report(tiny_folder: Path, tmp_path: Path, capsys: Any)
     assert 1 < policy_row["tokens_per_pass"] <= 4 and policy_row["passes"] < N_TOKENS
     assert sum((k + 1) * n for k, n in enumerate(policy_row["histogram"])) == 20 * N_TOKENS
     for name in ("scaling.png", "tokens.png", "runs.png"):
-        with Image.open(out / name) as picture:
-            assert picture.size == (770, 462) and len(set(picture.get_flattened_data())) > 20
+        with Image.open(out / name) as image:
+            assert image.size == (770, 462) and len(set(image.get_flattened_data())) > 20
     text = (out / "speed.md").read_text()
     assert "| 2 | policy |" in text and "promise: bitwise" in text
     assert "speed.md" in capsys.readouterr().out

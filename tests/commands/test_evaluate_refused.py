@@ -18,22 +18,22 @@ from mmaccel.evaluation.quality.image_folder import list_items, read_lines, read
 CODE = """
 import torch
 calls = []
-def means(pictures):
-    calls.append(len(pictures))
+def means(images):
+    calls.append(len(images))
     with open("worked", "a") as file:
         file.write("x")
     return pictures.float().mean((2, 3))
-def text(pictures):
+def text(images):
     return "no numbers"
-def one(pictures, texts):
+def one(images, texts):
     return torch.ones(len(texts), 2)
-def turned(pictures):
-    return torch.ones(len(pictures), 2) * 1j
-def names(pictures, texts):
+def turned(images):
+    return torch.ones(len(images), 2) * 1j
+def names(images, texts):
     return texts, texts
-def largest(pictures, texts):
+def largest(images, texts):
     with open("largest", "a") as file:
-        file.write(f"{len(pictures)} ")
+        file.write(f"{len(images)} ")
     e = torch.ones(len(texts), 2)
     return e, e
 """
@@ -47,7 +47,7 @@ def save(folder: Path, count: int, captions: bool = False) -> Path:
     folder.mkdir()
     for k in range(count):
         Image.new("RGB", (6, 6), (9 * k, 0, 0)).save(folder / f"{k}.png")
-    lines = [{"file": f"{k}.png", "prompt": f"picture {k}"} for k in range(count)]
+    lines = [{"file": f"{k}.png", "prompt": f"image {k}"} for k in range(count)]
     if captions:
         (folder / "prompts.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     return folder
@@ -55,7 +55,7 @@ def save(folder: Path, count: int, captions: bool = False) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with pictures, and callables of the user's."""
+    """A folder with images, and callables of the user's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "own_callables", raising=False)
     (tmp_path / "own_callables.py").write_text(CODE)
@@ -75,7 +75,7 @@ OWN = ("--features", "own_callables:means")
         (("--against", "none", *OWN), 2, "expected a folder, received 'none'"),
         (("--against", "single", *OWN), 2, "on both sides, received 5 and 1"),
         (("--against", "five", *OWN, "--clip", "no_module:f"), 2, "no_module"),
-        (("--against", "five", *OWN, "--clip", "own_callables:one"), 2, "pictures with captions"),
+        (("--against", "five", *OWN, "--clip", "own_callables:one"), 2, "images with captions"),
         (("--against", "five", *OWN, "--count", 9), 2, "--against scenes with it"),
         (("--against", "scenes", *OWN, "--count", 1), 2, "on both sides, received 5 and 1"),
         (("--against", "five", "--features", "not_python:means"), 2, "not_python"),
@@ -87,7 +87,7 @@ OWN = ("--features", "own_callables:means")
     ],
     ids=str,
 )
-def test_pictures_are_not_extracted_before_the_options_are_right(
+def test_images_are_not_extracted_before_the_options_are_right(
     here: Path, options: Any, code: int, words: str, capsys: Any
 ) -> None:
     assert evaluate("pictures", "five", *options) == code
@@ -117,7 +117,7 @@ def test_clip_holds_one_batch_at_a_time(here: Path) -> None:
     assert json.loads(file.read_text())["clip"]["n"] == 5
 
 
-def test_few_pictures_are_said_beside_the_distance(here: Path, capsys: Any) -> None:
+def test_few_images_are_said_beside_the_distance(here: Path, capsys: Any) -> None:
     save(here / "three", 3)
     file = here / "r.json"
     assert evaluate("pictures", "five", "--against", "three", *OWN, "--json", file) == 0
@@ -126,14 +126,14 @@ def test_few_pictures_are_said_beside_the_distance(here: Path, capsys: Any) -> N
     assert "low rank" not in json.loads(file.read_text())["frechet"]["bias"]
 
 
-def test_deep_pictures_are_not_cut_at_255(tmp_path: Path) -> None:
+def test_deep_images_are_not_cut_at_255(tmp_path: Path) -> None:
     wide = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
     Image.fromarray(wide).save(tmp_path / "a.png")
     with pytest.raises(OptionError, match="8 bits a channel, received mode I"):
         list(read_pixels(list_items(tmp_path)))
 
 
-def test_a_picture_too_large_to_be_meant_well(
+def test_an_image_too_large_to_be_meant_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.new("RGB", (40, 40)).save(tmp_path / "a.jpg")
@@ -186,7 +186,7 @@ def export(folder: Path, suite: str, prompts: Path, out: Path, *options: str) ->
 
 def geneval(tmp_path: Path) -> Path:
     file = tmp_path / "metadata.jsonl"
-    lines = [json.dumps({"prompt": f"picture {k}"}) + "\n" for k in range(3)]
+    lines = [json.dumps({"prompt": f"image {k}"}) + "\n" for k in range(3)]
     file.write_text("".join(lines))
     return file
 
@@ -215,13 +215,13 @@ def test_an_export_has_its_name_once_it_is_whole(
     assert {file.name for file in tmp_path.iterdir()} == {"f", "metadata.jsonl", "o"}
 
 
-def test_pictures_that_are_links_are_not_exported_as_links(tmp_path: Path) -> None:
+def test_images_that_are_links_are_not_exported_as_links(tmp_path: Path) -> None:
     store, folder = save(tmp_path / "store", 1), tmp_path / "f"
     folder.mkdir()
     (folder / "0.png").symlink_to(Path("..") / "store" / "0.png")
-    (folder / "prompts.jsonl").write_text('{"file": "0.png", "prompt": "picture 0"}')
+    (folder / "prompts.jsonl").write_text('{"file": "0.png", "prompt": "image 0"}')
     prompts, out = tmp_path / "m.jsonl", tmp_path / "deep" / "o"
-    prompts.write_text('{"prompt": "picture 0"}')
+    prompts.write_text('{"prompt": "image 0"}')
     assert export(folder, "geneval", prompts, out, "--per-prompt", "1") == 0
     made = out / "00000/samples/0000.png"
     assert not made.is_symlink() and made.read_bytes() == (store / "0.png").read_bytes()
@@ -238,10 +238,10 @@ def test_pictures_that_are_links_are_not_exported_as_links(tmp_path: Path) -> No
         ("partiprompts", "Category\tPrompt\nAnimals\n", (), "received None for '00000'"),
         ("partiprompts", "Prompt\n" + "x" * 200_000, (), "field larger"),
         ("vbench", "\n\n", (), "received none in"),
-        ("hpsv2", '["picture 0", "picture 9"]', ("--partial",), "scores the next picture"),
+        ("hpsv2", '["image 0", "image 9"]', ("--partial",), "scores the next image"),
         ("dpg", "a", (), "a folder of *.txt"),
-        ("geneval", '{"prompt": "picture 0"}', ("--per-prompt", "0"), "at least 1"),
-        ("hpsv2", '["picture 0"]', ("--per-prompt", "2"), "expected 1 for hpsv2"),
+        ("geneval", '{"prompt": "image 0"}', ("--per-prompt", "0"), "at least 1"),
+        ("hpsv2", '["image 0"]', ("--per-prompt", "2"), "expected 1 for hpsv2"),
     ],
 )
 def test_bad_prompts_of_suites(

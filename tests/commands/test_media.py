@@ -20,7 +20,7 @@ from mmaccel.cli import main
 from mmaccel.commands import media_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
-from tests.fixtures.media import build_media, picture
+from tests.fixtures.media import build_media, image
 from tests.fixtures.speech import TEXTS, build_speech
 
 SECONDS = 0.05
@@ -35,7 +35,7 @@ class Command:
         self.name, self.parts, self.out = name, parts, folder / "out"
         _, self.suffix, self.unit = COMMANDS[name]
         self.start = folder / "red fox.png"
-        picture().save(self.start)
+        image().save(self.start)
 
     def run(self, n: int, *arguments: object, parts: Parts | None = None) -> int:
         """Make n payloads."""
@@ -128,7 +128,7 @@ def test_video_files_hold_the_pipelines_frames(animate: Command, capsys: Any) ->
     files = animate.files()
     assert [file.name[:13] for file in files] == ["0007-red-fox-", "0008-red-fox-", "0009-red-fox-"]
     pipe = ImageToVideo.from_pretrained(animate.parts[0], codec=animate.parts[1])
-    wanted = pipe(picture(), seed=[7, 8, 9], top_p=1.0)
+    wanted = pipe(image(), seed=[7, 8, 9], top_p=1.0)
     for file, facts, clip in zip(files, facts_of(files), wanted.clips, strict=True):
         assert torch.equal(read_webp(file), clip.frames)
         assert (facts["start"], facts["seed"], facts["n_given"]) == ("red fox.png", clip.seed, 1)
@@ -264,7 +264,7 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(media_job, "open_pipe", load)
     monkeypatch.chdir(tmp_path)
     command = Command(name, built[name], tmp_path)
-    (tmp_path / "words.txt").write_text("no picture", encoding="utf-8")
+    (tmp_path / "words.txt").write_text("no image", encoding="utf-8")
     (tmp_path / "cut.png").write_bytes(command.start.read_bytes()[:200])
     whole = "fox" if name == "speak" else str(command.start)
     assert command.raw(*[each.replace("{input}", whole) for each in arguments]) == 2
@@ -301,7 +301,7 @@ def test_a_missing_model_or_codec_is_named(command: Command, capsys: Any) -> Non
 
 
 def test_what_is_heard_otherwise_has_another_name(speak: Command, tmp_path: Path) -> None:
-    """Capitals and full stops, which pictures' names ignore; and another chat template."""
+    """Capitals and full stops, which images' names ignore; and another chat template."""
     for text in ("blue cat", "blue cat.", "Blue cat", " blue cat "):
         assert speak.raw(text, "--max-seconds", SECONDS) == 0
     assert len(speak.files()) == 3
@@ -365,7 +365,7 @@ def test_starts_of_one_name_do_not_overwrite_each_other(animate: Command, tmp_pa
         for k, page in enumerate(pages):
             page.putpixel((k, 0), (255, 255, 255))  # pages that are alike would become one
         file.parent.mkdir()
-        picture().save(file, save_all=True, append_images=pages, lossless=True)
+        image().save(file, save_all=True, append_images=pages, lossless=True)
     assert [len(read_frames(file, 9)) for file in files] == [9, 9]
     assert animate.raw(*files, "--format", "webp") == 0 and len(animate.files()) == 2
 

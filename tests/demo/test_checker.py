@@ -22,11 +22,11 @@ from mmaccel.demo.scenes.render import COLOUR_RGB, draw_noise, render
 from mmaccel.errors import OptionError, ShapeError
 
 _, CAPTIONS, DRAWN = make_scenes(11, range(80))
-PICTURES = DRAWN.float() / 255
+IMAGES = DRAWN.float() / 255
 
 
-def test_real_pictures_are_right() -> None:
-    scores = score_images(PICTURES, CAPTIONS)
+def test_real_images_are_right() -> None:
+    scores = score_images(IMAGES, CAPTIONS)
     assert scores["whole"] >= 0.97
     assert scores["background"] >= 0.99
 
@@ -66,7 +66,7 @@ def test_a_wrong_word_fails_its_own_verdict(verdict: str) -> None:
             if tried >= 30:
                 break
             tried += 1
-            judged = check_images(PICTURES[k : k + 1], [wrong])[0]
+            judged = check_images(IMAGES[k : k + 1], [wrong])[0]
             caught += not getattr(judged, verdict) and not judged.whole
     assert tried >= 15
     assert caught >= 0.97 * tried
@@ -80,7 +80,7 @@ def test_a_colour_too_many_is_wrong() -> None:
             caption = f"a {wanted.colour} {wanted.shape}"
             assert not check_images(drawn[k : k + 1].float() / 255, [caption])[0].colours
             return
-    pytest.fail("no picture of two objects among sixty")
+    pytest.fail("no image of two objects among sixty")
 
 
 def thing(colour: str, shape: str, x: float, y: float, radius: float) -> SceneObject:
@@ -121,8 +121,8 @@ MALFORMED = {
     "disc with a tail": lambda x, y: (
         ((x - 20) ** 2 + (y - 32) ** 2 < 13**2) | ((x > 20) & (x < 58) & ((y - 32).abs() < 2))
     ),
-    "half picture": lambda x, y: x > 30,
-    "whole picture": lambda x, y: x > -1,
+    "half image": lambda x, y: x > 30,
+    "whole image": lambda x, y: x > -1,
     "bar": lambda x, y: ((x - 32).abs() < 15) & ((y - 32).abs() < 3),
     "cross": lambda x, y: (
         ((x - 32).abs() < 4) & ((y - 32).abs() < 14) | ((y - 32).abs() < 4) & ((x - 32).abs() < 14)
@@ -177,6 +177,6 @@ def test_pieces_and_cores_by_hand() -> None:
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(ShapeError, match="2 captions"):
-        check_images(PICTURES[:1], CAPTIONS[:2])
+        check_images(IMAGES[:1], CAPTIONS[:2])
     with pytest.raises(OptionError, match="caption"):
-        check_images(PICTURES[:1], ["a dog"])
+        check_images(IMAGES[:1], ["a dog"])

@@ -14,7 +14,7 @@ WORDS = CaptionWords(n_image_tokens=10, words=("a", "red", "circle"), max_words=
 SCENES = [draw_scene(generator(7, k)) for k in range(400)]
 
 
-def test_a_picture_depends_on_seed_and_index_alone() -> None:
+def test_an_image_depends_on_seed_and_index_alone() -> None:
     _, captions, images = make_scenes(5, [3, 9, 4])
     _, alone_captions, alone = make_scenes(5, [9])
     assert captions[1] == alone_captions[0]
@@ -112,7 +112,7 @@ def test_every_shape_points_up() -> None:
     assert set(SHAPES) == {"circle", "square", "triangle", "star", "ring"}
 
 
-def test_ids_come_after_the_picture_tokens() -> None:
+def test_ids_come_after_the_image_tokens() -> None:
     assert (WORDS.bos, WORDS.boi, WORDS.pad, WORDS.vocab_size) == (10, 11, 12, 16)
     assert WORDS.encode("a red circle") == [10, 13, 14, 15, 11]
     assert WORDS.unconditional() == [10, 11]

@@ -118,9 +118,9 @@ def test_rows_end_at_end_tokens() -> None:
         assert only.sequences.shape[1] <= 1 + LENGTH
 
 
-def test_pictures_come_in_the_models_ids() -> None:
+def test_images_come_in_the_models_ids() -> None:
     first, codes = 26, 8
-    denoiser = LLaDADenoiser(LLaDABed(VOCAB), MASK, pictures=(first, codes))
+    denoiser = LLaDADenoiser(LLaDABed(VOCAB), MASK, images=(first, codes))
     shifted = [[int(denoiser.to_canvas(torch.tensor(i))) for i in row] for row in PROMPTS]
     wanted = run(mmaccel.Stepwise(), denoiser, 4, prompts=shifted).tokens + first
     with mmaccel.attach(denoiser, mmaccel.Stepwise(), seed=7):

@@ -18,18 +18,18 @@ from mmaccel.pipelines.diffusion_lm.models import (
     LLaDADenoiser,
     LuminaDenoiser,
     SDARDenoiser,
-    picture_ids,
+    image_ids,
 )
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoisers import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
 from tests.fixtures.sdar import SDARBed
 
 VOCAB, MASK, LENGTH = 40, 39, 6
-FIRST, CODES, NEWLINE = 26, 8, 36  # of the pictures' models
+FIRST, CODES, NEWLINE = 26, 8, 36  # of the images' models
 
 
 class Forgetful(SDARBed):
@@ -52,11 +52,11 @@ def build(family: str) -> Any:
     return FastDLLMDenoiser(FastDLLMBed(VOCAB, bd_size=4), MASK)
 
 
-def pictures(family: str) -> Any:
-    """A denoiser of pictures around a bed."""
+def images(family: str) -> Any:
+    """A denoiser of images around a bed."""
     if family == "mmada":
-        return LLaDADenoiser(LLaDABed(VOCAB), MASK, pictures=(FIRST, CODES))
-    return LuminaDenoiser(LuminaBed(VOCAB), MASK, pictures=(FIRST, CODES))
+        return LLaDADenoiser(LLaDABed(VOCAB), MASK, images=(FIRST, CODES))
+    return LuminaDenoiser(LuminaBed(VOCAB), MASK, images=(FIRST, CODES))
 
 
 UNKEPT = ("llada", "dream", "sdar-unkept", "fast-dllm")
@@ -94,7 +94,7 @@ def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
 @pytest.mark.parametrize("family", TEXTS)
 def test_logits_are_those_of_every_row_alone(family: str) -> None:
     model = Watched(build(family))
-    assert isinstance(model.inner, Denoiser) and model.has_store == (family not in UNKEPT)
+    assert isinstance(model.inner, Denoiser) and model.supports_kv_cache == (family not in UNKEPT)
     run(Stepwise(), model, LENGTH, 0.0)
     assert len(model.passes) == LENGTH
     for entries, logits in model.passes:
@@ -135,15 +135,15 @@ def test_the_head_runs_on_queried_positions_and_rows_of_a_length_go_together() -
     run(Stepwise(block=2), model, LENGTH)
     assert bed.calls == LENGTH and bed.head_rows == LENGTH * 2 * len(PROMPTS)
     bed = (model := build("fast-dllm")).model
-    bed.calls = bed.fed = 0
+    bed.calls = bed.tokens_processed = 0
     run(Stepwise(), model, LENGTH)
     lengths = [len(row) + LENGTH for row in PROMPTS]
-    assert bed.calls == LENGTH * len(set(lengths)) and bed.fed == LENGTH * sum(lengths)
+    assert bed.calls == LENGTH * len(set(lengths)) and bed.tokens_processed == LENGTH * sum(lengths)
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Every third slot ends a row of the picture."""
+    """Every third slot ends a row of the image."""
 
     newline: int
     columns: int = 3
@@ -159,17 +159,17 @@ class Lines:
 @pytest.mark.parametrize("family", ["mmada", "lumina"])
 def test_a_stretch_of_the_vocabulary(family: str) -> None:
     """Prompts and tokens between rows are the model's own, the rest are codes from 0 on."""
-    model = Watched(pictures(family))
+    model = Watched(images(family))
     assert model.vocab_size == model.mask_token == CODES
     newline = int(model.to_canvas(torch.tensor(NEWLINE)))
     rows = [[5, 26, 7], [8, 2], [3], [4, 4]]  # 26 is a code and, in a prompt, a word
     tokens = torch.tensor([row + [0] * (3 - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
     prompt = Prompt(model.to_canvas(tokens), lengths, branches=2, layout=Lines(newline))
-    options = {"filters": Filters(guidance_scale=2.5), "noise": Noise.from_seed(3, 2)}
+    options = {"params": SamplingParams(guidance_scale=2.5), "noise": Noise.from_seed(3, 2)}
     made = Stepwise().sample(model, prompt, 6, **options)
     assert bool((made.tokens[:, 2::3] == newline).all())
-    assert torch.equal(picture_ids(model.inner, made.tokens), made.tokens[:, [0, 1, 3, 4]])
+    assert torch.equal(image_ids(model.inner, made.tokens), made.tokens[:, [0, 1, 3, 4]])
     assert made.stats.passes == 4
     entries, logits = model.passes[-1]
     ids = model.to_model(entries.tokens)
@@ -179,7 +179,7 @@ def test_a_stretch_of_the_vocabulary(family: str) -> None:
     for row in range(4):
         wanted = alone(model.inner, plain, row)[:, FIRST : FIRST + CODES]
         assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
-    drafted = LosslessUnmask(3).sample(pictures(family), prompt, 6, **options)
+    drafted = LosslessUnmask(3).sample(images(family), prompt, 6, **options)
     assert torch.equal(drafted.tokens, made.tokens)
 
 
@@ -191,7 +191,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(OptionError, match="configuration has no mask_token_id"):
         SDARDenoiser(SDARBed(VOCAB, block_size=4))
     with pytest.raises(OptionError, match="within 40 ids"):
-        LLaDADenoiser(LLaDABed(VOCAB), MASK, pictures=(30, 11))
+        LLaDADenoiser(LLaDABed(VOCAB), MASK, images=(30, 11))
     with pytest.raises(OptionError, match="block: expected an integer"):
         SDARDenoiser(SDARBed(VOCAB), MASK, block=0)
     model = build("llada")

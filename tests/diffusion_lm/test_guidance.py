@@ -11,7 +11,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.errors import OptionError, ShapeError
 from tests.diffusion_lm.test_attach import LENGTH, MASK, PADDED, TARGETS, WIDE, right_padded
-from tests.diffusion_lm.test_denoisers import pictures
+from tests.diffusion_lm.test_denoisers import images
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.tiny_lms import left_padded
 
@@ -51,9 +51,9 @@ def test_tokens_are_those_of_two_branches(name: str, policy: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["mmada", "lumina"])
-def test_pictures_are_guided(family: str) -> None:
+def test_images_are_guided(family: str) -> None:
     """As MMaDA and Lumina-DiMOO are used; scale 1 + w is their w."""
-    denoiser = pictures(family)
+    denoiser = images(family)
     rows = [[[int(denoiser.to_canvas(torch.tensor(i))) for i in row] for row in side]
             for side in (PROMPTS, ALIKE)]  # fmt: skip
     made = run(mmaccel.Stepwise(), denoiser, 4, 1.0, True, prompts=rows[0], others=rows[1])

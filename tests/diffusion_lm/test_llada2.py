@@ -66,13 +66,13 @@ def test_positions_are_counted_by_hand() -> None:
     options |= {"editing_threshold": None, "temperature": 0.0, "eos_early_stop": False}
     with mmaccel.attach(pipe, mmaccel.CachedBlocks()) as handle:
         run(pipe, **options)
-        pipe.model.fed.clear()
+        pipe.model.tokens_processed.clear()
         run(pipe, **options)
     # 19 + 29 columns are 6 blocks, 2 of them prompt. The third has 5 slots and 8 steps, and stops
     # one step behind the last commit: that step saw all of it, and nothing is computed again. The
     # others stop with their last commit, and are computed once more beside the next block.
     by_hand = [24] + [8] * 5 + [8] * 8 + [16] + [8] * 7 + [16] + [8] * 7
-    assert pipe.model.fed == by_hand and handle.stats.positions == sum(by_hand)
+    assert pipe.model.tokens_processed == by_hand and handle.stats.positions == sum(by_hand)
     assert handle.stats.passes == len(by_hand) == 6 + 3 * 8
 
 
@@ -80,9 +80,9 @@ def test_512_tokens_recompute_little() -> None:
     pipe = build_pipe("blocks", 32)
     options = {"gen_length": 512, "block_length": 32, "num_inference_steps": 8, "threshold": 0.9}
     options |= {"prompt": "x" * 32, "eos_early_stop": False}
-    pipe.model.fed.clear()
+    pipe.model.tokens_processed.clear()
     plain = run(pipe, **options)
-    n_plain, steps = sum(pipe.model.fed), len(pipe.model.fed)
+    n_plain, steps = sum(pipe.model.tokens_processed), len(pipe.model.tokens_processed)
     for editing in (0.5, None):
         with mmaccel.attach(pipe, mmaccel.CachedBlocks()) as handle:
             served = run(pipe, **(options | {"editing_threshold": editing}))

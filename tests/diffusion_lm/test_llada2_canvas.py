@@ -105,10 +105,10 @@ def test_positions_of_a_blockwise_run_are_counted_by_hand() -> None:
     pipe = build_pipe("refused")
     with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True) as handle:
         pipe(**(OPTIONS | {"prompt": "x" * 12, "gen_length": 20}))
-        pipe.model.fed.clear()
+        pipe.model.tokens_processed.clear()
         pipe(**(OPTIONS | {"prompt": "x" * 12, "gen_length": 20}))
     by_hand = [16] + [8] * 3 + [16] + [8] * 7 + [16] + [8] * 7
-    assert pipe.model.fed == by_hand and handle.stats.positions == sum(by_hand)
+    assert pipe.model.tokens_processed == by_hand and handle.stats.positions == sum(by_hand)
 
 
 def test_seeds_come_from_the_generator_of_the_call() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.diffusion_lm.llada2.canvas import read_filters
+from mmaccel.pipelines.diffusion_lm.llada2.canvas import read_params
 from mmaccel.samplers.canvas.stepwise import Stepwise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.llada2 import build_pipe
 
 PROMPTS = ["hello there", "abc", "a longer prompt than the others"]
@@ -22,21 +22,24 @@ USUAL = {"temperature": 0.7, "top_k": None, "top_p": None, "sampling_method": "m
 @pytest.mark.parametrize(
     "given, filters",
     [
-        ({}, Filters(temperature=0.7)),
-        ({"top_k": 5}, Filters(temperature=0.7, top_k=5)),
-        ({"top_p": 0.8}, Filters(temperature=0.7, top_p=0.8)),
-        ({"top_k": 1, "top_p": 0.1}, Filters(temperature=0.7, top_k=1, top_p=0.1)),
-        ({"top_k": 0, "top_p": 1.0}, Filters(temperature=0.7)),  # both off, as in the pipeline
-        ({"top_k": -1, "top_p": 2.0}, Filters(temperature=0.7)),
-        ({"sampling_method": "auto"}, Filters(temperature=0.7)),
-        ({"sampling_method": "greedy", "top_k": 5}, Filters(temperature=0.0, top_k=5)),
-        ({"temperature": 0.0}, Filters(temperature=0.0)),
+        ({}, SamplingParams(temperature=0.7)),
+        ({"top_k": 5}, SamplingParams(temperature=0.7, top_k=5)),
+        ({"top_p": 0.8}, SamplingParams(temperature=0.7, top_p=0.8)),
+        ({"top_k": 1, "top_p": 0.1}, SamplingParams(temperature=0.7, top_k=1, top_p=0.1)),
+        (
+            {"top_k": 0, "top_p": 1.0},
+            SamplingParams(temperature=0.7),
+        ),  # both off, as in the pipeline
+        ({"top_k": -1, "top_p": 2.0}, SamplingParams(temperature=0.7)),
+        ({"sampling_method": "auto"}, SamplingParams(temperature=0.7)),
+        ({"sampling_method": "greedy", "top_k": 5}, SamplingParams(temperature=0.0, top_k=5)),
+        ({"temperature": 0.0}, SamplingParams(temperature=0.0)),
     ],
 )
 def test_arguments_are_read_as_the_pipeline_means_them(
-    given: dict[str, Any], filters: Filters
+    given: dict[str, Any], params: SamplingParams
 ) -> None:
-    assert read_filters({**USUAL, **given}) == filters
+    assert read_params({**USUAL, **given}) == params
 
 
 def made_with(pipe: Any, seed: int = 4, **options: Any) -> Tensor:

@@ -62,10 +62,13 @@ def test_positions_are_those_of_the_longest_prompt() -> None:
         for is_guided, positions in ((False, 3 * (WIDE + LENGTH)), (True, 6 * (7 + LENGTH))):
             made = []
             for sides in ((0, 0), *SIDES):
-                before, more = model.fed, away(padded(negative, sides)) if is_guided else {}
+                before, more = (
+                    model.tokens_processed,
+                    away(padded(negative, sides)) if is_guided else {},
+                )
                 out = model.generate(**padded(PADDED, sides), **asked, **more)
                 made.append(out[:, WIDE + sum(sides) :])
-                assert model.fed - before == LENGTH * positions
+                assert model.tokens_processed - before == LENGTH * positions
             assert all(each.equal(made[0]) for each in made)
         with pytest.raises(OptionError, match="at most 13 positions"):
             model.generate(torch.ones(1, 8, dtype=torch.int64), **asked)
@@ -182,8 +185,8 @@ def test_masks_are_booleans_or_numbers_and_padding_is_any() -> None:
     Rows(torch.tensor([[5, 200]], dtype=torch.uint8)).check(256, 261)  # which wraps round to 5
 
 
-def test_prompts_of_pictures_are_in_the_models_ids() -> None:
-    denoiser: Any = LLaDADenoiser(LLaDABed(VOCAB), MASK, pictures=(26, 8))
+def test_prompts_of_images_are_in_the_models_ids() -> None:
+    denoiser: Any = LLaDADenoiser(LLaDABed(VOCAB), MASK, images=(26, 8))
     with mmaccel.attach(denoiser, mmaccel.Stepwise()):
         assert denoiser.generate(torch.tensor([[0, 38]]), max_new_tokens=2).shape == (1, 4)
         for ids, options in (([[5, MASK]], {}), ([[5, 40]], {}), ([[5]], {"eos_token_id": MASK})):

@@ -29,9 +29,9 @@ class Recorded(SDARDenoiser):
     def __init__(self, block: int = BLOCK, **config: Any) -> None:
         self.logits: list[Tensor] = []
         super().__init__(SDARBed(VOCAB, mask_token_id=MASK, block_size=block, **config))
-        assert self.has_store and not self.store_reason
+        assert self.supports_kv_cache and not self.store_reason
         self.logits.clear()  # of its self-check
-        self.model.calls = self.model.fed = self.model.head_rows = 0
+        self.model.calls = self.model.tokens_processed = self.model.head_rows = 0
 
     def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
@@ -53,7 +53,7 @@ def same_logits(one: Recorded, other: Recorded) -> bool:
 def test_tokens_are_those_of_the_published_loop(prompt: list[int], length: int) -> None:
     model = Recorded()
     made = run(Stepwise(cache="block"), model, length, 0.0, prompts=[prompt])
-    fed = model.model.fed
+    fed = model.model.tokens_processed
     tokens, theirs = published(SDARBed(VOCAB), prompt, length, BLOCK, MASK)
     assert made.tokens[0].tolist() == tokens and len(set(tokens)) > 2
     # theirs stores a block by a pass of its own, ours with the first pass of the next one: but the
@@ -106,7 +106,7 @@ def test_stale_plans_go_by_what_they_keep(plan: CachePlan) -> None:
     plain, model = Recorded(), Recorded()
     run(Stepwise(block=2), plain, LENGTH, prompts=[[5, 9, 7, 1]] * 2)
     made = run(Stepwise(block=2, cache=plan), model, LENGTH, prompts=[[5, 9, 7, 1]] * 2)
-    assert model.model.fed < plain.model.fed
+    assert model.model.tokens_processed < plain.model.tokens_processed
     assert not same_logits(model, plain)
     for drafts in (2, 4):
         policy = LosslessUnmask(drafts, block=2, cache=plan)
@@ -123,10 +123,10 @@ def test_positions_fed(prompt: list[int], fed: int) -> None:
     model, plain = Recorded(), Recorded()
     made = run(Stepwise(cache="block"), model, length, prompts=[prompt])
     assert made.stats.passes == model.model.calls == length
-    assert made.stats.positions == model.model.fed == fed
+    assert made.stats.positions == model.model.tokens_processed == fed
     assert model.model.head_rows == length * 4
     assert run(Stepwise(), plain, length, prompts=[prompt]).stats.positions == 20 * length
-    assert plain.model.fed == 20 * length
+    assert plain.model.tokens_processed == 20 * length
 
 
 def test_a_model_that_keeps_nothing_is_fed_everything_and_says_why() -> None:
@@ -143,7 +143,7 @@ def test_a_model_that_keeps_nothing_is_fed_everything_and_says_why() -> None:
     ):
         for _ in range(2):  # what passed without a cache did not pass with one
             model = SDARDenoiser(bed)
-            assert not model.has_store and words in model.store_reason
+            assert not model.supports_kv_cache and words in model.store_reason
         model.reserve(1, 6)
         ids, reads = torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 1, 6, dtype=torch.bool)
         with pytest.raises(ShapeError, match="received 1 x 6, 3 computed"):
@@ -156,7 +156,7 @@ def test_a_model_that_keeps_nothing_is_fed_everything_and_says_why() -> None:
 def test_keys_are_kept_in_every_dtype(dtype: torch.dtype) -> None:
     for block in (2, 4, 16):
         bed = SDARBed(VOCAB, mask_token_id=MASK, block_size=block).to(dtype)
-        assert SDARDenoiser(bed).has_store
+        assert SDARDenoiser(bed).supports_kv_cache
 
 
 def test_what_looks_at_nothing_spoils_nothing() -> None:

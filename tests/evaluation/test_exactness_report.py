@@ -26,7 +26,7 @@ from mmaccel.evaluation.exactness.reference_models import ToyLanguage
 from mmaccel.evaluation.exactness.report import Plan, check_all
 from mmaccel.results import Generation
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
 
 
@@ -65,14 +65,16 @@ def pipe(tiny_folder: Path) -> TextToImage:
 
 def plan_of(pipe: TextToImage, policy: Any, **others: Any) -> Plan:
     captions = [CAPTIONS[k % 3] for k in range(4)]
-    filters = pipe.pictures.filters
-    return Plan(pipe, policy, Autoregressive(), captions, 7, filters, 4, "float32", 0, **others)
+    params = pipe.image_model.params
+    return Plan(pipe, policy, Autoregressive(), captions, 7, params, 4, "float32", 0, **others)
 
 
-def second_of(pipe: TextToImage, tokens: Tensor, slot: int, filters: Filters | None = None) -> int:
-    """The second best token at a slot of the picture of CAPTIONS[1] and seed 3."""
-    noise, filters = Noise.from_seed([3], 1), filters or pipe.pictures.filters
-    scores = forced_scores(pipe, CAPTIONS[1], tokens, filters, noise, 1)
+def second_of(
+    pipe: TextToImage, tokens: Tensor, slot: int, params: SamplingParams | None = None
+) -> int:
+    """The second best token at a slot of the image of CAPTIONS[1] and seed 3."""
+    noise, params = Noise.from_seed([3], 1), params or pipe.image_model.params
+    scores = forced_scores(pipe, CAPTIONS[1], tokens, params, noise, 1)
     return int(scores[slot].topk(2).indices[1])
 
 
@@ -136,16 +138,16 @@ def test_other_promises_are_held_to_other_checks(pipe: TextToImage) -> None:
 
 def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage) -> None:
     """The argmax at every slot is the plain loop's token, with guidance and noise, any width."""
-    filters = pipe.pictures.filters
-    assert filters.guidance_scale != 1
+    params = pipe.image_model.params
+    assert params.guidance_scale != 1
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
     noise = Noise.from_seed([3], 1)
-    scores = [forced_scores(pipe, CAPTIONS[1], made, filters, noise, w) for w in (1, 3, 16)]
+    scores = [forced_scores(pipe, CAPTIONS[1], made, params, noise, w) for w in (1, 3, 16)]
     for found in scores:
         assert found.shape == (N_TOKENS, 30) and torch.equal(found.argmax(-1), made)
         assert torch.allclose(found, scores[0], atol=1e-3)
     parting = explain_divergence(
-        pipe, CAPTIONS[1], made, 6, second_of(pipe, made, 6), filters, noise, 4
+        pipe, CAPTIONS[1], made, 6, second_of(pipe, made, 6), params, noise, 4
     )
     first, second = scores[0][6].sort(descending=True).values[:2]
     assert parting.gap == pytest.approx(float(first - second), abs=1e-5)
@@ -153,15 +155,15 @@ def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage) -> None:
 
 
 def test_greedy_scores_keep_the_second_best(pipe: TextToImage) -> None:
-    filters = replace(pipe.pictures.filters, temperature=0.0)
+    params = replace(pipe.image_model.params, temperature=0.0)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], temperature=0.0).tokens[0]
     noise = Noise.from_seed([3], 1)
-    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)
+    scores = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1)
     assert torch.equal(scores.argmax(-1), made) and bool(scores.isfinite().all())
-    other = second_of(pipe, made, 2, filters)
-    gap = explain_divergence(pipe, CAPTIONS[1], made, 2, other, filters, noise, 4).gap
+    other = second_of(pipe, made, 2, params)
+    gap = explain_divergence(pipe, CAPTIONS[1], made, 2, other, params, noise, 4).gap
     assert gap is not None and 0 < gap < 20
-    alone = replace(pipe.pictures.filters, top_k=1)
+    alone = replace(pipe.image_model.params, top_k=1)
     only = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], top_k=1).tokens[0]
     other = (int(only[2]) + 1) % 30
     parting = explain_divergence(pipe, CAPTIONS[1], only, 2, other, alone, noise, 4)
@@ -172,12 +174,12 @@ def test_a_token_far_behind_is_no_rounding_where_the_two_best_are_close(
     pipe: TextToImage,
 ) -> None:
     """What counts is how far the token that was taken is behind, not what else stands there."""
-    filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
+    params, noise = pipe.image_model.params, Noise.from_seed([3], 1)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
-    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)[6]
+    scores = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1)[6]
     order = scores.argsort(descending=True).tolist()
     for place in (1, 4, 29):
-        parting = explain_divergence(pipe, CAPTIONS[1], made, 6, order[place], filters, noise, 4)
+        parting = explain_divergence(pipe, CAPTIONS[1], made, 6, order[place], params, noise, 4)
         wanted = float(scores[order[0]] - scores[order[place]])
         assert parting.gap == pytest.approx(wanted, abs=1e-5)
 
@@ -206,20 +208,20 @@ def test_a_window_that_sees_what_it_should_not_is_no_rounding(
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 3.5e-4), ("bfloat16", 0.088)])
 def test_half_of_the_digits_are_the_limit(pipe: TextToImage, dtype: str, limit: float) -> None:
-    filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
+    params, noise = pipe.image_model.params, Noise.from_seed([3], 1)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
-    options = (filters, noise, 4, getattr(torch, dtype))
+    options = (params, noise, 4, getattr(torch, dtype))
     found = explain_divergence(pipe, CAPTIONS[1], made, 15, 0, *options)
-    largest = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1).abs().max()
+    largest = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1).abs().max()
     assert found.limit == pytest.approx(limit * float(largest), rel=0.02)
 
 
 def test_a_gap_below_the_differences_is_rounding(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filters, noise = pipe.pictures.filters, Noise.from_seed([3], 1)
+    params, noise = pipe.image_model.params, Noise.from_seed([3], 1)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
-    scores = forced_scores(pipe, CAPTIONS[1], made, filters, noise, 1)
+    scores = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1)
     first, second = scores.topk(2).values.unbind(-1)
     slot = int((first - second).argmin())
     gap, other = float((first - second)[slot]), second_of(pipe, made, slot)
@@ -233,7 +235,7 @@ def test_a_gap_below_the_differences_is_rounding(
 
         return coarse
 
-    options = (slot, other, filters, noise, 4, torch.bfloat16)  # of wide limits
+    options = (slot, other, params, noise, 4, torch.bfloat16)  # of wide limits
     for step, is_rounding in ((0.3 * gap, True), (0.1 * gap, False)):
         with monkeypatch.context() as patch:
             patch.setattr(type(pipe.model), "forward", noisy(step))
@@ -268,7 +270,7 @@ def test_laws_are_told_apart() -> None:
     @dataclass(frozen=True)
     class Cold(Autoregressive):
         def sample(self, model: Any, prompt: Any, length: int, **options: Any) -> Generation:
-            options["filters"] = replace(options["filters"], temperature=0.95)
+            options["params"] = replace(options["params"], temperature=0.95)
             return super().sample(model, prompt, length, **options)
 
     (cold,) = check_distribution(Cold(), "window", 50_000)  # a total variation of 0.028
@@ -286,7 +288,7 @@ def test_a_canvas_is_reported_on_too(tmp_path: Path) -> None:
     pipe = TextToImage.from_pretrained(masked)
     policy = LosslessUnmask(order="halton")
     plan = Plan(
-        pipe, policy, Stepwise(order="halton"), CAPTIONS[:2], 0, Filters(), 2, "float32", 100
+        pipe, policy, Stepwise(order="halton"), CAPTIONS[:2], 0, SamplingParams(), 2, "float32", 100
     )
     found = outcomes(check_all(plan))
     assert found["greedy"] == found["same seeds"] == found["policy in batches"] == (True, True)
@@ -294,7 +296,7 @@ def test_a_canvas_is_reported_on_too(tmp_path: Path) -> None:
     assert not half.keeps_tokens  # nothing tells rounding from a bug there
 
 
-def test_features_of_other_pictures_break_a_promise() -> None:
+def test_features_of_other_images_break_a_promise() -> None:
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(40, 4, generator=generator).double().numpy()
     captions = [f"caption {k % 4}" for k in range(40)]
@@ -306,8 +308,8 @@ def test_features_of_other_pictures_break_a_promise() -> None:
     assert broken.figures["power"]["visible"] <= 2.0
 
 
-def test_pictures_too_few_to_reject_are_held_to_nothing() -> None:
-    """Six captions of a picture each: 2 ** 6 labellings, of which a pair is as extreme as any."""
+def test_images_too_few_to_reject_are_held_to_nothing() -> None:
+    """Six captions of an image each: 2 ** 6 labellings, of which a pair is as extreme as any."""
     first = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double().numpy()
     captions = [f"caption {k}" for k in range(6)]
     found = check_features(SpeculativeJacobi(3), first, first + 100, captions)

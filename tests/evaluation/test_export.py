@@ -1,4 +1,4 @@
-"""Folders for prompt suites: what each reads, missing pictures, names that cannot be."""
+"""Folders for prompt suites: what each reads, missing images, names that cannot be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmaccel.evaluation.quality.image_folder import Item, list_items
 
 
 def draw(folder: Path, prompt: str, seed: int, red: int, size: int = 8) -> Path:
-    """A picture as `mmaccel generate` writes them, all of one shade of red."""
+    """An image as `mmaccel generate` writes them, all of one shade of red."""
     folder.mkdir(exist_ok=True)
     info, file = PngInfo(), folder / f"{seed:04d}-{red}.png"
     info.add_text("mmaccel", json.dumps({"prompt": prompt, "seed": seed}))
@@ -25,8 +25,8 @@ def draw(folder: Path, prompt: str, seed: int, red: int, size: int = 8) -> Path:
 
 
 def red_of(file: Path, place: tuple[int, int] = (0, 0)) -> int:
-    with Image.open(file) as picture:
-        return picture.convert("RGB").getpixel(place)[0]
+    with Image.open(file) as image:
+        return image.convert("RGB").getpixel(place)[0]
 
 
 def export(tmp_path: Path, suite: str, prompts: Path, *options: str) -> tuple[int, Path]:
@@ -37,7 +37,7 @@ def export(tmp_path: Path, suite: str, prompts: Path, *options: str) -> tuple[in
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """Four pictures of each of two prompts, seeds not in the order of the names."""
+    """Four images of each of two prompts, seeds not in the order of the names."""
     for k in range(4):
         draw(tmp_path / "made", "a cat", 3 - k, 10 + k)
         draw(tmp_path / "made", "a  dog", 4 + k, 100 + k)
@@ -81,9 +81,9 @@ def test_hpsv2(made: Path, tmp_path: Path) -> None:
     code, out = export(tmp_path, "hpsv2", source)
     files = sorted(str(f.relative_to(out)) for f in out.rglob("*.jpg"))
     assert code == 0 and files == ["anime/00000.jpg", "anime/00001.jpg", "photo/00000.jpg"]
-    with Image.open(out / "photo/00000.jpg") as picture:
-        assert picture.format == "JPEG"
-    assert abs(red_of(out / "anime/00001.jpg") - 13) <= 2  # the next picture of the prompt ...
+    with Image.open(out / "photo/00000.jpg") as image:
+        assert image.format == "JPEG"
+    assert abs(red_of(out / "anime/00001.jpg") - 13) <= 2  # the next image of the prompt ...
     assert abs(red_of(out / "photo/00000.jpg") - 12) <= 2  # ... for the next time it is asked for
 
 
@@ -118,7 +118,7 @@ def test_partiprompts(made: Path, tmp_path: Path) -> None:
     assert (told["file"], told["prompt"], told["Category"]) == ("00000.png", "a cat", "Animals")
 
 
-def test_missing_pictures_are_listed_and_nothing_is_written(
+def test_missing_images_are_listed_and_nothing_is_written(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     source = tmp_path / "evaluation_metadata.jsonl"
@@ -155,7 +155,7 @@ def test_bad_prompts(
     assert words.replace("\\", "") in said
 
 
-def test_a_prompt_twice_takes_the_next_pictures() -> None:
+def test_a_prompt_twice_takes_the_next_images() -> None:
     items = [Item(Path(f"{k}.png"), "a cat", k) for k in (2, 0, 1)]
     twice = [Prompt("a cat", "0"), Prompt("a cat", "1")]
     assert [[i.seed for i in own] for own in match_items(twice, items, 1)] == [[0], [1]]

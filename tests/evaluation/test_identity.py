@@ -10,9 +10,9 @@ import torch
 
 from mmaccel.evaluation.exactness import identity
 from mmaccel.evaluation.exactness.identity import Divergence
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 ROWS, LENGTH = 7, 5
 
@@ -35,8 +35,8 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_promise(
     names = [str(row) for row in range(ROWS)]
     stats = Stats(policy="p", exactness="bitwise", tokens=ROWS * LENGTH, passes=1, row_passes=ROWS)
     passes = torch.ones(ROWS, dtype=torch.int64)
-    plain = Pictures([], tokens, passes, stats, names)
-    other = Pictures([], tokens + torch.tensor([0, 0, 1, 0, 0]), passes, stats, names)
+    plain = ImageOutput([], tokens, passes, stats, names)
+    other = ImageOutput([], tokens + torch.tensor([0, 0, 1, 0, 0]), passes, stats, names)
     pipe: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
     check = identity.compare_rows(
         "x",
@@ -44,7 +44,7 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_promise(
         plain,
         other,
         list(range(ROWS)),
-        Filters(),
+        SamplingParams(),
         promised=True,
         width=4,
         dtype="bfloat16",

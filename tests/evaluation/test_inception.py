@@ -42,29 +42,29 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def save(folder: Path, pictures: torch.Tensor) -> Path:
+def save(folder: Path, images: torch.Tensor) -> Path:
     folder.mkdir()
-    for k, picture in enumerate(pictures):
-        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
+    for k, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
     return folder
 
 
 @needs_network
-def test_pictures_by_inception(weights: Path, tmp_path: Path) -> None:
+def test_images_by_inception(weights: Path, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
-    pictures = torch.randint(0, 256, (6, 3, 24, 20), generator=generator, dtype=torch.uint8)
-    first, second = save(tmp_path / "a", pictures[:3]), save(tmp_path / "b", pictures[3:] // 2)
+    images = torch.randint(0, 256, (6, 3, 24, 20), generator=generator, dtype=torch.uint8)
+    first, second = save(tmp_path / "a", images[:3]), save(tmp_path / "b", images[3:] // 2)
     file = tmp_path / "report.json"
     options = ("--features", "inception", "--weights", str(weights), "--json", str(file))
     assert main(["evaluate", "pictures", str(first), "--against", str(second), *options]) == 0
     report = json.loads(file.read_text())
     network = load_network()("inception-v3-compat", ["2048"], str(weights))
-    features = [network(part)[0].double().numpy() for part in (pictures[:3], pictures[3:] // 2)]
+    features = [network(part)[0].double().numpy() for part in (images[:3], images[3:] // 2)]
     assert report["frechet"]["distance"] == pytest.approx(frechet_of(*features).distance, rel=1e-6)
     assert (report["frechet"]["width"], report["n_against"]) == (2048, 3)
     assert "low rank" in report["frechet"]["bias"] and report["frechet"]["distance"] > 0
     extract = open_extractor("inception", weights)
-    one_by_one = extract_all(pictures[:3].split(1), extract)
+    one_by_one = extract_all(images[:3].split(1), extract)
     assert np.allclose(one_by_one, features[0], rtol=1e-4, atol=1e-6)
     assert float(np.abs(one_by_one[0] - one_by_one[1]).max()) > 0
 

@@ -1,4 +1,4 @@
-"""The permutation test of pictures: two samples that share no seed, caption by caption."""
+"""The permutation test of images: two samples that share no seed, caption by caption."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def pipe(tiny_folder: Path) -> TextToImage:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_policy_s_pictures_are_of_seeds_that_nothing_else_has(
+def test_the_policy_s_images_are_of_seeds_that_nothing_else_has(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
-    """With the same seeds a bitwise policy would be held against copies of its own pictures."""
+    """With the same seeds a bitwise policy would be held against copies of its own images."""
     runs: list[tuple[Any, list[str], set[int]]] = []
     stream, shown, told = TextToImage.stream, [], []
 
@@ -46,8 +46,8 @@ def test_the_policy_s_pictures_are_of_seeds_that_nothing_else_has(
     monkeypatch.setattr(TextToImage, "stream", look)
     monkeypatch.setattr(exactness_report, "check_features", check)
     plain, policy = Autoregressive(), Jacobi(5)
-    filters = pipe.pictures.filters
-    check_all(Plan(pipe, policy, plain, ASKED, SEED, filters, batch_size, "float32", 0, extract))
+    params = pipe.image_model.params
+    check_all(Plan(pipe, policy, plain, ASKED, SEED, params, batch_size, "float32", 0, extract))
     *before, (last, captions, seeds) = runs
     assert last is policy and captions == ASKED and len(seeds) == 5
     assert before and all(seeds.isdisjoint(others) for _, _, others in before)
@@ -66,7 +66,7 @@ def test_the_policy_s_pictures_are_of_seeds_that_nothing_else_has(
 
 
 def _pixels(pipe: TextToImage, policy: Any, seeds: Any) -> Any:
-    """Pictures of the captions, `[N, 3, H, W]` uint8."""
+    """Images of the captions, `[N, 3, H, W]` uint8."""
     import numpy as np
 
     made = pipe(ASKED, policy=policy, seed=list(seeds))

@@ -111,7 +111,7 @@ def test_a_test_of_one_law_rejects_as_often_as_it_says() -> None:
 
 
 def test_groups_are_kept_apart() -> None:
-    """Two captions of unlike pictures, counted differently on the two sides: one law a caption, but
+    """Two captions of unlike images, counted differently on the two sides: one law a caption, but
     not one law of all items."""
     rng = np.random.default_rng(6)
     near, far = rng.normal(size=(40, 2)), rng.normal(size=(40, 2)) + 20

@@ -1,4 +1,4 @@
-"""A model of transformers under a policy: the picture pipeline's own tokens and passes."""
+"""A model of transformers under a policy: the image pipeline's own tokens and passes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_drafts_are_the_same_where_they_decide_the_tokens(routes: Routes, policy
     assert torch.equal(ours.tokens, direct.tokens)
 
 
-def test_the_librarys_own_makes_pictures_one_token_a_pass(routes: Routes) -> None:
+def test_the_librarys_own_makes_images_one_token_a_pass(routes: Routes) -> None:
     with PassCounter(routes.model) as counter:
         own = routes.run(Way("library", None, 3, 2.0), CAPTIONS, SEEDS)
     assert counter.passes == 2 * LENGTH and own.stats is None  # guidance has passes of its own

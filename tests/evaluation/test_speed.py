@@ -15,7 +15,7 @@ import torch
 from mmaccel.evaluation.speed.measure import Run, measure_speed, order_of, summarise
 from mmaccel.evaluation.speed.report import write_speed
 from mmaccel.results import Stats
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.architecture.source import ROOT
 
 
@@ -85,7 +85,7 @@ def test_sides_change_places_and_share_captions_and_seeds() -> None:
     calls: list[tuple[Any, ...]] = []
     waits: list[int] = []
 
-    def stream(texts: list[str], filters: Any, *, policy: Any, seed: Any, batch_size: int) -> Any:
+    def stream(texts: list[str], params: Any, *, policy: Any, seed: Any, batch_size: int) -> Any:
         calls.append((policy, tuple(texts), tuple(seed)))
         assert len(waits) % 2 == 1  # the device was waited for once before each run
         stats = Stats(tokens=4, passes=2, row_passes=4, accepted=[4], seconds=0.0)
@@ -94,7 +94,7 @@ def test_sides_change_places_and_share_captions_and_seeds() -> None:
     pipe = SimpleNamespace(stream=stream, model=SimpleNamespace(device=torch.device("cpu")))
     made = list(
         measure_speed(
-            pipe, {"plain": "P", "policy": "Q"}, ["a", "b", "c"], Filters(), batch_sizes=[2, 1],
+            pipe, {"plain": "P", "policy": "Q"}, ["a", "b", "c"], SamplingParams(), batch_sizes=[2, 1],
             runs=3, warm_up=1, seed=10, synchronise=lambda: waits.append(1),
         )
     )  # fmt: skip

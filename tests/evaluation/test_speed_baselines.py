@@ -21,7 +21,7 @@ from mmaccel.evaluation.speed.transformers_baseline import (
     BaselineDecoding,
     find_obstacle,
 )
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 SEEDS = [3, 4, 5]
@@ -51,11 +51,11 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_and_counts_are_those_of_the_plain_loop(
     pipe: TextToImage, name: str, options: dict[str, Any]
 ) -> None:
-    filters = replace(pipe.pictures.filters, **options)
+    params = replace(pipe.image_model.params, **options)
     plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, **options)
     decoding = BaselineDecoding(pipe, name, CAPTIONS)
     before = set(vars(pipe.model.model))
-    (made,) = decoding.stream(CAPTIONS, filters, seed=SEEDS, batch_size=3)
+    (made,) = decoding.stream(CAPTIONS, params, seed=SEEDS, batch_size=3)
     assert torch.equal(made.tokens, plain.tokens) and made.prompts == CAPTIONS
     assert made.images[2].tobytes() == plain.images[2].tobytes()
     for field in ("tokens", "passes", "row_passes", "accepted", "branches"):
@@ -65,7 +65,7 @@ def test_tokens_and_counts_are_those_of_the_plain_loop(
     assert (made.stats.captures > 0) == (name == "compiled")
     if name == "compiled":  # other captions and seeds: the same graphs
         other = [CAPTIONS[0], CAPTIONS[2], CAPTIONS[2]]  # not the longest
-        (again,) = decoding.stream(other, filters, seed=[7, 8, 9], batch_size=3)
+        (again,) = decoding.stream(other, params, seed=[7, 8, 9], batch_size=3)
         assert again.stats.captures == 0
         wanted = pipe(other, policy=Autoregressive(), seed=[7, 8, 9], **options).tokens
         assert torch.equal(again.tokens, wanted)
@@ -77,7 +77,7 @@ def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
     """The longest caption last: a cache for the first alone is too small, and compiles again."""
     decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
     captions = [CAPTIONS[2], CAPTIONS[0], CAPTIONS[1]]
-    made = [decoding.decode([c], pipe.pictures.filters, [1], N_TOKENS) for c in captions]
+    made = [decoding.decode([c], pipe.image_model.params, [1], N_TOKENS) for c in captions]
     decoding.close()
     assert [stats.captures for _, stats in made] == [1, 0, 0]
     plain = [pipe(c, policy=Autoregressive(), seed=[1]).tokens for c in captions]
@@ -97,8 +97,8 @@ def test_the_model_is_called_as_often_as_passes_are_counted(
 
     monkeypatch.setattr(model, "forward", counting)
     decoding = BaselineDecoding(pipe, "static", CAPTIONS)
-    tokens, stats = decoding.decode([CAPTIONS[2]], pipe.pictures.filters, [1], N_TOKENS)
-    longest = max(len(pipe.pictures.encode(caption)) for caption in CAPTIONS)
+    tokens, stats = decoding.decode([CAPTIONS[2]], pipe.image_model.params, [1], N_TOKENS)
+    longest = max(len(pipe.image_model.encode(caption)) for caption in CAPTIONS)
     assert calls == [(2, longest), *[(2, 1)] * (N_TOKENS - 1)]  # guidance: two rows of one pass
     assert len(calls) == stats.passes and tokens.shape == (1, N_TOKENS)
 
@@ -110,10 +110,10 @@ def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(baseline_decoding, "BACKEND", "inductor")
-    filters = replace(pipe.pictures.filters, temperature=0.0)
-    assert find_obstacle(pipe, "compiled", CAPTIONS[0], filters) == ""
+    params = replace(pipe.image_model.params, temperature=0.0)
+    assert find_obstacle(pipe, "compiled", CAPTIONS[0], params) == ""
     decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
-    tokens, stats = decoding.decode(CAPTIONS, filters, SEEDS, N_TOKENS)
+    tokens, stats = decoding.decode(CAPTIONS, params, SEEDS, N_TOKENS)
     decoding.close()
     plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, temperature=0.0)
     assert torch.equal(tokens, plain.tokens) and stats.captures == 1
@@ -122,22 +122,22 @@ def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
 def test_what_stands_against_a_baseline_is_said(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filters = pipe.pictures.filters
-    assert [find_obstacle(pipe, name, CAPTIONS[0], filters) for name in BASELINES] == [""] * 3
-    other: Any = SimpleNamespace(pictures=object(), model=pipe.model)
-    assert "makes no pictures of object" in find_obstacle(other, "static", CAPTIONS[0], filters)
-    with_processor = Filters(processor=lambda scores, line, columns: scores)
+    params = pipe.image_model.params
+    assert [find_obstacle(pipe, name, CAPTIONS[0], params) for name in BASELINES] == [""] * 3
+    other: Any = SimpleNamespace(images=object(), model=pipe.model)
+    assert "makes no images of object" in find_obstacle(other, "static", CAPTIONS[0], params)
+    with_processor = SamplingParams(processor=lambda scores, line, columns: scores)
     assert "processor" in find_obstacle(pipe, "static", CAPTIONS[0], with_processor)
     monkeypatch.setattr(baseline_decoding, "BACKEND", "no such backend")
-    reason = find_obstacle(pipe, "compiled", CAPTIONS[0], filters)
+    reason = find_obstacle(pipe, "compiled", CAPTIONS[0], params)
     assert reason.startswith("torch.compile does not work here (") and "no such backend" in reason
-    assert find_obstacle(pipe, "static", CAPTIONS[0], filters) == ""
+    assert find_obstacle(pipe, "static", CAPTIONS[0], params) == ""
 
     def broken(*_: Any, **__: Any) -> None:
         raise ValueError("a cache of fixed size is not supported")
 
     monkeypatch.setattr(type(pipe.model.model), "generate", broken)
-    reason = find_obstacle(pipe, "static", CAPTIONS[0], filters)
+    reason = find_obstacle(pipe, "static", CAPTIONS[0], params)
     assert "ValueError: a cache of fixed size" in reason
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("torchmetrics", reason="torchmetrics is not installed", exc_
 
 
 class Extractor(torch.nn.Module):
-    """Pictures `[N, 3, 8, 8]` uint8 to `[N, 12]`, in double."""
+    """Images `[N, 3, 8, 8]` uint8 to `[N, 12]`, in double."""
 
     num_features = 12
 
@@ -25,12 +25,12 @@ class Extractor(torch.nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.weight = torch.randn(192, 12, generator=generator, dtype=torch.float64) / 14
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return (pictures.flatten(1).double() / 255 @ self.weight).tanh()
+    def forward(self, images: Tensor) -> Tensor:
+        return (images.flatten(1).double() / 255 @ self.weight).tanh()
 
 
 @pytest.fixture(params=[(300, 300), (300, 220), (9, 11)], ids=str)
-def pictures(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
+def images(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     n, m = request.param
     first = torch.randint(0, 256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8)
@@ -38,32 +38,32 @@ def pictures(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def test_frechet_distance(pictures: tuple[Tensor, Tensor]) -> None:
+def test_frechet_distance(images: tuple[Tensor, Tensor]) -> None:
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     extractor = Extractor()
     theirs = FrechetInceptionDistance(feature=extractor, normalize=False)
     theirs.set_dtype(torch.float64)
-    theirs.update(pictures[0], real=True)
-    theirs.update(pictures[1], real=False)
-    ours = frechet_of(*(extractor(p).numpy() for p in pictures))
+    theirs.update(images[0], real=True)
+    theirs.update(images[1], real=False)
+    ours = frechet_of(*(extractor(p).numpy() for p in images))
     assert ours.distance == pytest.approx(float(theirs.compute()), rel=1e-6)
     assert ours.distance > 0.01
 
 
-def test_kernel_distance(pictures: tuple[Tensor, Tensor]) -> None:
+def test_kernel_distance(images: tuple[Tensor, Tensor]) -> None:
     from torchmetrics.image.kid import KernelInceptionDistance
 
     extractor = Extractor()
-    n = min(len(p) for p in pictures)
+    n = min(len(p) for p in images)
     theirs = KernelInceptionDistance(feature=extractor, subsets=6, subset_size=n // 2)
     theirs.set_dtype(torch.float64)
-    theirs.update(pictures[0], real=True)
-    theirs.update(pictures[1], real=False)
+    theirs.update(images[0], real=True)
+    theirs.update(images[1], real=False)
     torch.manual_seed(5)
     mean, std = theirs.compute()
     torch.manual_seed(5)  # the subsets that they drew
-    features = [extractor(p) for p in pictures]
+    features = [extractor(p) for p in images]
     found = [
         squared_mmd(*(f[torch.randperm(len(f))[: n // 2]].numpy() for f in features))
         for _ in range(6)
@@ -76,18 +76,18 @@ def test_kernel_distance_over_all_pairs() -> None:
     from torchmetrics.image.kid import KernelInceptionDistance
 
     extractor, generator = Extractor(), torch.Generator().manual_seed(2)
-    pictures = torch.randint(0, 256, (2, 40, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 40, 3, 8, 8), generator=generator, dtype=torch.uint8)
     theirs = KernelInceptionDistance(feature=extractor, subsets=1, subset_size=40)
     theirs.set_dtype(torch.float64)
-    theirs.update(pictures[0], real=True)
-    theirs.update(pictures[1], real=False)
-    ours = measure_kid(*(extractor(p).numpy() for p in pictures), subsets=3)
+    theirs.update(images[0], real=True)
+    theirs.update(images[1], real=False)
+    ours = measure_kid(*(extractor(p).numpy() for p in images), subsets=3)
     assert ours.value == pytest.approx(float(theirs.compute()[0]), rel=1e-6)
     assert ours.mean == pytest.approx(ours.value, rel=1e-9)
 
 
 class Embedding(torch.nn.Module):
-    """Pictures and texts in one space, in the form in which torchmetrics asks for it."""
+    """Images and texts in one space, in the form in which torchmetrics asks for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_clip_score() -> None:
     from torchmetrics.multimodal import CLIPScore
 
     model, generator = Embedding(), torch.Generator().manual_seed(4)
-    pictures = list(torch.randint(0, 256, (5, 3, 8, 8), generator=generator, dtype=torch.uint8))
+    images = list(torch.randint(0, 256, (5, 3, 8, 8), generator=generator, dtype=torch.uint8))
     captions = ["a red circle", "water", "two stars", "night", "a ring"]
 
     def embed(batch: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,7 @@ def test_clip_score() -> None:
         return seen, model.get_text_features(**process(text=texts))
 
     theirs = CLIPScore(model_name_or_path=lambda: (model, process)).set_dtype(torch.float64)
-    theirs.update(pictures, captions)
-    ours = score_captions(pictures, captions, embed, batch_size=2)
+    theirs.update(images, captions)
+    ours = score_captions(images, captions, embed, batch_size=2)
     assert ours.mean == pytest.approx(float(theirs.compute()), rel=1e-6)
     assert ours.scores.max() - ours.scores.min() > 0.1

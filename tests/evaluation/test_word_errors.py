@@ -84,7 +84,7 @@ def test_plain_texts() -> None:
 
 
 def test_clip_score_by_hand() -> None:
-    pictures = [torch.full((3, 2, 2), k, dtype=torch.uint8) for k in range(3)]
+    images = [torch.full((3, 2, 2), k, dtype=torch.uint8) for k in range(3)]
     table = torch.tensor([[3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
     seen: list[int] = []
 
@@ -93,14 +93,14 @@ def test_clip_score_by_hand() -> None:
         own = batch[:, 0, 0, 0].long()
         return table[own], torch.tensor([[float(len(t)), 0.0] for t in texts])
 
-    found = score_captions(pictures, ["a", "bb", "ccc"], embed, batch_size=2)
+    found = score_captions(images, ["a", "bb", "ccc"], embed, batch_size=2)
     assert seen == [2, 1]
     assert found.scores.tolist() == pytest.approx([60.0, 0.0, 0.0])
     assert found.mean == pytest.approx(20.0)
     assert found.half_width == pytest.approx(1.96 * 1200**0.5 / 3**0.5)  # variance of 60, 0, 0
     with pytest.raises(ShapeError, match="received 2 for 3"):
-        score_captions(pictures, ["a", "b"], embed)
+        score_captions(images, ["a", "b"], embed)
     with pytest.raises(ShapeError, match=r"two of \[3, D\], received \[3, 2\] and \[2, 2\]"):
-        score_captions(pictures, ["a"] * 3, lambda p, t: (table, table[:2]))
+        score_captions(images, ["a"] * 3, lambda p, t: (table, table[:2]))
     with pytest.raises(NumericsError, match="other than 0"):
-        score_captions(pictures, ["a"] * 3, lambda p, t: (table, 0 * table))
+        score_captions(images, ["a"] * 3, lambda p, t: (table, 0 * table))

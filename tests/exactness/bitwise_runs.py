@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmaccel import Filters, Grid, Noise
+from mmaccel import Grid, Noise, SamplingParams
 from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.results import Generation
@@ -48,7 +48,7 @@ def run(
         model or ToyLanguage(5, depth=6),
         make_prompt(tokens, branches, layout=grid, stop_tokens=stops),
         length,
-        filters=Filters(**options),
+        params=SamplingParams(**options),
         noise=Noise.from_seed([SEEDS[b] for b in rows], len(rows)),
         on_step=on_step,
     )

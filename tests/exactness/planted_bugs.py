@@ -16,7 +16,7 @@ from torch import Tensor
 from mmaccel.kernels.truncation import truncate
 from mmaccel.samplers.acceptance import count_leading, residual
 from mmaccel.samplers.noise import Fresh, Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window import speculative, speculative_jacobi
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.toy_models import ToyLanguage
@@ -38,13 +38,13 @@ def judge_surplus_twice(patch: Patch) -> None:
 
 def advance_together(patch: Patch) -> None:
     """No bug by itself: all rows of a group advance by the least of their accepted tokens."""
-    advance = WindowRun.advance
+    accept = WindowRun.accept
 
     def least(run: WindowRun, tokens: Tensor, n_kept: Tensor) -> None:
         together = n_kept.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
-        advance(run, tokens, together.reshape(-1))
+        accept(run, tokens, together.reshape(-1))
 
-    patch.setattr(WindowRun, "advance", least)
+    patch.setattr(WindowRun, "accept", least)
 
 
 def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -83,7 +83,7 @@ def redraw_from_target(patch: Patch) -> None:
 
 def filter_residual_again(patch: Patch, **options: Any) -> None:
     """SJD: the residual goes through temperature and truncation once more."""
-    again = Filters(**options)
+    again = SamplingParams(**options)
 
     def twice(p_target: Tensor, p_draft: Tensor) -> Tensor:
         rest = residual(p_target, p_draft).log()
@@ -150,10 +150,10 @@ def _alter_coins(patch: Patch, change: Callable[[Tensor, int], tuple[Tensor, int
 def feed_one_branch(patch: Patch) -> None:
     """Every guidance branch is fed the conditional branch's last prompt token."""
 
-    def feed(run: WindowRun, columns: Tensor) -> Tensor:
-        return run.line.gather(1, columns).repeat(run.prompt.branches, 1)
+    def prefill(run: WindowRun, columns: Tensor) -> Tensor:
+        return run.token_buffer.gather(1, columns).repeat(run.prompt.branches, 1)
 
-    patch.setattr(WindowRun, "feed", feed)
+    patch.setattr(WindowRun, "prefill", prefill)
 
 
 def record_uniform_law(patch: Patch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Autoregressive, Filters, Grid, Jacobi, Noise, OptionError
+from mmaccel import Autoregressive, Grid, Jacobi, Noise, OptionError, SamplingParams
 from mmaccel.contracts import Policy
 from mmaccel.samplers.window.proposers import SOURCES
 from tests.exactness.bitwise_runs import (
@@ -63,9 +63,9 @@ def test_any_window_any_drafts(options: dict[str, Any], window: int | str) -> No
 def test_a_processor_that_reads_the_prefix(window: int | str) -> None:
     """No token twice in three: what is forbidden differs by row and slot, prompt included."""
 
-    def no_repeat(scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
+    def no_repeat(scores: Tensor, token_buffer: Tensor, columns: Tensor) -> Tensor:
         for back in (1, 2):
-            last = line.gather(1, columns - back)  # -1 on the padding of a short prompt
+            last = token_buffer.gather(1, columns - back)  # -1 on the padding of a short prompt
             banned = torch.nn.functional.one_hot(last + 1, 6)[..., 1:].bool()
             scores = scores.masked_fill(banned, float("-inf"))
         return scores
@@ -94,14 +94,14 @@ def test_items_of_one_seed_do_not_depend_on_the_batch() -> None:
         ToyLanguage(5, depth=6),
         make_prompt([[1, 2]] * 5),
         LENGTH,
-        filters=Filters(),
+        params=SamplingParams(),
         noise=Noise.from_seed(3, 5),
     )
     alone = Jacobi(4).sample(
         ToyLanguage(5, depth=6),
         make_prompt([[1, 2]]),
         LENGTH,
-        filters=Filters(),
+        params=SamplingParams(),
         noise=Noise(torch.tensor([3]), torch.tensor([4])),
     )
     assert many.tokens[4].equal(alone.tokens[0])

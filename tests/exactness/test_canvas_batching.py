@@ -18,8 +18,8 @@ from mmaccel import (
     AdaptiveBlock,
     CachePlan,
     ConfidentParallel,
+    ContinuousBatching,
     EntropyBounded,
-    Filters,
     KLStable,
     LocalLeap,
     LosslessUnmask,
@@ -27,12 +27,12 @@ from mmaccel import (
     Noise,
     NumericsError,
     OptionError,
-    Places,
     RevisedParallel,
+    SamplingParams,
     Stepwise,
 )  # fmt: skip
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasProgress
-from mmaccel.contracts import EndedRow, Prompt
+from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.results import Generation
 from tests.fixtures.canvas import masked, prompt_of
 
@@ -92,21 +92,25 @@ def prompt(name: str, rows: list[int], guided: bool) -> Prompt:
 
 
 def decode(
-    case: tuple[str, Any], rows: list[int], guided: bool, places: Places | None = None, **more: Any
+    case: tuple[str, Any],
+    rows: list[int],
+    guided: bool,
+    places: ContinuousBatching | None = None,
+    **more: Any,
 ) -> Generation:
     name, policy = case
     made: Generation = policy.sample(
         more.pop("model", None) or bed(name),
-        replace(prompt(name, rows, guided), places=places),
+        replace(prompt(name, rows, guided), batching=places),
         LENGTH,
-        filters=Filters(guidance_scale=1.7 if guided else 1.0, top_k=20),
+        params=SamplingParams(guidance_scale=1.7 if guided else 1.0, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
         **more,
     )
     return made
 
 
-def assert_alone(made: Generation, wanted: list[Generation], given: list[EndedRow]) -> None:
+def assert_alone(made: Generation, wanted: list[Generation], given: list[FinishedRow]) -> None:
     for row, own in enumerate(wanted):
         assert made.tokens[row].equal(own.tokens[0]), f"row {row}"
         assert int(made.lengths[row]) == int(own.lengths[0])
@@ -122,8 +126,8 @@ def assert_alone(made: Generation, wanted: list[Generation], given: list[EndedRo
 def test_a_row_in_anothers_place_is_the_row_alone(name: str, guided: bool) -> None:
     wanted = [decode(CASES[name], [row], guided) for row in ALL]
     for n_places in (1, 3) if guided else (1, 2, 3, 9):
-        given: list[EndedRow] = []
-        made = decode(CASES[name], ALL, guided, Places(n_places, given.append))
+        given: list[FinishedRow] = []
+        made = decode(CASES[name], ALL, guided, ContinuousBatching(n_places, given.append))
         assert_alone(made, wanted, given)
         for row in given:
             own = wanted[row.row]
@@ -146,8 +150,8 @@ def test_lossless_rows_are_those_alone(name: str, guided: bool) -> None:
     """Their passes are not: a pass that is some row's first drafts for none."""
     wanted = [decode(LOSSLESS[name], [row], guided) for row in ALL]
     for n_places in (1, 2, 3):
-        given: list[EndedRow] = []
-        made = decode(LOSSLESS[name], ALL, guided, Places(n_places, given.append))
+        given: list[FinishedRow] = []
+        made = decode(LOSSLESS[name], ALL, guided, ContinuousBatching(n_places, given.append))
         assert_alone(made, wanted, given)
         if n_places == 1:
             assert [row.passes for row in given] == [own.stats.passes for own in wanted]
@@ -155,8 +159,8 @@ def test_lossless_rows_are_those_alone(name: str, guided: bool) -> None:
 
 def test_rows_end_and_take_places_out_of_order() -> None:
     """Otherwise nothing above would have been tried."""
-    given: list[EndedRow] = []
-    made = decode(CASES["stepwise"], ALL, False, Places(3, given.append))
+    given: list[FinishedRow] = []
+    made = decode(CASES["stepwise"], ALL, False, ContinuousBatching(3, given.append))
     assert len({row.passes for row in given}) > 3
     assert [row.row for row in given] != ALL
     fixed = sum(
@@ -185,7 +189,7 @@ class Counted:
 def test_a_pass_leaves_out_rows_that_have_ended(name: str, guided: bool) -> None:
     wanted = [decode(CASES[name], [row], guided) for row in ALL]
     lengths = [own.stats.passes for own in wanted]
-    for places in (None, Places(2), Places(3)):
+    for places in (None, ContinuousBatching(2), ContinuousBatching(3)):
         model = Counted(bed(CASES[name][0]))
         made = decode(CASES[name], ALL, guided, places, model=model)
         assert sum(model.rows) == sum(lengths) * (1 + guided)
@@ -220,7 +224,7 @@ def test_a_model_that_keeps_something_for_its_rows_takes_no_places() -> None:
     model = Counted(bed("masked"))
     model.any_rows = False
     with pytest.raises(OptionError, match="places: expected none for a Counted"):
-        decode(CASES["stepwise"], ALL, False, Places(2), model=model)
+        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2), model=model)
     assert not model.rows
     decode(CASES["stepwise"], ALL, False, model=model)
     assert set(model.rows) == {len(ALL)}
@@ -228,8 +232,8 @@ def test_a_model_that_keeps_something_for_its_rows_takes_no_places() -> None:
 
 def test_progress_tells_which_rows_stand_where() -> None:
     seen: list[CanvasProgress] = []
-    given: list[EndedRow] = []
-    decode(CASES["entropy"], ALL, False, Places(2, given.append), on_step=seen.append)
+    given: list[FinishedRow] = []
+    decode(CASES["entropy"], ALL, False, ContinuousBatching(2, given.append), on_step=seen.append)
     rows = [told.rows for told in seen]
     assert rows[0] == (0, 1) and {row for pair in rows for row in pair or ()} == set(ALL)
     for told in seen:
@@ -243,28 +247,28 @@ def test_progress_tells_which_rows_stand_where() -> None:
 
 
 def test_what_deliver_raises_stops_the_run() -> None:
-    given: list[EndedRow] = []
+    given: list[FinishedRow] = []
 
-    def deliver(row: EndedRow) -> None:
+    def deliver(row: FinishedRow) -> None:
         given.append(row)
         if len(given) == 3:
             raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
-        decode(CASES["stepwise"], ALL, False, Places(2, deliver))
+        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2, deliver))
     assert len(given) == 3
 
 
 def test_an_interrupt_brings_all_rows() -> None:
     wanted = [decode(CASES["stepwise"], [row], False) for row in ALL]
-    given: list[EndedRow] = []
+    given: list[FinishedRow] = []
 
     def stop(told: CanvasProgress) -> None:
         if told.rows is not None and 4 in told.rows:
             raise KeyboardInterrupt
 
     with pytest.raises(CanvasInterrupt) as caught:
-        decode(CASES["stepwise"], ALL, False, Places(2, given.append), on_step=stop)
+        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2, given.append), on_step=stop)
     made, is_committed = caught.value.generation, caught.value.is_committed
     assert made.tokens.shape == is_committed.shape == (len(ALL), LENGTH)
     done = [row.row for row in given]
@@ -291,7 +295,7 @@ def test_a_row_without_a_law_is_named() -> None:
             nines = (entries.tokens == 9) & (entries.positions == 3)
             return torch.where(nines.any(1)[:, None, None], float("nan"), logits)
 
-    given: list[EndedRow] = []
+    given: list[FinishedRow] = []
     with pytest.raises(NumericsError) as caught:
-        decode(CASES["stepwise"], ALL, False, Places(2, given.append), model=Broken())
+        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2, given.append), model=Broken())
     assert caught.value.rows == (4,) and 4 not in [row.row for row in given]

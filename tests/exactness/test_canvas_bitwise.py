@@ -10,7 +10,7 @@ from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, famili
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 LENGTH, ROWS = 6, 12
 LAWS = families(LENGTH, 3)
@@ -30,12 +30,12 @@ def prompt(stop: int | None = None) -> Prompt:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("law", LAWS)
 def test_tokens_are_those_of_stepwise_decoding(law: str, order: str, temperature: float) -> None:
-    filters = Filters(temperature=temperature)
-    turn = list(LAWS).index(law) + ORDERS.index(order)  # every law and order meets every case
+    params = SamplingParams(temperature=temperature)
+    case = list(LAWS).index(law) + ORDERS.index(order)  # every law and order meets every case
     cases = ((None, None), (3, None), (None, 2), (2, 2))
-    for block, stop in cases if temperature == 1 else (cases[turn % 4],):
+    for block, stop in cases if temperature == 1 else (cases[case % 4],):
         noise = Noise.from_seed(11, ROWS)
-        options = {"filters": filters, "noise": noise}
+        options = {"params": params, "noise": noise}
         plain_model = OracleDenoiser(LAWS[law])
         plain = Stepwise(order, block).sample(plain_model, prompt(stop), LENGTH, **options)
         for drafts in (1, 2, 4, 8) if temperature == 1 else (2, 5):
@@ -51,7 +51,7 @@ def test_tokens_are_those_of_stepwise_decoding(law: str, order: str, temperature
 
 def test_passes_of_independent_slots() -> None:
     """Where slots know nothing of each other, every draft is right."""
-    options = {"filters": Filters(), "noise": Noise.from_seed(5, ROWS)}
+    options = {"params": SamplingParams(), "noise": Noise.from_seed(5, ROWS)}
     for drafts, passes in ((1, 6), (2, 4), (3, 3), (6, 2)):
         model = OracleDenoiser(LAWS["independent"])
         run = LosslessUnmask(drafts, "left").sample(model, prompt(), LENGTH, **options)
@@ -63,14 +63,16 @@ def test_rows_do_not_see_each_other() -> None:
     law = LAWS["markov"]
     policy = LosslessUnmask(3, "confidence", 3)
     noise = Noise.from_seed(2, ROWS)
-    whole = policy.sample(OracleDenoiser(law), prompt(2), LENGTH, filters=Filters(), noise=noise)
+    whole = policy.sample(
+        OracleDenoiser(law), prompt(2), LENGTH, params=SamplingParams(), noise=noise
+    )
     one = torch.ones(1, dtype=torch.int64)
     for row in (0, 7, 11):
         alone = policy.sample(
             OracleDenoiser(law),
             Prompt(torch.zeros(1, 1, dtype=torch.int64), one, stop_tokens=torch.tensor([2])),
             LENGTH,
-            filters=Filters(),
+            params=SamplingParams(),
             noise=Noise(noise.seeds[row : row + 1], noise.items[row : row + 1]),
         )
         assert torch.equal(alone.tokens[0], whole.tokens[row])

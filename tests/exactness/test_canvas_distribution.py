@@ -17,7 +17,7 @@ from mmaccel.samplers.canvas.local_leap import LocalLeap
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 LENGTH, TOKENS = 4, 3
 LAWS = families(LENGTH, TOKENS)
@@ -159,7 +159,7 @@ def test_ledger_charges_a_case_computed_by_hand() -> None:
     policy = EntropyBounded(sum(entropy[:3]) - max(entropy[:3]) + 1e-4)
     noise, ones = Noise.from_seed(1, 5), torch.ones(5, dtype=torch.int64)
     prompt = Prompt(torch.zeros(5, 1, dtype=torch.int64), ones)
-    options = {"filters": Filters(), "noise": noise}
+    options = {"params": SamplingParams(), "noise": noise}
     run = policy.sample(OracleDenoiser(joint), prompt, LENGTH, **options)
     assert run.stats.passes == 2 and run.stats.accepted == [5, 0, 5]
     assert run.stats.nats == pytest.approx(5 * 0.964115, abs=1e-4)

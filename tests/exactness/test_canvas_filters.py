@@ -19,10 +19,10 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.exactness.test_canvas_distribution import divergence, total_correlation, variation
 from tests.fixtures.toy_models import law_by_hand
 
@@ -53,9 +53,9 @@ class Paths(NamedTuple):
     steps: list[tuple[Tensor, Tensor]]  # per pass [N, L]: the canvas, -1 where open; the choice
 
 
-def filtered(filters: dict[str, Any]) -> Tensor:
+def filtered(params: dict[str, Any]) -> Tensor:
     """The laws of both groups, `[2, V]`."""
-    law = law_by_hand(**filters)
+    law = law_by_hand(**params)
     return torch.tensor([law([row.log().tolist()], 0) for row in GROUPS], dtype=torch.float64)
 
 
@@ -69,18 +69,18 @@ def entropies(laws: Tensor) -> list[float]:
     return torch.special.entr(laws).sum(-1).tolist()
 
 
-def paths_of(policy: Any, filters: dict[str, Any]) -> Paths:
+def paths_of(policy: Any, params: dict[str, Any]) -> Paths:
     """Every outcome as a row that draws nothing else; the choice sees no draw, so that the chance
     of a row is the product of the chances its tokens had.
     """
     outcomes = torch.tensor(list(product(range(TOKENS), repeat=LENGTH)))
-    n, laws = len(outcomes), filtered(filters)
+    n, laws = len(outcomes), filtered(params)
     prompt = Prompt(outcomes.new_zeros(n, 1), outcomes.new_ones(n))
-    options = {"filters": Filters(**filters), "noise": Noise(*outcomes.new_zeros(2, n))}
+    options = {"params": SamplingParams(**params), "noise": Noise(*outcomes.new_zeros(2, n))}
     run = policy.open(Pairs(copies(GROUPS)), prompt, LENGTH, **options)
     before, chances = [], []
 
-    def prescribe(seen: Evidence) -> Evidence:
+    def prescribe(seen: SlotPredictions) -> SlotPredictions:
         canvas = torch.where(run.canvas.is_committed, run.canvas.tokens, -1)
         twin = canvas.roll(2, 1)  # the other slot of the group
         own = laws[torch.arange(LENGTH) % 2].gather(1, outcomes.T).T
@@ -98,9 +98,9 @@ def paths_of(policy: Any, filters: dict[str, Any]) -> Paths:
     return Paths(weight.view((TOKENS,) * LENGTH), run.ledger.nats, steps)
 
 
-def costs_of(paths: Paths, filters: dict[str, Any]) -> list[float]:
+def costs_of(paths: Paths, params: dict[str, Any]) -> list[float]:
     """Nats of every choice at every canvas that can be."""
-    possible = copies(filtered(filters))
+    possible = copies(filtered(params))
     rows = (paths.joint.flatten() > 0).nonzero()[:, 0]
     states = {
         (tuple(canvas.tolist()), tuple(chosen.tolist()))
@@ -111,35 +111,35 @@ def costs_of(paths: Paths, filters: dict[str, Any]) -> list[float]:
     return [total_correlation(possible, torch.tensor(a), torch.tensor(b)) for a, b in states]
 
 
-@pytest.mark.parametrize("filters", [{}, *FILTERS], ids=str)
-def test_stepwise_decodes_the_filtered_law(filters: dict[str, Any]) -> None:
-    paths = paths_of(Stepwise("entropy"), filters)
-    assert variation(paths.joint, copies(filtered(filters))) < 1e-6
+@pytest.mark.parametrize("params", [{}, *FILTERS], ids=str)
+def test_stepwise_decodes_the_filtered_law(params: dict[str, Any]) -> None:
+    paths = paths_of(Stepwise("entropy"), params)
+    assert variation(paths.joint, copies(filtered(params))) < 1e-6
     assert float(paths.nats.max()) == 0.0
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_no_step_diverges_from_the_filtered_law_by_more_than_gamma(filters: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+def test_no_step_diverges_from_the_filtered_law_by_more_than_gamma(params: dict[str, Any]) -> None:
     """Two copies at once cost the entropy of what they copy, and the bound is met exactly."""
-    cost = min(entropies(filtered(filters)))
+    cost = min(entropies(filtered(params)))
     assert abs(cost - min(entropies(GROUPS))) > 0.05
     for gamma in (cost - 1e-3, cost + 1e-3):
-        paths = paths_of(EntropyBounded(gamma), filters)
-        found = max(costs_of(paths, filters))
+        paths = paths_of(EntropyBounded(gamma), params)
+        found = max(costs_of(paths, params))
         assert found <= gamma + 1e-6
         assert found == pytest.approx(cost if gamma > cost else 0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("params", FILTERS, ids=str)
 def test_no_sequence_diverges_from_the_filtered_law_by_more_than_its_budget(
-    filters: dict[str, Any],
+    params: dict[str, Any],
 ) -> None:
-    true, cost = copies(filtered(filters)), sum(entropies(filtered(filters)))
+    true, cost = copies(filtered(params)), sum(entropies(filtered(params)))
     for nats in (sum(entropies(GROUPS)) + 1e-3, cost - 1e-3, cost + 1e-3):
-        paths = paths_of(EntropyBounded(budget_nats=nats), filters)
+        paths = paths_of(EntropyBounded(budget_nats=nats), params)
         found = divergence(true, paths.joint)
         assert found <= nats + 1e-6
         charged = paths.nats[paths.joint.flatten() > 0]
         assert found <= float(charged.max()) + 1e-6 <= nats + 2e-6
         if nats > cost:  # and it buys something
-            assert found >= min(entropies(filtered(filters))) - 1e-6
+            assert found >= min(entropies(filtered(params))) - 1e-6

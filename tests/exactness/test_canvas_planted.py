@@ -19,13 +19,13 @@ from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.canvas.model_pass import CanvasLook
 from mmaccel.samplers.canvas.orders import Order
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
-from mmaccel.samplers.canvas.selector import Memory
+from mmaccel.samplers.canvas.selector import SelectorState
 from mmaccel.samplers.canvas.state import Canvas
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 LENGTH, TOKENS, ROWS = 4, 3, 8
 LAWS = families(LENGTH, TOKENS)
@@ -88,7 +88,9 @@ def canvas_is_left_alone() -> bool:
         prompt = Prompt(ones[:, None], ones, layout=Given())
         noise = Noise.from_seed(4, ROWS)
         model = Watching(law)
-        run = policy.sample(model, prompt, LENGTH, filters=Filters(), noise=noise, on_step=note)
+        run = policy.sample(
+            model, prompt, LENGTH, params=SamplingParams(), noise=noise, on_step=note
+        )
         are_tokens = bool((run.tokens[:, 1] == 2).all() and (run.tokens < TOKENS).all())
         grown = [b - a for a, b in zip(counts, counts[1:], strict=False)]
         commits = min(grown) >= 1 or isinstance(policy, RevisedParallel)
@@ -104,7 +106,7 @@ def choose_by_what_was_drawn(patch: Patch) -> None:
     """Position of the surest drawn token, as most releases do at a temperature."""
     score = Order.score
 
-    def leaking(self: Order, seen: Evidence) -> Tensor:
+    def leaking(self: Order, seen: SlotPredictions) -> Tensor:
         if seen.chance is None:
             return score(self, seen)
         return torch.where(seen.is_open, seen.chance, float("-inf"))
@@ -113,8 +115,8 @@ def choose_by_what_was_drawn(patch: Patch) -> None:
 
 
 def leak_into_selectors(patch: Patch) -> None:
-    """Evidence is handed to selectors unsealed, and one ranks by it."""
-    patch.setattr(Evidence, "sealed", lambda self: replace(self, entropy=-self.chance))
+    """SlotPredictions is handed to selectors unsealed, and one ranks by it."""
+    patch.setattr(SlotPredictions, "sealed", lambda self: replace(self, entropy=-self.chance))
 
 
 def commit_stale_logits(patch: Patch) -> None:
@@ -135,9 +137,9 @@ def edit_the_prompt(patch: Patch) -> None:
     tokens = Columns.tokens
 
     def shifted(self: Columns, canvases: Tensor) -> Tensor:
-        line = tokens(self, canvases)
+        rows = tokens(self, canvases)
         done = (canvases != TOKENS).all()
-        return torch.cat([line[..., 1:], line[..., :1]], -1) if not done else line
+        return torch.cat([rows[..., 1:], rows[..., :1]], -1) if not done else rows
 
     patch.setattr(Columns, "tokens", shifted)
 
@@ -155,7 +157,7 @@ def emit_masks(patch: Patch) -> None:
     """The mask token is one of the tokens that can be drawn."""
     read = evidence.read_logits
 
-    def unmasked(logits: Tensor, *args: Any, **options: Any) -> Evidence:
+    def unmasked(logits: Tensor, *args: Any, **options: Any) -> SlotPredictions:
         logits = logits.clone()
         logits[..., TOKENS] = logits[..., :TOKENS].amax(-1) + 1
         return read(logits, *args, **{**options, "mask_token": -1})
@@ -166,10 +168,10 @@ def emit_masks(patch: Patch) -> None:
 def overspend(patch: Patch) -> None:
     """A budget that forgets what earlier passes spent."""
 
-    def forgotten(self: Memory) -> Tensor:
+    def forgotten(self: SelectorState) -> Tensor:
         return torch.zeros_like(self.run.ledger.nats) - 1
 
-    patch.setattr(Memory, "spent", property(forgotten))
+    patch.setattr(SelectorState, "spent", property(forgotten))
 
 
 @pytest.mark.parametrize("proof", PROOFS)

@@ -18,17 +18,17 @@ from torch import Tensor
 from mmaccel import (
     Autoregressive,
     CausalLMWindow,
-    Filters,
+    ContinuousBatching,
     GroupedSpeculative,
     Jacobi,
     Noise,
     NumericsError,
     OptionError,
-    Places,
+    SamplingParams,
     Speculative,
     SpeculativeJacobi,
 )  # fmt: skip
-from mmaccel.contracts import EndedRow, Policy
+from mmaccel.contracts import FinishedRow, Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
@@ -61,7 +61,7 @@ def policies() -> dict[str, Policy]:
 
 
 def decode(
-    policy: Policy, rows: list[int], scale: float, places: Places | None = None, *,
+    policy: Policy, rows: list[int], scale: float, places: ContinuousBatching | None = None, *,
     window: Any = None, on_step: Any = None,
 ) -> Generation:  # fmt: skip
     guided = scale != 1
@@ -69,9 +69,9 @@ def decode(
     prompt = make_prompt(tokens, 1 + guided, stop_tokens=torch.tensor(STOPS))
     return policy.sample(
         CausalLMWindow(tiny("llama")) if window is None else window,
-        replace(prompt, places=places),
+        replace(prompt, batching=places),
         LENGTH,
-        filters=Filters(guidance_scale=scale, top_k=20),
+        params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
         on_step=on_step,
     )
@@ -82,7 +82,7 @@ def alone(name: str, scale: float) -> list[Generation]:
     return [decode(policies()[name], [row], scale) for row in ALL]
 
 
-def assert_alone(made: Generation, wanted: list[Generation], given: list[EndedRow]) -> None:
+def assert_alone(made: Generation, wanted: list[Generation], given: list[FinishedRow]) -> None:
     for row, own in enumerate(wanted):
         assert made.tokens[row].equal(own.tokens[0]), f"row {row}"
         assert int(made.lengths[row]) == int(own.lengths[0])
@@ -111,8 +111,8 @@ def test_a_row_in_anothers_place_is_the_row_alone(name: str, scale: float) -> No
     wanted = alone(name, scale)
     assert len({int(own.lengths[0]) for own in wanted}) > 3
     for n_places in (1, 2, 3, 9):
-        given: list[EndedRow] = []
-        made = decode(policies()[name], ALL, scale, Places(n_places, given.append))
+        given: list[FinishedRow] = []
+        made = decode(policies()[name], ALL, scale, ContinuousBatching(n_places, given.append))
         assert_alone(made, wanted, given)
         total = sum(own.stats.passes for own in wanted)
         longest = max(own.stats.passes for own in wanted)
@@ -125,7 +125,7 @@ def test_a_row_in_anothers_place_is_the_row_alone(name: str, scale: float) -> No
 
 
 def test_the_adaptive_window_makes_the_same_tokens() -> None:
-    made = decode(policies()["jacobi adaptive"], ALL, 2.0, Places(3))
+    made = decode(policies()["jacobi adaptive"], ALL, 2.0, ContinuousBatching(3))
     wanted = torch.cat([own.tokens for own in alone("plain", 2.0)])
     assert made.tokens.equal(wanted)
 
@@ -134,10 +134,10 @@ def test_the_adaptive_window_makes_the_same_tokens() -> None:
 @pytest.mark.parametrize("sync_every", [1, 3])
 def test_recorded_passes_take_newcomers_too(name: str, sync_every: int) -> None:
     """Newcomers are written into the tensors of the record; nobody leaves the batch."""
-    given: list[EndedRow] = []
+    given: list[FinishedRow] = []
     window = CausalLMWindow(tiny("llama"))
     window.runner = Replay(sync_every)
-    made = decode(policies()[name], ALL, 2.0, Places(3, given.append), window=window)
+    made = decode(policies()[name], ALL, 2.0, ContinuousBatching(3, given.append), window=window)
     assert_alone(made, alone(name, 2.0), given)
     assert len(window.runner.recorded) == 1 and window.runner.replayed > 9
     assert made.stats.runner == "cuda graphs"
@@ -146,9 +146,13 @@ def test_recorded_passes_take_newcomers_too(name: str, sync_every: int) -> None:
 def test_a_kept_record_is_taken_by_runs_with_places_alone() -> None:
     cache, captures = GraphCache(), []
     window = CausalLMWindow(tiny("llama"))
-    for rows, places in ((ALL, Places(3)), ([6, 5, 4, 3, 2], Places(3)), ([1, 2, 3], None)):
+    for rows, places in (
+        (ALL, ContinuousBatching(3)),
+        ([6, 5, 4, 3, 2], ContinuousBatching(3)),
+        ([1, 2, 3], None),
+    ):
         window.runner = Replay(1, cache)
-        given: list[EndedRow] = []
+        given: list[FinishedRow] = []
         made = decode(policies()["jacobi"], rows, 2.0, places, window=window)
         captures.append(made.stats.captures)
         for k, row in enumerate(rows):
@@ -171,16 +175,16 @@ class Strict(ToyLanguage):
 def test_a_model_that_cannot_feed_some_rows_is_fed_all(policy: Policy) -> None:
     """Others' rows have to be fed where their next passes begin."""
     rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
-    stops, filters = torch.tensor([4]), Filters(guidance_scale=1.5)
+    stops, params = torch.tensor([4]), SamplingParams(guidance_scale=1.5)
 
-    def toy(chosen: list[int], places: Places | None) -> Generation:
+    def toy(chosen: list[int], places: ContinuousBatching | None) -> Generation:
         tokens = [rows[row] for row in chosen] + [rows[-1 - row] for row in chosen]
-        prompt = make_prompt(tokens, 2, stop_tokens=stops, places=places)
+        prompt = make_prompt(tokens, 2, stop_tokens=stops, batching=places)
         noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
-        return policy.sample(Strict(5, depth=6), prompt, 20, filters=filters, noise=noise)
+        return policy.sample(Strict(5, depth=6), prompt, 20, params=params, noise=noise)
 
-    given: list[EndedRow] = []
-    made = toy(list(range(6)), Places(2, given.append))
+    given: list[FinishedRow] = []
+    made = toy(list(range(6)), ContinuousBatching(2, given.append))
     assert_alone(made, [toy([row], None) for row in range(6)], given)
 
 
@@ -204,7 +208,7 @@ def test_newcomers_alone_are_fed_and_ended_rows_leave() -> None:
         shown.append((progress.rows, progress.lengths.tolist()))
         return torch.tensor([(2, 1, 4, 2)[row] for row in progress.rows])
 
-    rows, places = [0, 1, 3, 4], Places(2)
+    rows, places = [0, 1, 3, 4], ContinuousBatching(2)
     made = decode(Autoregressive(), rows, 2.0, places, window=window, on_step=on_step)
     assert made.lengths.tolist() == [2, 1, 4, 2] == made.passes.tolist()
     assert shown == [
@@ -216,14 +220,14 @@ def test_newcomers_alone_are_fed_and_ended_rows_leave() -> None:
         (4, 1), (4, 1),  # row 3 has but one token, which its first pass feeds
         (2, 1),  # row 2 has gone on alone
     ]  # fmt: skip
-    assert made.stats.fed == sum(n * width for n, width in seen)
+    assert made.stats.tokens_processed == sum(n * width for n, width in seen)
     assert (made.stats.prefill_passes, made.stats.passes) == (2, 5)
 
 
 def test_rows_are_given_as_soon_as_they_end() -> None:
     passes: list[int] = []
     given: list[tuple[int, int]] = []
-    places = Places(2, lambda row: given.append((row.row, len(passes))))
+    places = ContinuousBatching(2, lambda row: given.append((row.row, len(passes))))
     decode(Jacobi(6), ALL, 1.0, places, on_step=lambda progress: passes.append(progress.passes))
     lengths = [own.stats.passes for own in alone("jacobi", 1.0)]
     ends, wanted, waiting = [lengths[0], lengths[1]], [], [*ALL[2:]]  # two queues by hand
@@ -245,16 +249,16 @@ def test_what_a_receiver_raises_reaches_the_caller() -> None:
 
     given: list[int] = []
 
-    def deliver(row: EndedRow) -> None:
+    def deliver(row: FinishedRow) -> None:
         given.append(row.row)
         if len(given) == 3:
             raise Full
 
     window = CausalLMWindow(tiny("llama"))
     with pytest.raises(Full):
-        decode(Jacobi(6), ALL, 1.0, Places(2, deliver), window=window)
+        decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2, deliver), window=window)
     assert len(given) == 3
-    again = decode(Jacobi(6), ALL, 1.0, Places(2), window=window)
+    again = decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2), window=window)
     assert again.tokens.equal(torch.cat([own.tokens for own in alone("jacobi", 1.0)]))
 
 
@@ -270,7 +274,9 @@ class Poisoned(CausalLMWindow):
 def test_an_error_names_the_rows_it_befell(places: int | None) -> None:
     """Row 2 ends its prompt with 8; no other row meets an 8 before that."""
     given: list[int] = []
-    chosen = None if places is None else Places(places, lambda row: given.append(row.row))
+    chosen = (
+        None if places is None else ContinuousBatching(places, lambda row: given.append(row.row))
+    )
     window = Poisoned(tiny("llama"))
     with pytest.raises(NumericsError) as caught:
         decode(Autoregressive(), ALL, 1.0, chosen, window=window)
@@ -281,4 +287,4 @@ def test_an_error_names_the_rows_it_befell(places: int | None) -> None:
 @pytest.mark.parametrize("rows", [0, -1, True, 2.0, None])
 def test_places_are_at_least_one(rows: Any) -> None:
     with pytest.raises(OptionError, match="expected an integer of at least 1"):
-        Places(rows)
+        ContinuousBatching(rows)

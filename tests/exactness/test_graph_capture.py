@@ -10,11 +10,11 @@ import torch
 from mmaccel import (
     Autoregressive,
     CausalLMWindow,
-    Filters,
     Grid,
     GroupedSpeculative,
     Jacobi,
     Noise,
+    SamplingParams,
     SpeculativeJacobi,
 )  # fmt: skip
 from mmaccel.contracts import Policy
@@ -58,8 +58,8 @@ def decode(
     )
     noise = Noise.from_seed([3, 4, 5], 3)
     length = grid.frame if grid is not None else LENGTH
-    filters = Filters(**options)
-    return policy.sample(window, prompt, length, filters=filters, noise=noise, on_step=on_step)
+    params = SamplingParams(**options)
+    return policy.sample(window, prompt, length, params=params, noise=noise, on_step=on_step)
 
 
 def assert_like(captured: Generation, plain: Generation) -> None:

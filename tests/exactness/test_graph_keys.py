@@ -12,7 +12,7 @@ from weakref import ref
 import pytest
 import torch
 
-from mmaccel import CausalLMWindow, Filters, Jacobi, Noise, SpeculativeJacobi
+from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
@@ -33,10 +33,10 @@ KEYS: dict[str, tuple[Policy, Call]] = {
     "policy": (Jacobi(window=5), CALLS[0]),
     "another policy": (SpeculativeJacobi(window=6), CALLS[0]),
     "drafts": (Jacobi(window=6, drafts="left"), CALLS[0]),
-    "temperature": (Jacobi(window=6), replace(CALLS[0], filters={"temperature": 0.5})),
-    "top_k": (Jacobi(window=6), replace(CALLS[0], filters={"top_k": 3})),
-    "guidance": (Jacobi(window=6), replace(CALLS[0], filters={"guidance_scale": 3.0})),
-    "branches": (Jacobi(window=6), replace(CALLS[0], filters={"guidance_scale": 1.0})),
+    "temperature": (Jacobi(window=6), replace(CALLS[0], params={"temperature": 0.5})),
+    "top_k": (Jacobi(window=6), replace(CALLS[0], params={"top_k": 3})),
+    "guidance": (Jacobi(window=6), replace(CALLS[0], params={"guidance_scale": 3.0})),
+    "branches": (Jacobi(window=6), replace(CALLS[0], params={"guidance_scale": 1.0})),
     "rows": (Jacobi(window=6), replace(CALLS[0], rows=((5,),), seeds=(3,))),
     "layout": (Jacobi(window=6), replace(CALLS[0], layout=replace(GRID, row_end=None))),
     "stop tokens": (Jacobi(window=6), replace(CALLS[0], stops=(9, 17))),
@@ -74,10 +74,10 @@ def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
 def test_a_result_and_its_arguments_stay_as_they_are(model: Any) -> None:
     cache, policy = GraphCache(), Jacobi(window=6)
     prompt = make_prompt([[5, 9, 11, 2], [7]], stop_tokens=torch.tensor([9]))
-    noise, filters = Noise.from_seed([3, 4], 2), Filters()
+    noise, params = Noise.from_seed([3, 4], 2), SamplingParams()
     window = CausalLMWindow(model)
     window.runner = Replay(1, cache)
-    first = policy.sample(window, prompt, 28, filters=filters, noise=noise)
+    first = policy.sample(window, prompt, 28, params=params, noise=noise)
     mine = [first.tokens, first.lengths, first.passes, prompt.tokens, prompt.lengths]
     mine += [prompt.stop_tokens, noise.seeds, noise.items]
     before, accepted = [tensor.clone() for tensor in mine], list(first.stats.accepted)
@@ -237,10 +237,10 @@ def test_dropped_graphs_are_freed(model: Any) -> None:
         cache = GraphCache()
         decode(Jacobi(window=6), CALLS[0], cache, model)
         (entry,) = cache._entries.values()
-        line = ref(entry.inputs["line"])
+        token_buffer = ref(entry.inputs["token_buffer"])
         drop(cache)
         del entry, cache
-        assert line() is None
+        assert token_buffer() is None
 
 
 def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
@@ -290,10 +290,10 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     """A tensor of a run that is no static input would be another one in the next run."""
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
     run = WindowRun(
-        Jacobi(window=6), CausalLMWindow(model), prompt, 28, filters=Filters(),
+        Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
         noise=Noise.from_seed(0, 2), on_step=None, window=6,
     )  # fmt: skip
-    parts = {"": run, "noise.": run.noise, "tally.": run.tally}
+    parts = {"": run, "noise.": run.noise, "counters.": run.counters}
     found = {
         prefix + name for prefix, part in parts.items()
         for name, value in vars(part).items() if isinstance(value, torch.Tensor)

@@ -11,11 +11,11 @@ import torch
 from mmaccel import (
     Autoregressive,
     CausalLMWindow,
-    Filters,
     Grid,
     GroupedSpeculative,
     Jacobi,
     Noise,
+    SamplingParams,
     SpeculativeJacobi,
 )  # fmt: skip
 from mmaccel.contracts import Policy
@@ -49,7 +49,7 @@ class Call:
     seeds: tuple[int, ...] = (3, 4)
     length: int = 28
     stops: tuple[int, ...] = ()
-    filters: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
     layout: Grid | None = GRID
 
 
@@ -67,14 +67,14 @@ def decode(
     """One call, in a window of its own, as `attach` has it; without a cache pass by pass."""
     window = CausalLMWindow(build_lm("llama") if model is None else model)
     window.runner = None if cache is None else Replay(sync_every, cache)
-    guided = "guidance_scale" in call.filters
+    guided = "guidance_scale" in call.params
     rows = [list(row) for row in call.rows]
     rows += [[*row[::-1], 4] for row in rows] if guided else []
     stops = torch.tensor(call.stops) if call.stops else None
     prompt = make_prompt(rows, 1 + guided, layout=call.layout, stop_tokens=stops)
     noise = Noise.from_seed(call.seeds, len(call.seeds))
-    filters = Filters(**call.filters)
-    return policy.sample(window, prompt, call.length, filters=filters, noise=noise, on_step=on_step)
+    params = SamplingParams(**call.params)
+    return policy.sample(window, prompt, call.length, params=params, noise=noise, on_step=on_step)
 
 
 def assert_like(captured: Generation, plain: Generation) -> None:
@@ -97,7 +97,7 @@ def test_calls_with_one_key_share_graphs(
 ) -> None:
     cache, captures = GraphCache(), []
     for call in CALLS:
-        call = replace(call, filters=options)
+        call = replace(call, params=options)
         made = decode(policy, call, cache, model)
         assert_like(made, decode(policy, call, None, model))
         captures.append(made.stats.captures)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Filters, GroupedSpeculative, Noise, OptionError, SpeculativeJacobi
+from mmaccel import GroupedSpeculative, Noise, OptionError, SamplingParams, SpeculativeJacobi
 from mmaccel.results import Stats
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.window.grouped_speculative import group_ratio
@@ -174,7 +174,7 @@ def run(
         PLAIN.language(),
         make_prompt([[1, 2]] * rows, **others),
         length,
-        filters=Filters(),
+        params=SamplingParams(),
         noise=Noise.from_seed(1, rows),
     ).stats
 

@@ -15,10 +15,10 @@ import torch
 
 from mmaccel import (
     Autoregressive,
-    Filters,
     Jacobi,
     Noise,
     RepetitionAwareSampling,
+    SamplingParams,
     Speculative,
     SpeculativeJacobi,
 )
@@ -182,7 +182,7 @@ def test_policies_stay_exact_under_it(policy: Policy) -> None:
         model,
         make_prompt([prompt] * SAMPLES),
         length,
-        filters=Filters(processor=LAW.over_window),
+        params=SamplingParams(processor=LAW.over_window),
         noise=Noise.from_seed(0, SAMPLES),
     )
     test = _test(made.tokens, 3, torch.tensor(list(law.values()), dtype=torch.float64))

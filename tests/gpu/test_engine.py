@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import bitwise
-from benchmarks.gpu.bitwise import Bed, check_bitwise, compare, judge, tiny_llama
+from benchmarks.gpu.bitwise import Bed, check_bitwise, compare, find_mistake, tiny_llama
 from benchmarks.gpu.canvas import POLICIES, measure_canvas
 from benchmarks.gpu.check import engine_parts
 from benchmarks.gpu.models import SIZES, Size, build, key_bytes, open_window, sketch
@@ -220,8 +220,12 @@ def test_other_tokens_are_found() -> None:
     runs = list(compare(bed, choose, [Jacobi(4)], [(1, 1)], [1.0], 14))
     assert len(runs) == 1 and runs[0][1].endswith("of 14 tokens differ")
     tokens = torch.tensor([[1, 2]])
-    assert judge(tokens, tokens + torch.tensor([0, 1]), "cuda graphs") == "1 of 2 tokens differ"
-    assert "expected tokens [1, 2], received [1, 1]" in judge(tokens, tokens[:, :1], "cuda graphs")
+    assert (
+        find_mistake(tokens, tokens + torch.tensor([0, 1]), "cuda graphs") == "1 of 2 tokens differ"
+    )
+    assert "expected tokens [1, 2], received [1, 1]" in find_mistake(
+        tokens, tokens[:, :1], "cuda graphs"
+    )
 
 
 def test_beds_have_prompts_for_every_batch() -> None:
@@ -235,7 +239,7 @@ def test_beds_have_prompts_for_every_batch() -> None:
 class FakeRoutes:
     """Ways that take known seconds; a first run takes 1000."""
 
-    pipe = SimpleNamespace(pictures=SimpleNamespace(examples=("a", "b", "c")))
+    pipe = SimpleNamespace(image_model=SimpleNamespace(examples=("a", "b", "c")))
 
     def __init__(self, runner: str = "cuda graphs") -> None:
         self.runner, self.seen, self.captions = runner, set[Way](), set[tuple[str, ...]]()
@@ -255,7 +259,7 @@ class FakeRoutes:
         return Piece(torch.zeros(1), stats if way.policy else None, seconds)
 
 
-def test_pictures_end_to_end() -> None:
+def test_images_end_to_end() -> None:
     routes: Any = FakeRoutes()
     made = measure_scenes(CPU, routes, batches=(1, 4))
     assert len(made["scenes"]) == 2 * 2 * 3 and ("a", "b", "c", "a") in routes.captions
@@ -271,14 +275,14 @@ def test_pictures_end_to_end() -> None:
     })  # fmt: skip
 
 
-def test_pictures_that_were_not_captured_are_no_result() -> None:
+def test_images_that_were_not_captured_are_no_result() -> None:
     routes: Any = FakeRoutes("eager")
     with pytest.raises(CheckError, match="2 of 2 were not captured") as caught:
         measure_scenes(CPU, routes, batches=(1,), scales=(1.0,))
     assert len(caught.value.found["scenes"]) == 3
 
 
-def test_pictures_of_the_real_model() -> None:
+def test_images_of_the_real_model() -> None:
     routes = Routes("scenes", length=4)
     with pytest.raises(CheckError, match="not captured") as caught:
         measure_scenes(CPU, routes, batches=(2,), scales=(1.0,), repeats=1)

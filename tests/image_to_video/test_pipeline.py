@@ -14,7 +14,7 @@ from PIL import Image
 from mmaccel import ImageToVideo, Jacobi, SpeculativeJacobi
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
-from tests.fixtures.media import picture
+from tests.fixtures.media import image
 from tests.fixtures.video import SHAPE, VOCAB, Transformer, build_video
 
 FRAME = SHAPE[1] * SHAPE[2]
@@ -32,7 +32,7 @@ def pipe(folders: tuple[Path, Path]) -> ImageToVideo:
 
 def test_greedy_tokens_are_a_plain_loops(pipe: ImageToVideo) -> None:
     plain = Transformer()
-    for n_given, start in ((1, picture()), (9, [picture(k) for k in range(9)])):
+    for n_given, start in ((1, image()), (9, [image(k) for k in range(9)])):
         clip = pipe(start, temperature=0, policy=Jacobi(window=5))[0]
         line = clip.tokens.flatten()[: (1 if n_given == 1 else 2) * FRAME]
         while len(line) < 3 * FRAME:
@@ -42,7 +42,7 @@ def test_greedy_tokens_are_a_plain_loops(pipe: ImageToVideo) -> None:
 
 
 def test_other_policies_stay_within_the_clip(pipe: ImageToVideo) -> None:
-    made = pipe(picture(), seed=[1, 2], policy=SpeculativeJacobi(window=8, coupling="maximal"))
+    made = pipe(image(), seed=[1, 2], policy=SpeculativeJacobi(window=8, coupling="maximal"))
     assert made.stats.exactness == "distribution"
     for clip in made.clips:
         assert clip.tokens.shape == SHAPE and 0 <= int(clip.tokens.min())
@@ -50,20 +50,20 @@ def test_other_policies_stay_within_the_clip(pipe: ImageToVideo) -> None:
 
 
 def test_frames_are_the_codecs(pipe: ImageToVideo, folders: tuple[Path, Path]) -> None:
-    clip = pipe(picture(), seed=4)[0]
+    clip = pipe(image(), seed=4)[0]
     assert (clip.frames.shape, clip.frames.dtype) == ((17, 32, 48, 3), torch.uint8)
     assert (clip.fps, clip.n_given) == (25.0, 1)
     encoder, decoder = (torch.jit.load(str(folders[1] / f"{n}coder.jit")) for n in ("en", "de"))
     whole = decoder(clip.tokens[None])[0].permute(1, 2, 3, 0)
     wanted = ((whole + 1) / 2).clamp(0, 1).mul(255).to(torch.uint8)
     assert int((clip.frames.int() - wanted.int()).abs().max()) <= 1
-    given = torch.from_numpy(np.asarray(picture()).copy()).permute(2, 0, 1)[None, :, None]
+    given = torch.from_numpy(np.asarray(image()).copy()).permute(2, 0, 1)[None, :, None]
     tokens = encoder((given / 127.5 - 1).expand(-1, -1, 17, -1, -1))[0][0, 0]
     assert torch.equal(clip.tokens[0], tokens.long())
 
 
 def test_which_frames_are_read_and_how_they_are_cut() -> None:
-    frames = [picture(k, (30, 20)) for k in range(12)]
+    frames = [image(k, (30, 20)) for k in range(12)]
     as_numbers = torch.stack([torch.from_numpy(np.asarray(frame).copy()) for frame in frames])
     read = read_start(frames, (30, 20), (1, 9))
     assert read.shape == (9, 3, 20, 30) and float(read.abs().max()) <= 1
@@ -89,13 +89,13 @@ def test_only_what_is_seen_is_scaled(size: tuple[int, int]) -> None:
     scale = max(wanted[0] / size[0], wanted[1] / size[1])
     whole = (math.ceil(scale * size[0]), math.ceil(scale * size[1]))
     left, top = round((whole[0] - 48) / 2), round((whole[1] - 32) / 2)
-    scaled = picture(3, size).resize(whole, Image.Resampling.BILINEAR)
+    scaled = image(3, size).resize(whole, Image.Resampling.BILINEAR)
     cut = np.asarray(scaled.crop((left, top, left + 48, top + 32))).astype(int)
-    read = read_start(picture(3, size), wanted, (1,))[0].permute(1, 2, 0).add(1).mul(127.5)
+    read = read_start(image(3, size), wanted, (1,))[0].permute(1, 2, 0).add(1).mul(127.5)
     assert np.abs(read.numpy() - cut).max() <= 1.01
 
 
-def test_pictures_of_all_kinds() -> None:
+def test_images_of_all_kinds() -> None:
     strip = Image.new("RGB", (1, 60000), "red")  # scaled as a whole: more than a terabyte
     assert read_start(strip, (4000, 16), (1,))[0, :, 8, 99].tolist() == [1.0, -1.0, -1.0]
     ramp = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
@@ -104,11 +104,11 @@ def test_pictures_of_all_kinds() -> None:
         deep = Image.frombytes(mode, (16, 16), ramp.astype(kind).tobytes())
         read = read_start(deep, (16, 16), (1,))[0].add(1).mul(127.5).round()
         assert torch.equal(read, torch.arange(256.0).view(16, 16).expand(3, -1, -1))
-    lying = picture(0, (30, 20))
+    lying = image(0, (30, 20))
     lying.getexif()[0x0112] = 6
     turned = read_start(lying, (20, 30), (1,))
     assert torch.equal(
-        turned, read_start(picture(0, (30, 20)).rotate(270, expand=True), (20, 30), (1,))
+        turned, read_start(image(0, (30, 20)).rotate(270, expand=True), (20, 30), (1,))
     )
     for mode in ("1", "P", "CMYK", "RGBA", "LA"):
         assert read_start(Image.new(mode, (5, 4)), (16, 16), (1,)).shape == (1, 3, 16, 16)
@@ -117,7 +117,7 @@ def test_pictures_of_all_kinds() -> None:
 @pytest.mark.parametrize(
     ("start", "said"),
     [
-        (Image.new("RGB", (0, 5)), "expected pictures of pixels, received one of 0x5"),
+        (Image.new("RGB", (0, 5)), "expected images of pixels, received one of 0x5"),
         (Image.new("F", (5, 5)), "expected 8 or 16 bits a channel, .* mode 'F'"),
         (Image.new("I", (5, 5)), "expected 8 or 16 bits a channel, .* mode 'I'"),
         (None, "received NoneType 'None'; open it"),

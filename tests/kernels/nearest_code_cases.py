@@ -50,7 +50,7 @@ def _ties(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _strides(device: torch.device, dtype: torch.dtype) -> None:
-    """A transposed picture, every second row of a codebook with its columns turned around."""
+    """A transposed image, every second row of a codebook with its columns turned around."""
     vectors = _integers((10, 37), 4, 4).to(device, dtype).t()
     codebook = _integers((150, 20), 4, 5).to(device, dtype)[::2, 5:15]
     _equal(vectors, codebook)
@@ -126,7 +126,7 @@ CASES += [
     Case("chain of 1 x 1 x 1", partial(_chain, (1, 1, 1, 1))),
     Case("nothing", _nothing),
     Case("refusals", _refusals, _ONE),
-    Case("lookup of a picture", partial(_reals, 4096, 16384, 8), large=True),
+    Case("lookup of an image", partial(_reals, 4096, 16384, 8), large=True),
     Case("lookup of wide codes", partial(_reals, 1024, 8192, 256), large=True),
     Case("chain of speech", partial(_chain, (1500, 8, 1024, 128)), large=True),
 ]

@@ -233,14 +233,14 @@ def test_a_processor_beside_the_sample_kernel(mode: str, monkeypatch: pytest.Mon
 
     monkeypatch.setenv(dispatch.VARIABLE, mode)
     monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
-    filters = SimpleNamespace(processor=keep, temperature=0.0)
-    run = SimpleNamespace(filters=filters, made=ROWS, slots=ROWS[:, None], vocab_size=5)
+    params = SimpleNamespace(processor=keep, temperature=0.0)
+    run = SimpleNamespace(params=params, made=ROWS, slots=ROWS[:, None], vocab_size=5)
     noise = Noise.from_seed(0, 2)
     if mode == "triton":
         with pytest.raises(MissingBackendError, match="expected scores that no logits processor"):
             open_draws(run, noise)  # type: ignore[arg-type]
     else:
         assert isinstance(open_draws(run, noise), StepwiseDraws)  # type: ignore[arg-type]
-    filters.processor = None
+    params.processor = None
     kind = StepwiseDraws if mode == "torch" else FusedDraws
     assert isinstance(open_draws(run, noise), kind)  # type: ignore[arg-type]

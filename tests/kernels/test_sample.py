@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Filters, Noise, ShapeError
+from mmaccel import Noise, SamplingParams, ShapeError
 from mmaccel.kernels.noise import uniforms
 from mmaccel.kernels.sample import Sampled, Settings, sample_frozen, score
 from mmaccel.kernels.truncation import guide
@@ -86,10 +86,10 @@ def test_the_samplers_own_path(options: dict[str, Any], dtype: torch.dtype) -> N
     logits = torch.randn(4, 3, 100, generator=torch.Generator().manual_seed(2)).to(dtype)
     before = logits.clone()
     noise, slots = Noise.from_seed([8, 2**64 - 1], 2), torch.tensor([[4, 5, 6], [900, 901, 902]])
-    filters = Filters(guidance_scale=3.0, **options)
+    params = SamplingParams(guidance_scale=3.0, **options)
     line = torch.zeros(2, 9, dtype=torch.int64)
-    scores = filters.apply(logits, 2, line, slots, slots, None)
-    tokens = (scores + noise.frozen(slots, 100, filters.temperature)).argmax(-1)
+    scores = params.apply(logits, 2, line, slots, slots, None)
+    tokens = (scores + noise.frozen(slots, 100, params.temperature)).argmax(-1)
     settings = Settings(scale=3.0, **options)
     made = sample_frozen(
         logits, 2, settings, None, noise.seeds, noise.items, slots, torch.tensor(0)

@@ -38,8 +38,8 @@ def test_a_listed_row_moves_less_than_two_reads(settings: Settings, top_k: int) 
 
 
 def test_reads_by_way_and_filter() -> None:
-    def reads(way: sample_traffic.Way, **filters: float) -> int:
-        return count_reads(N_VALUES, Settings(**filters), way)  # type: ignore[arg-type]
+    def reads(way: sample_traffic.Way, **params: float) -> int:
+        return count_reads(N_VALUES, Settings(**params), way)  # type: ignore[arg-type]
 
     assert reads("lists") == 1 and reads("lists", min_p=0.1) == 2
     assert reads("search", min_p=0.1, temperature=0.0) == 1  # greedy cuts nothing off

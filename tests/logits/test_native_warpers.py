@@ -16,7 +16,7 @@ from transformers import (
 )  # fmt: skip
 
 import mmaccel
-from mmaccel import Filters, Jacobi
+from mmaccel import Jacobi, SamplingParams
 from mmaccel.pipelines.attach import generate as generate_service
 from mmaccel.pipelines.logits.processor_chain import take_warpers
 from tests.fixtures.tiny_lms import VOCAB, build_lm
@@ -67,7 +67,7 @@ def test_filters_are_the_same_law(n_of: int) -> None:
     expected = LogitsProcessorList(chosen)(torch.zeros(200, 1, dtype=torch.int64), scores.clone())
     _, options = take_warpers(flat(*chosen), True)
     line, slots = torch.zeros(200, 1, dtype=torch.int64), torch.zeros(200, 1, dtype=torch.int64)
-    law = Filters(**options).apply(scores[:, None], 1, line, slots + 1, slots, None)[:, 0]
+    law = SamplingParams(**options).apply(scores[:, None], 1, line, slots + 1, slots, None)[:, 0]
     if P not in chosen:
         torch.testing.assert_close(law.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)
         return
@@ -82,12 +82,12 @@ def test_filters_are_the_same_law(n_of: int) -> None:
 
 def test_an_ordinary_sampled_call_has_no_processor_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """So its passes can be captured: temperature, top-k and top-p of a generation config."""
-    seen: list[Filters] = []
+    seen: list[SamplingParams] = []
     real = generate_service.Engine.prepare
 
-    def prepare(self: Any, window: Any, prompt: Any, policy: Any, filters: Filters) -> None:
-        seen.append(filters)
-        real(self, window, prompt, policy, filters)
+    def prepare(self: Any, window: Any, prompt: Any, policy: Any, params: SamplingParams) -> None:
+        seen.append(params)
+        real(self, window, prompt, policy, params)
 
     monkeypatch.setattr(generate_service.Engine, "prepare", prepare)
     with mmaccel.attach(build_lm("llama"), Jacobi(window=4), seed=1) as run:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import Autoregressive, Filters, GroupedSpeculative, Jacobi, SpeculativeJacobi
+from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, SamplingParams, SpeculativeJacobi
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.pipelines.image_to_video import pipeline as image_to_video
 from mmaccel.pipelines.media import RunProgress
@@ -21,9 +21,9 @@ from tests.fixtures.media import (
     MediaBed,
     build_media,
     content,
+    image,
     open_media,
     payloads,
-    picture,
 )
 
 SEEDS = [3, 2**64 - 1, 5]
@@ -103,29 +103,29 @@ def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(bed: MediaBe
 def test_clips_are_served_without_being_kept(tmp_path: Path) -> None:
     """`serve` takes the filters as they are: it adds none of the recommended ones."""
     pipe = open_media("cosmos", build_media("cosmos", tmp_path))
-    assert pipe.video.filters.top_p == 0.8
-    seeds, law = [6, 0, 5], Filters(temperature=0.4)
+    assert pipe.video.params.top_p == 0.8
+    seeds, law = [6, 0, 5], SamplingParams(temperature=0.4)
     got: dict[int, Any] = {}
     stats = pipe.serve(
-        picture(),
+        image(),
         law,
         seed=seeds,
         batch_size=2,
         deliver=lambda clip: got.update({clip.index: clip}),
     )
-    wanted = pipe(picture(), seed=seeds, temperature=0.4, top_p=1.0)
+    wanted = pipe(image(), seed=seeds, temperature=0.4, top_p=1.0)
     for k in range(3):
         assert_same(got[k], wanted[k])
     assert stats.row_passes == sum(clip.passes for clip in got.values()) and stats.pixel_seconds > 0
     odd: Any = "out"
     for options, said in (
-        (dict(filters=law, deliver=odd), "deliver: expected a function, received 'out'"),
-        (dict(filters=odd, deliver=print), "filters"),
-        (dict(filters=Filters(guidance_scale=2.0), deliver=print),
+        (dict(params=law, deliver=odd), "deliver: expected a function, received 'out'"),
+        (dict(params=odd, deliver=print), "params"),
+        (dict(params=SamplingParams(guidance_scale=2.0), deliver=print),
          "guidance_scale: expected 1, .* received 2.0"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=said):
-            pipe.serve(picture(), **options)
+            pipe.serve(image(), **options)
 
 
 def test_what_deliver_raises_ends_the_run(bed: MediaBed) -> None:

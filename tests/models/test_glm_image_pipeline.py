@@ -1,4 +1,4 @@
-"""GlmImagePipeline of diffusers under a policy: the same call and pictures, fewer passes."""
+"""GlmImagePipeline of diffusers under a policy: the same call and images, fewer passes."""
 
 from __future__ import annotations
 

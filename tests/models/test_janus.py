@@ -1,4 +1,4 @@
-"""Janus under a policy: its own picture loop, guidance and all, and its text mode."""
+"""Janus under a policy: its own image loop, guidance and all, and its text mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from tests.fixtures.windows import build_janus, janus_prompts
 
 ROWS = [[20, 21], [22, 23, 24, 25, 26], [27], [28, 29, 30]]
-PICTURE: dict[str, Any] = dict(generation_mode="image", guidance_scale=3.0, do_sample=False)
+IMAGE: dict[str, Any] = dict(generation_mode="image", guidance_scale=3.0, do_sample=False)
 
 
 def own(model: Any, rows: Any = ROWS, **options: Any) -> Any:
@@ -22,14 +22,14 @@ def own(model: Any, rows: Any = ROWS, **options: Any) -> Any:
     from transformers import DynamicCache
 
     inputs = janus_prompts(rows)
-    return model.generate(**inputs, **(PICTURE | options), past_key_values=DynamicCache())
+    return model.generate(**inputs, **(IMAGE | options), past_key_values=DynamicCache())
 
 
 def run(
     model: Any, policy: Any, rows: Any = ROWS, seed: Any = 3, strict: bool = True, **options: Any
 ) -> tuple[Any, mmaccel.Stats]:
     with mmaccel.attach(model, policy, seed=seed, strict=strict) as handle:
-        out = model.generate(**janus_prompts(rows), **(PICTURE | options))
+        out = model.generate(**janus_prompts(rows), **(IMAGE | options))
     assert handle.stats is not None
     return out, handle.stats
 
@@ -110,9 +110,9 @@ def test_odd_calls_run_the_original(options: dict[str, Any], reason: str) -> Non
 
     model, inputs = build_janus(), {"input_ids": torch.tensor([[1, 20, 21, 22, 23, 7]])}
     inputs |= {"attention_mask": torch.ones(1, 6).long()} | options
-    plain = model.generate(**inputs, **PICTURE, past_key_values=hf.DynamicCache())
+    plain = model.generate(**inputs, **IMAGE, past_key_values=hf.DynamicCache())
     with mmaccel.attach(model, "jacobi") as handle, pytest.warns(UserWarning, match=reason):
-        ours = model.generate(**inputs, **PICTURE, past_key_values=hf.DynamicCache())
+        ours = model.generate(**inputs, **IMAGE, past_key_values=hf.DynamicCache())
     assert torch.equal(ours, plain) and reason in "; ".join(handle.stats.fallbacks)
 
 
@@ -128,18 +128,18 @@ def test_processors_of_the_callers_run_the_original_once() -> None:
         ([Prefix()], 3.0, "guidance that does not come first"),
         ([guidance, Prefix()], 1.0, "a Prefix, which Janus shows the prompt alone"),
     ):
-        pictures = []
+        images = []
         for attached in (False, True):
             given = hf.LogitsProcessorList(own_list)
-            options = PICTURE | {"guidance_scale": scale, "logits_processor": given}
+            options = IMAGE | {"guidance_scale": scale, "logits_processor": given}
             options |= {"past_key_values": hf.DynamicCache()}
             if not attached:
-                pictures.append(model.generate(**janus_prompts(ROWS), **options))
+                images.append(model.generate(**janus_prompts(ROWS), **options))
                 continue
             with mmaccel.attach(model, "jacobi"), pytest.warns(UserWarning, match=reason):
-                pictures.append(model.generate(**janus_prompts(ROWS), **options))
+                images.append(model.generate(**janus_prompts(ROWS), **options))
             assert len(given) == 2  # the library put its guidance there once, or found one
-        assert torch.equal(*pictures)
+        assert torch.equal(*images)
 
 
 def test_training_with_dropout_and_refused_models_run_the_original(
@@ -150,7 +150,7 @@ def test_training_with_dropout_and_refused_models_run_the_original(
         model.model.language_model.layers[0].add_module("drop", torch.nn.Dropout(0.1))
         model.train()
         with pytest.raises(mmaccel.AttachError, match="training mode with dropout"):
-            model.generate(**janus_prompts(ROWS), **PICTURE)
+            model.generate(**janus_prompts(ROWS), **IMAGE)
         model.eval()
 
         def refuse(*_: Any) -> None:
@@ -158,7 +158,7 @@ def test_training_with_dropout_and_refused_models_run_the_original(
 
         monkeypatch.setattr("mmaccel.pipelines.models.janus.Janus.check", refuse)
         with pytest.raises(mmaccel.AttachError, match="no such model"):
-            model.generate(**janus_prompts(ROWS), **PICTURE)
+            model.generate(**janus_prompts(ROWS), **IMAGE)
 
 
 def test_too_many_positions_are_left_to_the_original() -> None:
@@ -168,7 +168,7 @@ def test_too_many_positions_are_left_to_the_original() -> None:
         run(model, "jacobi", rows)
 
 
-def test_greedy_pictures_leave_torchs_generator_alone() -> None:
+def test_greedy_images_leave_torchs_generator_alone() -> None:
     model = build_janus()
     before = torch.get_rng_state()
     run(model, "jacobi", seed=None)

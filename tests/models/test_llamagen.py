@@ -52,7 +52,7 @@ def sample(
     window: LlamaGenWindow, prompt: Prompt, policy: Any, seed: Any = 3, **options: Any
 ) -> mmaccel.Generation:
     noise = mmaccel.Noise.from_seed(seed, prompt.batch)
-    return policy.sample(window, prompt, 16, filters=mmaccel.Filters(**options), noise=noise)
+    return policy.sample(window, prompt, 16, params=mmaccel.SamplingParams(**options), noise=noise)
 
 
 def test_names_and_shapes_are_those_of_the_published_transformers() -> None:
@@ -170,8 +170,8 @@ def test_the_law_is_the_models_own(coupling: Any) -> None:
     window, n_samples = LlamaGenWindow(build(CLASSES)), 5000
     prompt = window.condition(torch.full((n_samples,), 2), False)
     policy = mmaccel.SpeculativeJacobi(window=4, coupling=coupling)
-    noise, filters = mmaccel.Noise.from_seed(1, n_samples), mmaccel.Filters()
-    made = policy.sample(window, prompt, 2, filters=filters, noise=noise)
+    noise, params = mmaccel.Noise.from_seed(1, n_samples), mmaccel.SamplingParams()
+    made = policy.sample(window, prompt, 2, params=params, noise=noise)
     sequences = torch.tensor(list(itertools.product(range(12), repeat=2)))
     first = window.model.cls_embedding(torch.full((144,), 2))
     seen = torch.ones(144, 1, dtype=torch.bool)

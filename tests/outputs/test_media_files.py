@@ -134,7 +134,7 @@ def test_broken_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
         try:
             assert read_frames(tmp_path / "broken", 9)
         except OptionError as error:
-            refused += str(error).startswith("start: expected a picture")
+            refused += str(error).startswith("start: expected an image")
     assert refused > 9
 
 

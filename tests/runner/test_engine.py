@@ -14,11 +14,11 @@ import torch
 import mmaccel
 from mmaccel import (
     Autoregressive,
-    Filters,
     GroupedSpeculative,
     Jacobi,
     MissingBackendError,
     OptionError,
+    SamplingParams,
     Speculative,
     SpeculativeJacobi,
     UnsupportedModelError,
@@ -203,7 +203,7 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
     [
         ("the model on cpu", {"window": window("cpu")}),
         ("Speculative, whose passes synchronise", {"policy": Speculative()}),
-        ("logits processors", {"filters": Filters(processor=lambda s, *_: s)}),
+        ("logits processors", {"params": SamplingParams(processor=lambda s, *_: s)}),
         (
             "a SimpleNamespace, which takes no step runner",
             {"window": SimpleNamespace(device=torch.device("cuda"))},
@@ -225,8 +225,8 @@ def test_auto_says_why_not_and_true_refuses(
 ) -> None:
     checked = arguments.pop("checked", None)
     monkeypatch.setattr(engines, "_check_sync", lambda *_: checked)
-    call = {"window": window(), "policy": Jacobi(), "filters": Filters()} | arguments
-    args = (call["window"], PROMPT, call["policy"], call["filters"])
+    call = {"window": window(), "policy": Jacobi(), "params": SamplingParams()} | arguments
+    args = (call["window"], PROMPT, call["policy"], call["params"])
     runner = Engine("auto", 3).runner(*args)
     assert runner.reason.startswith(obstacle) and (runner.name, runner.sync_every) == ("eager", 3)
     with pytest.raises((UnsupportedModelError, MissingBackendError, OptionError)):
@@ -237,7 +237,7 @@ def test_auto_says_why_not_and_true_refuses(
 def test_a_plain_call_on_a_gpu_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_check_sync", lambda *_: None)
     for kind, falls_back in (("auto", True), (True, False)):
-        runner = Engine(kind, 2).runner(window(), PROMPT, Jacobi(), Filters())
+        runner = Engine(kind, 2).runner(window(), PROMPT, Jacobi(), SamplingParams())
         assert isinstance(runner, CudaGraphRunner) and (runner.sync_every, runner.falls_back) == (
             2,
             falls_back,
@@ -245,12 +245,12 @@ def test_a_plain_call_on_a_gpu_is_captured(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "llamagen-c2i"])  # t2i is it too
-def test_every_picture_family_can_be_captured(
+def test_every_image_family_can_be_captured(
     family: str, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replayed pass makes the tokens of a run pass; nothing in it reads back."""
     if family == "glm-image":
-        monkeypatch.setattr(glm_image.GlmImagePictures, "render", lambda self, tokens, *_: [None])
+        monkeypatch.setattr(glm_image.GlmImageImages, "render", lambda self, tokens, *_: [None])
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
     texts, policy = captions(family)[:1], Jacobi(window=4)
     plain = pipe(texts, policy=policy, seed=5)
@@ -267,6 +267,6 @@ def test_every_picture_family_can_be_captured(
 def test_statistics_say_which_attention_ran(attention: Any) -> None:
     model = mmaccel.CausalLMWindow(build_lm("llama"), attention=attention)
     noise = mmaccel.Noise.from_seed(0, 2)
-    made = Jacobi(window=4).sample(model, PROMPT, 4, filters=Filters(), noise=noise)
+    made = Jacobi(window=4).sample(model, PROMPT, 4, params=SamplingParams(), noise=noise)
     ran = "the model's own: the model is on cpu" if attention == "auto" else "window_attention"
     assert made.stats.attention == ran

@@ -1,4 +1,4 @@
-"""Graphs that a pipeline keeps between calls, for every picture family."""
+"""Graphs that a pipeline keeps between calls, for every image family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmaccel import Filters, Jacobi, Noise
+from mmaccel import Jacobi, Noise, SamplingParams
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -17,12 +17,12 @@ from tests.fixtures.graph_replay import Replay
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_picture_family_keeps_its_graphs(
+def test_every_image_family_keeps_its_graphs(
     family: str, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Captions of other lengths; another policy in between has the model to itself."""
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    monkeypatch.setattr(type(pipe.pictures), "render", lambda self, tokens, *_: [None])
+    monkeypatch.setattr(type(pipe.image_model), "render", lambda self, tokens, *_: [None])
     texts, policy = sorted(captions(family), key=len), Jacobi(window=4)
     calls = [(texts[:1], 5), (texts[-1:], 6), (texts[:1], 7)]
     plain = [pipe(text, policy=policy, seed=seed) for text, seed in calls]
@@ -31,7 +31,7 @@ def test_every_picture_family_keeps_its_graphs(
     for text, seed in calls:
         made.append(pipe(text, policy=policy, seed=seed))
         pipe(texts[:1], policy=Jacobi(window=3), seed=8)
-    assert [pictures.stats.captures for pictures in made] == [1, 0, 0]
+    assert [images.stats.captures for images in made] == [1, 0, 0]
     assert all(mine.tokens.equal(own.tokens) for mine, own in zip(made, plain, strict=True))
     assert len(pipe.engine.cache) == 2
     pipe.engine.close()
@@ -45,11 +45,11 @@ def test_what_a_window_is_given_stays_as_it_is(built: Callable[[str], Path]) -> 
     made, prompts, before = [], [], []
     for text in sorted(captions("janus"), key=len):
         window.runner = Replay(1, cache)
-        prompt = pipe.pictures.prompt([pipe.pictures.encode(text)], False)
+        prompt = pipe.image_model.prompt([pipe.image_model.encode(text)], False)
         prompts.append(prompt.lengths)
         before.append(prompt.lengths.tolist())
         noise = Noise.from_seed(3, 1)
-        run = Jacobi(window=3).sample(window, prompt, 16, filters=Filters(), noise=noise)
+        run = Jacobi(window=3).sample(window, prompt, 16, params=SamplingParams(), noise=noise)
         made.append(run.stats.captures)
     assert made == [1, 0, 0] and before[0] != before[-1]
     assert [lengths.tolist() for lengths in prompts] == before

@@ -145,17 +145,17 @@ def test_no_memory_for_a_prompt_drops_cached_graphs(
 ) -> None:
     """Once more where graphs were dropped; an error where there were none."""
     model, failures, held = build_lm("llama"), 0, []
-    feed = mmaccel.CausalLMWindow.feed
+    prefill = mmaccel.CausalLMWindow.prefill
 
     def fail(self: Any, tokens: Any, start: Any) -> None:
         nonlocal failures
-        feed(self, tokens, start)
+        prefill(self, tokens, start)
         held.append(len(cache))
         if failures:
             failures -= 1
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(mmaccel.CausalLMWindow, "feed", fail)
+    monkeypatch.setattr(mmaccel.CausalLMWindow, "prefill", fail)
     with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
         cache = run._service.engine.cache
         first = [sample(model, SHORT, **options) for options in ({"min_p": 0.1}, extra)]

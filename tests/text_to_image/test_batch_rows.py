@@ -42,7 +42,7 @@ def write_rows(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def told(out: Path) -> dict[str, tuple[dict[str, Any], list[str], bytes]]:
-    """By id: what a picture says of itself, to programs and to people, and its pixels."""
+    """By id: what an image says of itself, to programs and to people, and its pixels."""
     found = {}
     for file in out.glob("*.png"):
         with Image.open(file) as image:
@@ -109,8 +109,8 @@ def test_another_negative_caption_is_another_recipe(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """GLM-Image's painter takes one step, not 50."""
-    own = partial(glm_image.GlmImagePictures, num_inference_steps=1)
-    monkeypatch.setattr(glm_image, "GlmImagePictures", own)
+    own = partial(glm_image.GlmImageImages, num_inference_steps=1)
+    monkeypatch.setattr(glm_image, "GlmImageImages", own)
 
 
 @pytest.mark.usefixtures("quick")
@@ -118,7 +118,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes_of_a_file_share_one_model(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Loaded once, and the pictures are those of a model that was opened for their size."""
+    """Loaded once, and the images are those of a model that was opened for their size."""
     first, second, third = OTHERS[family]
     sizes = [second, None, third, second, first]
     text = captions(family)
@@ -160,7 +160,7 @@ def test_a_size_a_model_does_not_draw_is_refused(
 ) -> None:
     """With its line, before any work, and the model is as it was."""
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    size, layout = pipe.size, pipe.pictures.layout
+    size, layout = pipe.size, pipe.image_model.layout
     for wrong in [(33, 31), (0, 8), (8,), "64"]:
         with pytest.raises(OptionError, match="^size: expected .*, received "):
             pipe.resize(wrong)  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_a_size_a_model_does_not_draw_is_refused(
     if family.startswith("llamagen"):
         with pytest.raises(OptionError, match="expected a square, received 64x32"):
             pipe.resize((64, 32))
-    assert pipe.size == pipe.resize(size).size == size and pipe.pictures.layout == layout
+    assert pipe.size == pipe.resize(size).size == size and pipe.image_model.layout == layout
     rows = [{"prompt": captions(family)[0] or " ", "size": f"{size[0]}x{size[1]}"}]
     rows.append(rows[0] | {"size": "33x31"})
     if family != "imagegpt":  # rows of a file have captions
@@ -191,5 +191,5 @@ def test_a_resized_pipeline_is_one_of_its_own(built: Built) -> None:
     assert made.images[0].size[0] * 24 == made.images[0].size[1] * 16
     assert made.tokens.shape == (1, 9) and small.engine is not pipe.engine
     assert pipe("a red fox", seed=1).tokens.equal(before.tokens)
-    encoded: Any = small.pictures.encode("cat")
-    assert encoded != pipe.pictures.encode("cat")  # Emu3 writes the grid's size into its prompt
+    encoded: Any = small.image_model.encode("cat")
+    assert encoded != pipe.image_model.encode("cat")  # Emu3 writes the grid's size into its prompt

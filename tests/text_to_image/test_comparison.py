@@ -13,15 +13,15 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
     promise,
     verdict,
 )
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Exactness, Stats
 
 
-def side(tokens: list[list[int]]) -> Pictures:
-    return Pictures([], torch.tensor(tokens), torch.ones(len(tokens)).long(), Stats(), [])
+def side(tokens: list[list[int]]) -> ImageOutput:
+    return ImageOutput([], torch.tensor(tokens), torch.ones(len(tokens)).long(), Stats(), [])
 
 
-def test_a_picture_is_identical_only_if_every_token_is() -> None:
+def test_an_image_is_identical_only_if_every_token_is() -> None:
     plain = side([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     assert identical(plain, plain) == 3
     assert identical(plain, side([[1, 2, 3], [4, 0, 6], [9, 8, 7]])) == 1

@@ -20,7 +20,7 @@ from mmaccel.demo.grammar.evaluate import GrammarText
 from mmaccel.demo.grammar.tasks import EVALUATION_SEED, make_examples
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.fake_device import DEVICE, Far, far, same
 from tests.fixtures.speech import FAMILIES as SPEAKERS
@@ -52,7 +52,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def draw(folder: Path, policy: Any) -> Make:
-    """Pictures of a model by a policy, more of them than places."""
+    """Images of a model by a policy, more of them than places."""
 
     def make(device: Any) -> Tensor:
         pipe = TextToImage.from_pretrained(folder, device=device)
@@ -63,17 +63,17 @@ def draw(folder: Path, policy: Any) -> Make:
 
 
 @pytest.mark.parametrize("policy", WINDOW, ids=repr)
-def test_pictures_by_window(tiny_folder: Path, policy: Any) -> None:
+def test_images_by_window(tiny_folder: Path, policy: Any) -> None:
     assert same(draw(tiny_folder, policy))
 
 
 @pytest.mark.parametrize("policy", CANVAS, ids=lambda policy: repr(policy)[:50])
-def test_pictures_by_canvas(masked: Path, policy: Any) -> None:
+def test_images_by_canvas(masked: Path, policy: Any) -> None:
     assert same(draw(masked, policy))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_of_every_family(built: Callable[[str], Path], family: str) -> None:
+def test_images_of_every_family(built: Callable[[str], Path], family: str) -> None:
     def make(device: Any) -> Tensor:
         pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family), device=device)
         assert pipe.model.device == device
@@ -119,7 +119,7 @@ def test_answers() -> None:
         text = GrammarText(folder, device)
         noise = Noise.from_seed(3, len(prompts), device)
         made = mmaccel.EntropyBounded(0.5).sample(
-            text.model, text.prompt(prompts), text.length, filters=Filters(), noise=noise
+            text.model, text.prompt(prompts), text.length, params=SamplingParams(), noise=noise
         )
         return torch.tensor(text.fill_up(made.tokens, made.lengths))
 

@@ -1,4 +1,4 @@
-"""The generator: one model behind batches and nodes; it makes pictures and writes nothing."""
+"""The generator: one model behind batches and nodes; it makes images and writes nothing."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def generator(tiny_folder: Path) -> ImageGenerator:
 
 
 def settings_of(generator: ImageGenerator, name: str, **options: Any) -> GenerationSettings:
-    return GenerationSettings(name, make_policy(name, **options), generator.pipe.pictures.filters)
+    return GenerationSettings(name, make_policy(name, **options), generator.pipe.image_model.params)
 
 
-def test_a_picture_comes_with_what_is_known_of_it(generator: ImageGenerator) -> None:
+def test_an_image_comes_with_what_is_known_of_it(generator: ImageGenerator) -> None:
     plain = settings_of(generator, "autoregressive")
     made = generator.run(Request(CAPTIONS[0], 3, tag="mine"), plain)
     assert made.output.request.tag == "mine" and made.settings is plain
@@ -58,7 +58,7 @@ def test_every_image_is_delivered_and_their_cost_returned(
     )  # fmt: skip
     assert sorted(each.output.request.tag for each in made) == [0, 1, 2, 3, 4]
     assert stats.tokens == 5 * N_TOKENS
-    assert seen == list(range(1, 3 * N_TOKENS + 1))  # two, two, and one picture
+    assert seen == list(range(1, 3 * N_TOKENS + 1))  # two, two, and one image
 
 
 def test_a_size_is_the_one_it_came_in_or_the_one_asked_for(generator: ImageGenerator) -> None:
@@ -69,7 +69,7 @@ def test_a_size_is_the_one_it_came_in_or_the_one_asked_for(generator: ImageGener
     assert generator.pipe is pipe
 
 
-def test_a_worker_and_a_node_make_the_same_picture_and_only_one_writes(
+def test_a_worker_and_a_node_make_the_same_image_and_only_one_writes(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both stand on the generator: what it is told to do is told by both."""

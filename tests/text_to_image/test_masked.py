@@ -1,4 +1,4 @@
-"""Pictures from a masked model of ours: opened, decoded by canvas policies, and on the command
+"""Images from a masked model of ours: opened, decoded by canvas policies, and on the command
 line.
 """
 
@@ -42,7 +42,7 @@ def test_a_folder_with_a_mask_opens_as_a_denoiser(pipe: TextToImage) -> None:
     assert pipe.length == N_TOKENS
 
 
-def test_pictures_of_a_batch_are_those_made_alone(pipe: TextToImage) -> None:
+def test_images_of_a_batch_are_those_made_alone(pipe: TextToImage) -> None:
     plain = pipe(CAPTIONS, policy=mmaccel.Stepwise("halton"), seed=[5, 6, 7])
     assert plain.tokens.shape == (3, N_TOKENS) and int(plain.tokens.max()) < N_CODES
     assert plain.stats.passes == N_TOKENS and plain.stats.branches == 2
@@ -83,7 +83,7 @@ def test_a_policy_of_the_other_kind_is_refused(pipe: TextToImage, shelf: Path) -
         pipe.engine.__class__(True).prepare(pipe.model, None, None, None)  # type: ignore[arg-type]
 
 
-def test_what_a_picture_is_made_of_counts_the_tokenizer_beside_it(
+def test_what_an_image_is_made_of_counts_the_tokenizer_beside_it(
     shelf: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "shelf"

@@ -1,4 +1,4 @@
-"""Checkpoints of every family that makes pictures: tokens, pixels, batches, guidance."""
+"""Checkpoints of every family that makes images: tokens, pixels, batches, guidance."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
-from mmaccel.pipelines.text_to_image.model import choose_filters
+from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
 from tests.fixtures.tiny_lms import PassCounter
 
@@ -43,14 +43,14 @@ def opened(built: Callable[[str], Path]) -> Opener:
         if family not in made:
             made[family] = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
             if family == "glm-image":
-                made[family].pictures.painting = {"num_inference_steps": 1}  # type: ignore[attr-defined]
+                made[family].image_model.painting = {"num_inference_steps": 1}  # type: ignore[attr-defined]
         return made[family]
 
     return open_family
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_is_its_pictures_one_by_one_and_token_by_token(opened: Opener, family: str) -> None:
+def test_a_batch_is_its_images_one_by_one_and_token_by_token(opened: Opener, family: str) -> None:
     pipe, seeds = opened(family), [5, 6, 7]
     plain = pipe(captions(family), seed=seeds, policy=mmaccel.Autoregressive())
     made = pipe(captions(family), seed=seeds, policy=mmaccel.Jacobi(window=40))
@@ -59,9 +59,9 @@ def test_a_batch_is_its_pictures_one_by_one_and_token_by_token(opened: Opener, f
     assert torch.equal(made.tokens, plain.tokens) and len(set(plain.tokens.flatten().tolist())) > 7
     assert made.stats.row_passes < plain.stats.row_passes == 3 * n_tokens
     alone = [pipe(c, seed=[s]) for c, s in zip(captions(family), seeds)]
-    for row, picture in enumerate(alone):
-        assert torch.equal(picture.tokens[0], plain.tokens[row])
-        assert abs(_pixels(picture) - _pixels(made)[row]).max() <= 1  # rounding of batched convs
+    for row, image in enumerate(alone):
+        assert torch.equal(image.tokens[0], plain.tokens[row])
+        assert abs(_pixels(image) - _pixels(made)[row]).max() <= 1  # rounding of batched convs
     assert len({tuple(row) for row in plain.tokens.tolist()}) == 3
 
 
@@ -81,16 +81,16 @@ def test_negative_prompts_are_refused_where_the_authors_have_none(
 ) -> None:
     """Before any pass, in a call, in a request, and where somebody makes a prompt himself."""
     pipe, text = opened(family), captions(family)[0]
-    filters, refusal = pipe.pictures.filters, "prompt: expected none for .*; leave it out"
+    params, refusal = pipe.image_model.params, "prompt: expected none for .*; leave it out"
     with monkeypatch.context() as patch:
         patch.setattr(pipe.model, "reserve", lambda *_: pytest.fail("a run was begun"))
         with pytest.raises(OptionError, match=refusal):
             pipe([text, text], negative_prompt=[None, "blue"])
         with pytest.raises(OptionError, match=refusal):
-            pipe.serve([mmaccel.Request(text, 1, None, "blue")], filters, deliver=print)
+            pipe.serve([mmaccel.Request(text, 1, None, "blue")], params, deliver=print)
         with pytest.raises(OptionError, match=refusal):
-            encoded = [pipe.pictures.encode(text)]
-            pipe.pictures.prompt(encoded, filters.guidance_scale != 1, [[1]])
+            encoded = [pipe.image_model.encode(text)]
+            pipe.image_model.prompt(encoded, params.guidance_scale != 1, [[1]])
     assert pipe(text, negative_prompt="", seed=3).tokens.equal(pipe(text, seed=3).tokens)
 
 
@@ -109,10 +109,10 @@ def test_a_window_wider_than_the_model_is_no_harm(opened: Opener, family: str, p
 @pytest.mark.parametrize("family", ["emu3", "lumina-mgpt"])
 def test_row_ends_stand_where_they_belong(opened: Opener, family: str, policy: str) -> None:
     pipe = opened(family)
-    grid = pipe.pictures.layout
+    grid = pipe.image_model.layout
     made = pipe(captions(family), seed=3, policy=make_policy(policy, window=7))
     tokens = made.tokens.view(3, grid.rows, grid.columns)
-    ends = pipe.pictures.window.ids[tokens[..., -1]]  # type: ignore[attr-defined]
+    ends = pipe.image_model.window.ids[tokens[..., -1]]  # type: ignore[attr-defined]
     assert (ends == {"emu3": 5, "lumina-mgpt": 8}[family]).all() and (tokens[..., :-1] < 16).all()
 
 
@@ -120,17 +120,17 @@ def test_prompts_are_what_the_authors_wrote(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids by hand; 32 x 24 pixels are 3 rows of 4 tokens, 64 x 32 one step high and two wide."""
-    emu3: Any = opened("emu3").pictures
+    emu3: Any = opened("emu3").image_model
     words = {word: 27 + k for k, word in enumerate([*WORDS, *NUMBERS])}
     behind = [6, words["3"], words["*"], words["4"], 8]  # "<boi>3*4<wrapper>", height first
     start = emu3.encode("blue cat")
     assert start[:3] == [1, words["blue"], words["cat"]] and start[-5:] == behind
     assert emu3._negative[0] == 1 and emu3._negative[-5:] == behind
-    chameleon: Any = opened("chameleon").pictures
+    chameleon: Any = opened("chameleon").image_model
     said = chameleon.tokenizer("blue cat", add_special_tokens=False)["input_ids"]
     assert chameleon.encode("blue cat") == [1, *said, 7, 5]
     assert chameleon.unconditional() == [1, 5]
-    lumina: Any = opened("lumina-mgpt").pictures
+    lumina: Any = opened("lumina-mgpt").image_model
     assert lumina.unconditional() == [5, 28, 29] and lumina.encode("cat")[-4:] == [7, 5, 28, 29]
     texts: list[str] = []
     tokenizer = lumina.tokenizer
@@ -157,9 +157,9 @@ class Recorder:
 def test_emu3_is_the_librarys_own(opened: Opener, negative: str | None) -> None:
     """Greedy, against `generate` with the constraint of its manual and a negative prompt."""
     pipe = opened("emu3")
-    source: Any = pipe.pictures
+    source: Any = pipe.image_model
     model, caption, (width, height) = source.model, captions("emu3")[0], SIZES["emu3"]
-    names, grid = model.model.vocabulary_mapping, pipe.pictures.layout
+    names, grid = model.model.vocabulary_mapping, pipe.image_model.layout
     ids, unguided = torch.tensor([source.encode(caption)]), torch.tensor([source._negative])
     opening = source.processor.tokenizer.image_wrapper_token_id
     if negative is not None:
@@ -199,7 +199,7 @@ def test_janus_is_the_librarys_own(opened: Opener) -> None:
     from transformers import DynamicCache
 
     pipe = opened("janus")
-    source: Any = pipe.pictures
+    source: Any = pipe.image_model
     texts = [
         source.processor.apply_chat_template([turn(caption)], add_generation_prompt=True)
         for caption in captions("janus")
@@ -225,8 +225,12 @@ def test_janus_is_the_librarys_own(opened: Opener) -> None:
 def test_chameleon_draws_by_its_unmasked_logits(opened: Opener, family: str) -> None:
     """Greedy and guided, against full passes of the body and the head by hand."""
     pipe = opened(family)
-    source: Any = pipe.pictures
-    body, head, grid = source.window.model.model, source.window.model.lm_head, pipe.pictures.layout
+    source: Any = pipe.image_model
+    body, head, grid = (
+        source.window.model.model,
+        source.window.model.lm_head,
+        pipe.image_model.layout,
+    )
     caption, ids = captions(family)[1], source.window.ids.tolist()
     branches, tokens = [source.encode(caption), source.unconditional()], []
     for slot in range(grid.frame):
@@ -237,7 +241,7 @@ def test_chameleon_draws_by_its_unmasked_logits(opened: Opener, family: str) -> 
             c, u = (
                 head(body(torch.tensor([b + tokens])).last_hidden_state)[0, -1] for b in branches
             )
-        scores = u + source.filters.guidance_scale * (c - u)
+        scores = u + source.params.guidance_scale * (c - u)
         tokens.append(max(ids[:16], key=lambda i: float(scores[i])))
     made = pipe(caption, temperature=0.0, top_p=1.0)
     assert source.window.ids[made.tokens[0]].tolist() == tokens
@@ -249,7 +253,7 @@ def test_chameleon_draws_by_its_unmasked_logits(opened: Opener, family: str) -> 
 
 def test_chameleons_codes_are_the_librarys_own(opened: Opener) -> None:
     """Our VQGAN, filled from `vqgan.ckpt`, against transformers' encoder of the checkpoint."""
-    source: Any = opened("chameleon").pictures
+    source: Any = opened("chameleon").image_model
     body = source.window.model.model
     torch.manual_seed(0)
     images = torch.rand(3, 3, 16, 16)
@@ -262,7 +266,7 @@ def test_chameleons_codes_are_the_librarys_own(opened: Opener) -> None:
 
 def test_imagegpt_is_the_librarys_own(opened: Opener) -> None:
     pipe = opened("imagegpt")
-    source: Any = pipe.pictures
+    source: Any = pipe.image_model
     plain = source.window.model.generate(
         torch.tensor([[32]]), do_sample=False, max_new_tokens=64, eos_token_id=None
     )
@@ -275,7 +279,7 @@ def test_imagegpt_is_the_librarys_own(opened: Opener) -> None:
 def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
     """Greedy, against `generate` as the pipeline calls it; then what its painter is handed."""
     pipe = opened("glm-image")
-    source: Any = pipe.pictures
+    source: Any = pipe.image_model
     said = [
         {"role": "user", "content": [{"type": "text", "text": t}]} for t in captions("glm-image")
     ]
@@ -304,7 +308,7 @@ def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
 
 def test_llamagens_captions_stand_on_the_right(opened: Opener) -> None:
     """T5's features of the words, zeros on the left, as the authors' sampling script has them."""
-    source: Any = opened("llamagen-t2i").pictures
+    source: Any = opened("llamagen-t2i").image_model
     said = captions("llamagen-t2i")
     source.prompt([source.encode(caption) for caption in said], True)
     embedding = source.window.model.cls_embedding
@@ -322,15 +326,15 @@ def test_llamagens_captions_stand_on_the_right(opened: Opener) -> None:
 
 
 def test_what_is_recommended_and_what_is_asked_for(opened: Opener) -> None:
-    filters = {family: opened(family).pictures.filters for family in FAMILIES}
-    assert {f: (x.guidance_scale, x.temperature, x.top_k, x.top_p) for f, x in filters.items()} == {
+    params = {family: opened(family).image_model.params for family in FAMILIES}
+    assert {f: (x.guidance_scale, x.temperature, x.top_k, x.top_p) for f, x in params.items()} == {
         "janus": (5.0, 1.0, None, None), "emu3": (3.0, 1.0, 2048, None),
         "chameleon": (3.0, 0.7, None, 0.9), "lumina-mgpt": (4.0, 1.0, 2000, None),
         "imagegpt": (1.0, 1.0, 40, None), "glm-image": (1.0, 0.9, 50, 0.75),
         "llamagen-c2i": (4.0, 1.0, 2000, None), "llamagen-t2i": (7.5, 1.0, 1000, None),
     }  # fmt: skip
-    given = choose_filters(Filters(3.0, 0.7, 5, 0.9), top_k=0, guidance_scale=None, top_p=1)
-    assert given == Filters(3.0, 0.7, None, 1.0)
+    given = choose_params(SamplingParams(3.0, 0.7, 5, 0.9), top_k=0, guidance_scale=None, top_p=1)
+    assert given == SamplingParams(3.0, 0.7, None, 1.0)
     pipe = opened("chameleon")
     narrow, wide = pipe("blue cat", seed=1), pipe("blue cat", seed=1, top_p=1.0)
     assert not torch.equal(narrow.tokens, wide.tokens)
@@ -354,7 +358,7 @@ def test_the_command_line_draws_them(
     family: str, opened: Opener, built: Callable[[str], Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Several captions in one ragged batch; what a picture was made from stands in it."""
+    """Several captions in one ragged batch; what an image was made from stands in it."""
     size = SIZES.get(family)
     fixed = [] if size is None else ["--size", f"{size[0]}x{size[1]}"]
     said = [] if family == "imagegpt" else captions(family)
@@ -370,18 +374,18 @@ def test_the_command_line_draws_them(
         "5",
     ]
     if family == "glm-image":  # 50 steps of its painter would take minutes here
-        quick = partial(glm_image.GlmImagePictures, num_inference_steps=1)
-        monkeypatch.setattr(glm_image, "GlmImagePictures", quick)
+        quick = partial(glm_image.GlmImageImages, num_inference_steps=1)
+        monkeypatch.setattr(glm_image, "GlmImageImages", quick)
     assert main(["generate", *said, *fixed, *count, *arguments]) == 0
     files = sorted(tmp_path.glob("000*.png"))
     wanted = opened(family)(captions(family), seed=[5, 6, 7])
     for k, (file, image) in enumerate(zip(files, wanted.images, strict=True)):
-        with Image.open(file) as picture:
-            assert abs(_array(picture) - _array(image)).max() <= 1
-            facts = json.loads(picture.text["mmaccel"])  # type: ignore[attr-defined]
+        with Image.open(file) as image:
+            assert abs(_array(image) - _array(image)).max() <= 1
+            facts = json.loads(image.text["mmaccel"])  # type: ignore[attr-defined]
         assert facts.get("size") == (None if size is None else f"{size[0]}x{size[1]}")
         assert facts["prompt"] == captions(family)[k] and facts["seed"] == 5 + k
         assert (
-            facts["top_k"] == opened(family).pictures.filters.top_k
+            facts["top_k"] == opened(family).image_model.params.top_k
             and facts["tokens"] == WANTED[family][0]
         )

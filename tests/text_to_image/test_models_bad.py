@@ -1,4 +1,4 @@
-"""What cannot be a picture model, or cannot be drawn by one: said before anything is made."""
+"""What cannot be an image model, or cannot be drawn by one: said before anything is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmaccel.cli import main
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.pipelines.text_to_image.registry import find_picture_family, find_source
+from mmaccel.pipelines.text_to_image.registry import find_image_family, find_source
 
 Builder = Callable[[str], Path]
 
@@ -206,8 +206,8 @@ def test_odd_names_are_no_models(name: str) -> None:
         TextToImage.from_pretrained(name)
 
 
-def test_other_weights_are_other_pictures(built: Builder, tmp_path: Path) -> None:
-    """Whatever a picture depends on is in its hash: decoders and parts included."""
+def test_other_weights_are_other_images(built: Builder, tmp_path: Path) -> None:
+    """Whatever an image depends on is in its hash: decoders and parts included."""
     folder = shutil.copytree(built("chameleon"), tmp_path / "chameleon")
     hashes = [content_hash(folder)]
     _edit_checkpoint(folder / "vqgan.ckpt")
@@ -260,21 +260,21 @@ def test_two_transformers_or_two_tokenizers_are_a_question(built: Builder, tmp_p
 
 def test_lumina_is_told_from_chameleon(built: Builder, tmp_path: Path) -> None:
     folder = shutil.copytree(built("chameleon"), tmp_path / "some-model")
-    assert find_picture_family(folder, folder) == "chameleon"
-    assert find_picture_family(folder, "Alpha-VLLM/Lumina-mGPT-7B-768") == "lumina-mgpt"
+    assert find_image_family(folder, folder) == "chameleon"
+    assert find_image_family(folder, "Alpha-VLLM/Lumina-mGPT-7B-768") == "lumina-mgpt"
     config = json.loads((folder / "config.json").read_text())
     for change in (
         {"architectures": ["ChameleonXLLMXForConditionalGeneration"]},
         {"model_type": "chameleon_xllmx"},
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
-        assert find_picture_family(folder, folder) == "lumina-mgpt"
+        assert find_image_family(folder, folder) == "lumina-mgpt"
 
 
 def test_doctor_says_what_draws(built: Builder, capsys: pytest.CaptureFixture[str]) -> None:
     for family, said in (
         ("emu3", "generate draws with it as emu3"),
-        ("glm-image", "tokens a picture"),
+        ("glm-image", "tokens an image"),
     ):
         wanted = ["--model", str(built(family))]
         assert main(["doctor", *wanted]) == 0

@@ -1,4 +1,4 @@
-"""File names tell pictures apart: the same picture has one name, another picture never has it."""
+"""File names tell images apart: the same image has one name, another image never has it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main
-from mmaccel.outputs.image_files import human_line, picture_name
+from mmaccel.outputs.image_files import human_line, image_name
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.samplers.noise import check_seed
 from tests.fixtures.tiny_model import CAPTIONS
@@ -30,9 +30,9 @@ def test_spelling_does_not_matter(tiny_folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert names(tmp_path, copy, "a red circle", "--seed", "-2") == first
     assert names(tmp_path, "copy", "a red circle", "--seed", str(2**64 - 2)) == first
-    pictures = {name for name in first if name[0] == "1"}
-    assert {n for n in names(tmp_path, "copy", "A red-circle.", "--seed", "-2")} >= pictures
-    assert len(pictures) == 2 and pictures < first
+    images = {name for name in first if name[0] == "1"}
+    assert {n for n in names(tmp_path, "copy", "A red-circle.", "--seed", "-2")} >= images
+    assert len(images) == 2 and images < first
 
 
 def test_policies_under_two_names_share_what_tells_settings_apart(
@@ -46,7 +46,7 @@ def test_policies_under_two_names_share_what_tells_settings_apart(
 
 
 @pytest.mark.parametrize("file", ["config.json", "words.json", "tokenizer.json"])
-def test_another_configuration_is_another_picture(
+def test_another_configuration_is_another_image(
     file: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     first = names(tmp_path, tiny_folder, CAPTIONS[0])
@@ -67,7 +67,7 @@ def test_the_batch_counts_where_promises_are_up_to_rounding(
     assert not run("sjd", "float32", "1") & run("sjd", "float32", "2")
 
 
-def test_the_last_picture_of_a_run_may_be_alone(tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_last_image_of_a_run_may_be_alone(tiny_folder: Path, tmp_path: Path) -> None:
     options = ["--policy", "sjd", "--batch-size", "2", "--model", str(tiny_folder)]
     for count in ("3", "4"):
         out = ["--count", count, "--out", str(tmp_path)]
@@ -75,7 +75,7 @@ def test_the_last_picture_of_a_run_may_be_alone(tiny_folder: Path, tmp_path: Pat
     assert len(list(tmp_path.glob("0002-*.png"))) == 2 and len(list(tmp_path.glob("0*.png"))) == 5
 
 
-def test_other_weights_are_other_pictures_whatever_file_holds_them(tmp_path: Path) -> None:
+def test_other_weights_are_other_images_whatever_file_holds_them(tmp_path: Path) -> None:
     for file in ("config.json", "tokenizer.json", "words.json"):
         (tmp_path / file).write_text("{}")
     found = set()
@@ -88,11 +88,11 @@ def test_other_weights_are_other_pictures_whatever_file_holds_them(tmp_path: Pat
 
 def test_names_are_short_and_begin_with_the_seed() -> None:
     long = "-".join(["triangle"] * 60)
-    name = picture_name(check_seed(-1), long, "jacobi", {})  # type: ignore[arg-type]
+    name = image_name(check_seed(-1), long, "jacobi", {})  # type: ignore[arg-type]
     assert name.startswith("18446744073709551615-triangle-triangle-triangle-jacobi-")
-    assert picture_name(-1, "a\n red,circle", "sjd", {})[20:].startswith("-a-red-circle-sjd-")
+    assert image_name(-1, "a\n red,circle", "sjd", {})[20:].startswith("-a-red-circle-sjd-")
     assert len(name) < 100
-    odd = picture_name(3, f"a w/circle ?\0{'x' * 300}", "jacobi", {})
+    odd = image_name(3, f"a w/circle ?\0{'x' * 300}", "jacobi", {})
     assert odd.startswith(f"0003-a-wcircle-{'x' * 20}-jacobi-") and len(odd) < 100
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel import Filters, Jacobi, Request, Stepwise, TextToImage
+from mmaccel import Jacobi, Request, SamplingParams, Stepwise, TextToImage
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
@@ -106,7 +106,7 @@ KINDS = [("pipe", Jacobi(5)), ("emu3", Jacobi(7)), ("canvas", None)]
 
 
 @pytest.mark.parametrize(("name", "policy"), KINDS)
-def test_a_batch_is_its_pictures_one_by_one(
+def test_a_batch_is_its_images_one_by_one(
     name: str, policy: Any, request: pytest.FixtureRequest
 ) -> None:
     """Rows with and without, of other lengths; in batches, in places, recorded or not."""
@@ -127,7 +127,7 @@ def test_a_batch_is_its_pictures_one_by_one(
     for order in (requests, requests[::-1]):
         served: dict[int, Any] = {}
         own.serve(
-            order, own.pictures.filters, policy=policy, rows=2,
+            order, own.image_model.params, policy=policy, rows=2,
             deliver=lambda one, served=served: served.update({one.request.tag: one}),
         )  # fmt: skip
         for k, one in enumerate(alone):
@@ -148,13 +148,13 @@ def test_recorded_passes_take_newcomers_with_negative_captions(
     for _ in range(2):  # the second takes what the first has left
         made: dict[int, Any] = {}
         own.serve(
-            requests, own.pictures.filters, policy=Jacobi(5), rows=2,
+            requests, own.image_model.params, policy=Jacobi(5), rows=2,
             deliver=lambda one, made=made: made.update({one.request.tag: one.tokens}),
         )  # fmt: skip
         assert [made[k].tolist() for k in range(3)] == [one.tokens[0].tolist() for one in wanted]
 
 
-def test_one_text_is_for_all_and_pictures_of_a_caption_share_theirs(pipe: TextToImage) -> None:
+def test_one_text_is_for_all_and_images_of_a_caption_share_theirs(pipe: TextToImage) -> None:
     options: Any = {"seed": [1, 2, 3, 4], "num_images_per_prompt": 2}
     both = pipe(CAPTIONS[:2], negative_prompt="red", **options)
     listed = pipe(CAPTIONS[:2], negative_prompt=["red", "red"], **options)
@@ -190,15 +190,15 @@ def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: Tex
     refused("^negative prompt: .*<boi>", of=emu3, negative_prompt="a <boi>")
     refused("^positions: expected at most", of=emu3, negative_prompt="cat " * 300)
     with pytest.raises(OptionError, match="guidance_scale other than 1 beside it"):
-        pipe.serve([Request(CAPTIONS[0], 1, None, "red")], Filters(), deliver=print)
+        pipe.serve([Request(CAPTIONS[0], 1, None, "red")], SamplingParams(), deliver=print)
 
 
 def test_a_model_of_ones_own_has_few_methods(pipe: TextToImage) -> None:
     """What a child of `ImageModel` with guidance has to have, and no more."""
-    inner: Any = pipe.pictures
+    inner: Any = pipe.image_model
 
     class Own(ImageModel):
-        filters, pad = inner.filters, inner.pad
+        params, pad = inner.params, inner.pad
 
         def encode(self, caption: str) -> Any:
             return inner.encode(caption)
@@ -219,7 +219,7 @@ def test_a_model_of_ones_own_has_few_methods(pipe: TextToImage) -> None:
         own.resize((32, 32))
 
 
-def test_the_command_line_writes_it_into_the_picture(tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_command_line_writes_it_into_the_image(tiny_folder: Path, tmp_path: Path) -> None:
     pipe = TextToImage.from_pretrained(tiny_folder)
     options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "2"]
     for negative in ([], ["--negative", " "], ["--negative", "red"], ["--negative", "blue square"]):

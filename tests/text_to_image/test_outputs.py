@@ -1,10 +1,10 @@
-"""Sums of stats, and pixels to PIL pictures."""
+"""Sums of stats, and pixels to PIL images."""
 
 from __future__ import annotations
 
 import torch
 
-from mmaccel.pipelines.text_to_image.outputs import Pictures, add_stats, join, to_images
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput, add_stats, join, to_images
 from mmaccel.results import Stats
 
 
@@ -19,8 +19,8 @@ def test_stats_add_up_and_promise_the_weakest() -> None:
 
 def test_join_keeps_order() -> None:
     parts = [
-        Pictures(["x"], torch.tensor([[1, 2]]), torch.tensor([2]), Stats("P"), ["one"], 0),
-        Pictures(["y"], torch.tensor([[3, 4]]), torch.tensor([1]), Stats("P"), ["two"], 1),
+        ImageOutput(["x"], torch.tensor([[1, 2]]), torch.tensor([2]), Stats("P"), ["one"], 0),
+        ImageOutput(["y"], torch.tensor([[3, 4]]), torch.tensor([1]), Stats("P"), ["two"], 1),
     ]
     both = join(parts)
     assert both.images == ["x", "y"] and both.prompts == ["one", "two"]
@@ -41,7 +41,7 @@ def test_stats_tell_kept_slots_and_parts_of_the_time() -> None:
         "P", "distribution", 10, 4, 4, 1, accepted=[1, 0, 3], seconds=2.0, forward_seconds=1.5,
         pixel_seconds=0.25, branches=2, fallbacks=["a reason", "another"],
     )  # fmt: skip
-    assert stats.kept_by_slot == [1.0, 0.75, 0.75]
+    assert stats.acceptance_by_slot == [1.0, 0.75, 0.75]
     assert stats.to_dict()["kept_by_slot"] == [1.0, 0.75, 0.75]
     assert str(stats).splitlines() == [
         "tokens       10 in 4 forward passes (2.50 a pass)",
@@ -52,8 +52,8 @@ def test_stats_tell_kept_slots_and_parts_of_the_time() -> None:
         "fell back    a reason",
         "fell back    another",
     ]
-    assert Stats().kept_by_slot == [] and "0 forward passes" in str(Stats())
+    assert Stats().acceptance_by_slot == [] and "0 forward passes" in str(Stats())
     total = add_stats([stats, stats])
     assert total.branches == 2 and total.pixel_seconds == 0.5
     wide = Stats("P", accepted=[1] * 40)
-    assert str(wide).splitlines()[2].endswith(" % …") and len(wide.kept_by_slot) == 40
+    assert str(wide).splitlines()[2].endswith(" % …") and len(wide.acceptance_by_slot) == 40

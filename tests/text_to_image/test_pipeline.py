@@ -13,7 +13,7 @@ import torch
 import mmaccel
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, break_weights, build_tiny
 
 
@@ -22,7 +22,7 @@ def pipe(tiny_folder: Path) -> TextToImage:
     return TextToImage.from_pretrained(tiny_folder)
 
 
-def test_one_caption_makes_one_picture(pipe: TextToImage) -> None:
+def test_one_caption_makes_one_image(pipe: TextToImage) -> None:
     out = pipe(CAPTIONS[0])
     assert len(out.images) == 1 and out.images[0].size == (16, 16)
     assert out.tokens.shape == (1, N_TOKENS) and out.tokens.dtype == torch.int64
@@ -33,7 +33,9 @@ def test_one_caption_makes_one_picture(pipe: TextToImage) -> None:
 
 def test_image_is_the_decoded_tokens(pipe: TextToImage) -> None:
     out = pipe(CAPTIONS[1], seed=3)
-    wanted = pipe.pictures.tokenizer.decode(out.tokens)[0, :, 5, 7].mul(255).round().int().tolist()
+    wanted = (
+        pipe.image_model.tokenizer.decode(out.tokens)[0, :, 5, 7].mul(255).round().int().tolist()
+    )
     assert list(out.images[0].getpixel((7, 5))) == wanted
 
 
@@ -45,7 +47,7 @@ def test_tokens_follow_the_models_own_logits(pipe: TextToImage, guidance_scale: 
     tokens: list[int] = []
     for _ in range(N_TOKENS):
         logits = []
-        for prefix in (pipe.pictures.encode(CAPTIONS[1]), [N_CODES, N_CODES + 1]):
+        for prefix in (pipe.image_model.encode(CAPTIONS[1]), [N_CODES, N_CODES + 1]):
             with torch.no_grad():
                 row = model(input_ids=torch.tensor([prefix + tokens])).logits[0, -1, :N_CODES]
             logits.append(row)
@@ -54,7 +56,7 @@ def test_tokens_follow_the_models_own_logits(pipe: TextToImage, guidance_scale: 
     assert out.tokens[0].tolist() == tokens
 
 
-def test_policies_and_batch_sizes_do_not_change_the_pictures(pipe: TextToImage) -> None:
+def test_policies_and_batch_sizes_do_not_change_the_images(pipe: TextToImage) -> None:
     plain = pipe(CAPTIONS, policy=mmaccel.Autoregressive(), seed=1)
     for policy, batch_size in [(mmaccel.Jacobi(5), None), (mmaccel.Jacobi(8), 1), (None, 2)]:
         out = pipe(CAPTIONS, policy=policy, seed=1, batch_size=batch_size)
@@ -63,13 +65,13 @@ def test_policies_and_batch_sizes_do_not_change_the_pictures(pipe: TextToImage) 
     assert plain.stats.row_passes == 3 * N_TOKENS and plain.stats.passes == N_TOKENS
 
 
-def test_one_seed_gives_other_pictures_to_other_items(pipe: TextToImage) -> None:
+def test_one_seed_gives_other_images_to_other_items(pipe: TextToImage) -> None:
     out = pipe(CAPTIONS[0], seed=5, num_images_per_prompt=3)
     assert len({tuple(row) for row in out.tokens.tolist()}) == 3
     assert out.prompts == [CAPTIONS[0]] * 3
 
 
-def test_a_seed_of_its_own_frees_a_picture_from_its_batch(pipe: TextToImage) -> None:
+def test_a_seed_of_its_own_frees_an_image_from_its_batch(pipe: TextToImage) -> None:
     forward = pipe(CAPTIONS, seed=[4, 5, 6]).tokens
     backward = pipe(CAPTIONS[::-1], seed=[6, 5, 4]).tokens
     assert torch.equal(forward, backward.flip(0))
@@ -88,7 +90,7 @@ def test_options_reach_the_sampler(pipe: TextToImage) -> None:
 def test_stream_hands_out_batches_as_they_finish(pipe: TextToImage) -> None:
     seen: list[int] = []
     batches = pipe.stream(
-        CAPTIONS, Filters(), batch_size=2, on_step=lambda p: seen.append(p.passes)
+        CAPTIONS, SamplingParams(), batch_size=2, on_step=lambda p: seen.append(p.passes)
     )
     assert seen == []
     first = next(batches)

@@ -1,4 +1,4 @@
-"""Requests: every picture is the one its caption and seed make, whoever else was in the making."""
+"""Requests: every image is the one its caption and seed make, whoever else was in the making."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import (
-    Filters,
+    ContinuousBatching,
     Jacobi,
     Noise,
-    Places,
     Request,
     RequestOutput,
+    SamplingParams,
     SpeculativeJacobi,
     TextToImage,
 )  # fmt: skip
@@ -48,7 +48,7 @@ def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[An
         assert served.request in requests and served.request.tag not in made
         made[served.request.tag] = served
 
-    options = {"filters": pipe.pictures.filters, "rows": 2, **options}
+    options = {"params": pipe.image_model.params, "rows": 2, **options}
     stats = pipe.serve(requests, deliver=deliver, **options)
     assert len(made) == len(requests)
     assert stats.tokens == len(requests) * pipe.length
@@ -65,7 +65,7 @@ def assert_alone(pipe: TextToImage, made: dict[Any, RequestOutput], **options: A
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
-def test_neither_places_nor_order_enter_a_picture(pipe: TextToImage, rows: int) -> None:
+def test_neither_places_nor_order_enter_an_image(pipe: TextToImage, rows: int) -> None:
     requests = requests_of(CAPTIONS, 7)
     made = serve(pipe, requests, rows=rows, policy=Jacobi(5))
     assert_alone(pipe, made, policy=Jacobi(5))
@@ -97,7 +97,7 @@ def test_every_family_takes_newcomers(
     Tokens alone are compared.
     """
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    pipe.pictures.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+    pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
     requests = requests_of(captions(family), 5)
     for window, recorded in ((40, False), (8, True), (8, True)):  # the last takes what was left
         policy = Jacobi(window)
@@ -113,19 +113,19 @@ def test_every_family_takes_newcomers(
     assert len(pipe.engine.cache) == 1
 
 
-def test_pictures_are_rendered_one_at_a_time(
+def test_images_are_rendered_one_at_a_time(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With their own tokens, caption and seed, as a call with that seed gives it."""
-    own, told = pipe.pictures.render, []
+    own, told = pipe.image_model.render, []
 
     def render(tokens: Tensor, texts: Sequence[str], seeds: Sequence[int]) -> Any:
         told.append((tokens.tolist(), list(texts), list(seeds)))
         return own(tokens, texts, seeds)
 
-    monkeypatch.setattr(pipe.pictures, "render", render)
+    monkeypatch.setattr(pipe.image_model, "render", render)
     requests = [Request(CAPTIONS[k % 3], seed) for k, seed in enumerate((7, 2**63 + 1, -4, 7))]
-    pipe.serve(requests, pipe.pictures.filters, rows=3, deliver=lambda served: None)
+    pipe.serve(requests, pipe.image_model.params, rows=3, deliver=lambda served: None)
     served, told[:] = [*told], []
     for request in requests:
         pipe(request.caption, seed=[request.seed])
@@ -148,15 +148,17 @@ def test_a_seat_is_not_written_into_what_was_offered(built: Opener) -> None:
 def test_what_a_window_was_given_is_given_back(built: Opener, rows: int) -> None:
     """One prompt for two runs, neither of which writes into it."""
     pipe: Any = TextToImage.from_pretrained(built("janus"))
-    prompt = pipe.pictures.prompt([pipe.pictures.encode(text) for text in captions("janus")], True)
+    prompt = pipe.image_model.prompt(
+        [pipe.image_model.encode(text) for text in captions("janus")], True
+    )
     before = prompt.tokens.clone(), prompt.lengths.clone()
     assert len(set(before[1].tolist())) > 1
     made = []
-    for places in (Places(rows), Places(rows), None):
+    for places in (ContinuousBatching(rows), ContinuousBatching(rows), None):
         assert pipe.model._lengths is prompt.lengths
-        own = replace(prompt, places=places)
+        own = replace(prompt, batching=places)
         noise = Noise.from_seed([4, 5, 6], 3)
-        run = Jacobi(7).sample(pipe.model, own, 16, filters=Filters(2.0), noise=noise)
+        run = Jacobi(7).sample(pipe.model, own, 16, params=SamplingParams(2.0), noise=noise)
         made.append(run.tokens)
         assert noise.seeds.tolist() == [4, 5, 6]
     assert made[0].equal(made[2]) and made[1].equal(made[2])
@@ -175,7 +177,7 @@ def test_places_save_passes_and_positions(pipe: TextToImage) -> None:
     """Every place is taken until nobody is left: passes by hand from those of the rows."""
     requests, passes = requests_of(CAPTIONS, 7), []
     stats = pipe.serve(
-        requests, pipe.pictures.filters, policy=Jacobi(5), rows=3,
+        requests, pipe.image_model.params, policy=Jacobi(5), rows=3,
         deliver=lambda served: passes.append((served.request.tag[1], served.passes)),
     )  # fmt: skip
     own = dict(passes)
@@ -186,16 +188,19 @@ def test_places_save_passes_and_positions(pipe: TextToImage) -> None:
     assert stats.passes == max(ends)
     texts = [request.caption for request in requests]
     batches = pipe(texts, policy=Jacobi(5), seed=[r.seed for r in requests], batch_size=3)
-    assert stats.passes < batches.stats.passes and stats.fed < batches.stats.fed
+    assert (
+        stats.passes < batches.stats.passes
+        and stats.tokens_processed < batches.stats.tokens_processed
+    )
 
 
 def test_everything_is_checked_before_the_first_pass(pipe: TextToImage) -> None:
-    filters, good = pipe.pictures.filters, Request(CAPTIONS[0], 1)
+    params, good = pipe.image_model.params, Request(CAPTIONS[0], 1)
     told: list[Any] = []
 
     def refused(requests: Any, match: str, **options: Any) -> None:
         with pytest.raises(OptionError, match=match):
-            pipe.serve(requests, **{"filters": filters, "deliver": told.append, **options})
+            pipe.serve(requests, **{"params": params, "deliver": told.append, **options})
 
     refused([good, Request("a purple dragon", 1)], "dragon")
     refused([], "requests: expected a list")
@@ -205,7 +210,7 @@ def test_everything_is_checked_before_the_first_pass(pipe: TextToImage) -> None:
     refused([Request(CAPTIONS[0], 2**64)], "seed: expected a 64-bit")
     refused([good], "rows: expected an integer of at least 1", rows=0)
     refused([good], "deliver: expected a function", deliver=None)
-    refused([good], "filters: expected", filters=None)
+    refused([good], "params: expected", params=None)
     refused([good], "policy: expected", policy=mmaccel.Stepwise())
     assert told == []
 
@@ -219,7 +224,7 @@ def test_what_a_receiver_raises_ends_the_run(pipe: TextToImage) -> None:
             raise KeyError("full")
 
     with pytest.raises(KeyError, match="full"):
-        pipe.serve(requests_of(CAPTIONS, 7), Filters(2.0), rows=2, deliver=deliver)
+        pipe.serve(requests_of(CAPTIONS, 7), SamplingParams(2.0), rows=2, deliver=deliver)
     assert len(made) == 3
     assert_alone(pipe, serve(pipe, requests_of(CAPTIONS, 3)))  # nothing is held
 
@@ -229,13 +234,13 @@ def test_a_receiver_cannot_ask_the_same_model(pipe: TextToImage) -> None:
         pipe(CAPTIONS[0])
 
     with pytest.raises(BusyError):
-        pipe.serve(requests_of(CAPTIONS, 2), Filters(2.0), deliver=deliver)
+        pipe.serve(requests_of(CAPTIONS, 2), SamplingParams(2.0), deliver=deliver)
 
 
 def test_a_broken_model_says_for_whom(tmp_path: Path) -> None:
     broken = TextToImage.from_pretrained(break_weights(build_tiny(tmp_path / "broken")))
     with pytest.raises(NumericsError) as caught:
-        broken.serve(requests_of(CAPTIONS, 5), Filters(2.0), rows=2, deliver=print)
+        broken.serve(requests_of(CAPTIONS, 5), SamplingParams(2.0), rows=2, deliver=print)
     assert caught.value.rows == (0, 1)
 
 
@@ -246,7 +251,7 @@ def test_a_canvas_takes_the_next_request_too(tmp_path: Path) -> None:
     stepwise = mmaccel.Stepwise("halton")
     made = serve(pipe, requests, policy=stepwise, on_step=lambda step: told.append(step.rows))
     assert_alone(pipe, made, policy=stepwise)
-    for one in serve(pipe, requests).values():  # lossless: other passes, the same picture
+    for one in serve(pipe, requests).values():  # lossless: other passes, the same image
         own = pipe(one.request.caption, seed=[one.request.seed])
         assert one.image.tobytes() == own.images[0].tobytes()
     assert {served.nats for served in made.values()} == {0.0}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mmaccel import Autoregressive, Jacobi, TextToSpeech
-from mmaccel.contracts import EndedRow
+from mmaccel.contracts import FinishedRow
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import check_caption
 from mmaccel.pipelines.text_to_speech.pipeline import finish_utterance
-from mmaccel.pipelines.text_to_speech.plan import count_slots, pick_filters
+from mmaccel.pipelines.text_to_speech.plan import count_slots, pick_params
 from mmaccel.tokenizers_vq.frames import Frames
 from tests.fixtures.speech import END, FAMILIES, FIRST, LLASA_CODES, SECONDS, SNAC_CODES, TEXTS
 
@@ -90,7 +90,7 @@ def test_what_the_authors_recommend(pipe: TextToSpeech, family: str) -> None:
         "llasa": dict(temperature=0.8, top_k=50, top_p=1.0, repetition_penalty=1.0),
         "orpheus": dict(temperature=0.6, top_p=0.8, repetition_penalty=1.3),
     }[family]
-    recommended = pipe.speech.filters
+    recommended = pipe.speech.params
     assert recommended.top_k == {"llasa": 50, "orpheus": None}[family]
     options: dict[str, Any] = dict(seed=SEEDS, max_seconds=SECONDS[family])
     plain, said = pipe(TEXTS, **options), pipe(TEXTS, **options, **own)
@@ -156,7 +156,7 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
     layout = Frames(((5, 6), (6, 7)), 10, (9,))
     speech: Any = SimpleNamespace(layout=layout, render=render, sample_rate=8)
     plan: Any = SimpleNamespace(texts=["a", "b"], voice="leo", seeds=[3, 7], length=5)
-    made = finish_utterance(speech, plan, EndedRow(1, torch.tensor(tokens), 4, [], 0.25))
+    made = finish_utterance(speech, plan, FinishedRow(1, torch.tensor(tokens), 4, [], 0.25))
     assert made.tokens.tolist() == codes
     assert rendered == ([(codes, 7)] if codes else [])
     assert made.waveform.tolist() == pytest.approx([code / 10 for code in codes])
@@ -167,15 +167,15 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
 
 def test_the_penalty_counts_the_whole_prefix(pipe: TextToSpeech, family: str) -> None:
     speech = pipe.speech
-    processor = pick_filters(speech, repetition_penalty=2.0).processor
+    processor = pick_params(speech, repetition_penalty=2.0).processor
     assert processor is not None
     line = torch.full((1, 5000), 31)
     line[0, 0] = 30
     scores = torch.ones(1, 1, speech.window.vocab_size)
     punished = processor(scores, line, torch.tensor([[5000]]))[0, 0]
     assert punished[29:33].tolist() == [1, 0.5, 0.5, 1]
-    assert pick_filters(speech, repetition_penalty=1).processor is None
-    usual = pick_filters(speech).processor
+    assert pick_params(speech, repetition_penalty=1).processor is None
+    usual = pick_params(speech).processor
     if family == "llasa":
         assert usual is None
     else:

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Autoregressive, Filters, Frames, Jacobi, Noise, OptionError, SpeculativeJacobi
+from mmaccel import (
+    Autoregressive,
+    Frames,
+    Jacobi,
+    Noise,
+    OptionError,
+    SamplingParams,
+    SpeculativeJacobi,
+)
 from mmaccel.contracts import Layout
 from mmaccel.samplers.window.proposers import Frontier, propose
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -118,7 +126,7 @@ def passes(policy: Any) -> tuple[int, list[list[int]]]:
             Recurring(16, depth=2, spread=1.0),
             make_prompt([[0, 5, 10]], layout=FRAMES),
             48,
-            filters=Filters(),
+            params=SamplingParams(),
             noise=Noise.from_seed(seed, 1),
         )
         for seed in range(8)

@@ -9,7 +9,7 @@ from mmaccel import Grid, OptionError
 
 
 def test_rows_with_ends_and_an_image_end() -> None:
-    """Two rows of three: . . . 7 . . . 7 9, then the next picture."""
+    """Two rows of three: . . . 7 . . . 7 9, then the next image."""
     grid = Grid(rows=2, width=3, vocab_size=10, tokens=(2, 6), row_end=7, image_end=9)
     assert (grid.columns, grid.frame) == (4, 9)
     slots = torch.tensor([list(range(12)), list(range(6, 18))])

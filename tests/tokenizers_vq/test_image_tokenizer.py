@@ -1,4 +1,4 @@
-"""The picture tokenizer: shapes, raster order, locality, files."""
+"""The image tokenizer: shapes, raster order, locality, files."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer, ResidualBlock
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, ResidualBlock
 from mmaccel.tokenizers_vq.load import load_tokenizer, save_tokenizer
 
 SMALL = {
@@ -22,24 +22,24 @@ SMALL = {
 
 
 @pytest.fixture
-def tokenizer() -> PictureTokenizer:
+def tokenizer() -> ImageTokenizer:
     torch.manual_seed(0)
-    return PictureTokenizer(**SMALL).eval()
+    return ImageTokenizer(**SMALL).eval()
 
 
-def test_shapes_types_and_ranges(tokenizer: PictureTokenizer) -> None:
+def test_shapes_types_and_ranges(tokenizer: ImageTokenizer) -> None:
     tokens = tokenizer.encode(torch.rand(3, 3, 16, 16))
     assert tokens.shape == (3, 16) and tokens.dtype == torch.int64
     assert tokenizer.grid == (4, 4) and tokenizer.vocab_size == 15
-    pictures = tokenizer.decode(tokens)
-    assert pictures.shape == (3, 3, 16, 16)
-    assert 0 <= pictures.min() and pictures.max() <= 1
+    images = tokenizer.decode(tokens)
+    assert images.shape == (3, 3, 16, 16)
+    assert 0 <= images.min() and images.max() <= 1
 
 
-def test_tokens_lie_in_raster_order(tokenizer: PictureTokenizer) -> None:
-    """A change to one token moves the picture around that token and nowhere else.
+def test_tokens_lie_in_raster_order(tokenizer: ImageTokenizer) -> None:
+    """A change to one token moves the image around that token and nowhere else.
 
-    Two convolutions remain once group normalisation, which looks at the whole picture, is taken
+    Two convolutions remain once group normalisation, which looks at the whole image, is taken
     out: they reach at most two tokens far.
     """
     tokenizer.decoder = torch.nn.Sequential(
@@ -59,21 +59,21 @@ def test_tokens_lie_in_raster_order(tokenizer: PictureTokenizer) -> None:
         assert torch.equal(moved.reshape(4, 4, 4, 4).sum((1, 3)) > 0, expected)
 
 
-def test_encoding_does_not_depend_on_the_batch(tokenizer: PictureTokenizer) -> None:
-    pictures = torch.rand(4, 3, 16, 16)
-    alone = torch.cat([tokenizer.encode(p[None]) for p in pictures])
-    assert torch.equal(alone, tokenizer.encode(pictures))
+def test_encoding_does_not_depend_on_the_batch(tokenizer: ImageTokenizer) -> None:
+    images = torch.rand(4, 3, 16, 16)
+    alone = torch.cat([tokenizer.encode(p[None]) for p in images])
+    assert torch.equal(alone, tokenizer.encode(images))
 
 
-def test_files_build_the_same_tokenizer(tokenizer: PictureTokenizer, tmp_path: Path) -> None:
+def test_files_build_the_same_tokenizer(tokenizer: ImageTokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, SMALL, tmp_path / "kept", torch.float32)
     again = load_tokenizer(tmp_path / "kept")
-    pictures = torch.rand(2, 3, 16, 16)
-    assert torch.equal(again.encode(pictures), tokenizer.encode(pictures))
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(again.encode(images), tokenizer.encode(images))
     assert not again.training and all(not p.requires_grad for p in again.parameters())
 
 
-def test_bad_input_is_named(tokenizer: PictureTokenizer, tmp_path: Path) -> None:
+def test_bad_input_is_named(tokenizer: ImageTokenizer, tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match=r"expected \[B, 3, 16, 16\], received \[1, 3, 20, 16\]"):
         tokenizer.encode(torch.rand(1, 3, 20, 16))
     with pytest.raises(ShapeError, match=r"expected \[B, 16\]"):

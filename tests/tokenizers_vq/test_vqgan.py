@@ -51,7 +51,7 @@ def small(seed: int = 0) -> VQGAN:
     return VQGAN(SMALL, (4, 6)).eval()
 
 
-def test_codes_become_pictures_and_pictures_codes() -> None:
+def test_codes_become_images_and_images_codes() -> None:
     tokenizer = small()
     tokens = torch.randint(20, (2, 24))
     images = tokenizer.decode(tokens)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel.tokenizers_vq.autoencoder import PictureTokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
 from mmaccel.tokenizers_vq.load import save_tokenizer
 from scripts.training import grammar_masked, scenes
 
@@ -26,7 +26,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name, size in (("WIDTH", 16), ("INNER", 16), ("DEPTH", 1)):
             monkeypatch.setattr(module, name, size)
     torch.manual_seed(0)
-    save_tokenizer(PictureTokenizer(**SMALL), SMALL, tmp_path / "tokenizer")
+    save_tokenizer(ImageTokenizer(**SMALL), SMALL, tmp_path / "tokenizer")
     rng = np.random.default_rng(0)
     for name, count in (("train", 12), ("validation", 500)):
         captions = ["a red circle", "a small blue star at night"] * (count // 2)

@@ -33,7 +33,7 @@ def test_images_are_mirrored_with_their_places() -> None:
     assert (right["places"][..., 1] == 0.25).all()
 
 
-def test_the_shipped_network_reads_unseen_pictures() -> None:
+def test_the_shipped_network_reads_unseen_images() -> None:
     right = measure_accuracy(60)
     assert right["ground"] > 0.97 and right["sizes"] > 0.95 and right["directions"] > 0.95
     assert right["colours"] > 0.85 and right["shapes"] > 0.5  # a guess would be right in 0.2

@@ -9,7 +9,7 @@ import torch
 
 from mmaccel import CausalLMWindow, Jacobi, TextToImage
 from mmaccel.demo.scenes.data import CaptionWords
-from mmaccel.pipelines.models.scenes import WordPictures
+from mmaccel.pipelines.models.scenes import WordImages
 from scripts.training import scenes
 from scripts.training.data import IGNORE, TokenPool, as_float
 from scripts.training.export import scenes_commands
@@ -26,7 +26,7 @@ def test_pack_by_hand(work: Path) -> None:
     assert labels.tolist() == [[no, no, no, 1, 2], [no, no, 3, 4, no]]
 
 
-def test_an_epoch_shows_every_picture_once_and_batches_can_be_asked_for_again(work: Path) -> None:
+def test_an_epoch_shows_every_image_once_and_batches_can_be_asked_for_again(work: Path) -> None:
     pool = TokenPool(work, "train", CaptionWords(15), drop=0.0)
     shown = []
     for step in range(3):
@@ -122,7 +122,7 @@ class Tokens:
         return torch.zeros(len(tokens), 3, 4, 4)
 
 
-def test_greedy_pictures_follow_the_model(
+def test_greedy_images_follow_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Greedy tokens equal those of full passes without a cache, row by row, without padding."""
@@ -135,7 +135,7 @@ def test_greedy_pictures_follow_the_model(
     for p in model.parameters():
         p.data.mul_(4)
     captions = ["a red circle", "a small blue star at night"]
-    pipe = TextToImage(WordPictures(CausalLMWindow(model, vocab_size=15), Tokens(), words))
+    pipe = TextToImage(WordImages(CausalLMWindow(model, vocab_size=15), Tokens(), words))
     drawn = pipe(captions, policy=Jacobi(16), guidance_scale=2.0, temperature=0).tokens
     assert drawn.shape == (2, 256) and int(drawn.max()) < 15
     for caption, row in zip(captions, drawn, strict=True):

@@ -9,12 +9,12 @@ import torch
 
 from mmaccel import Grid, OptionError
 from mmaccel.contracts import Layout
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.proposers import SOURCES, Frontier, check_source, propose
 
 VOCAB = 4
 ORIGIN = 5  # columns of prompt
-GRID = Grid(rows=3, width=2, vocab_size=VOCAB, row_end=3)  # rows of 3 slots, pictures of 9
+GRID = Grid(rows=3, width=2, vocab_size=VOCAB, row_end=3)  # rows of 3 slots, images of 9
 
 
 def make_frontier(
@@ -35,10 +35,12 @@ def make_frontier(
         seen: 1 if a pass has left scores.
     """
     filled = [len(row) for row in rows]
-    line = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
+    token_buffer = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
     slots = torch.tensor([[m + k for k in range(width)] for m in made])
     scores = torch.arange(float(len(rows) * VOCAB)).reshape(-1, VOCAB) if seen else None
-    return Frontier(line, ORIGIN + slots, torch.tensor(filled), slots, scores, layout, VOCAB)
+    return Frontier(
+        token_buffer, ORIGIN + slots, torch.tensor(filled), slots, scores, layout, VOCAB
+    )
 
 
 ROWS = [
@@ -195,6 +197,6 @@ def test_the_impossible_ids_are_those_of_this_vocabulary() -> None:
         def __call__(self, scores: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
             return scores
 
-    found = Filters(processor=Processor()).impossible(VOCAB)
+    found = SamplingParams(processor=Processor()).impossible(VOCAB)
     assert found is not None and found.tolist() == [2, 3]
-    assert Filters().impossible(VOCAB) is None
+    assert SamplingParams().impossible(VOCAB) is None

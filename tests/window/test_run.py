@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmaccel import Filters, Grid, Jacobi, Noise, OptionError, Prompt, ShapeError
+from mmaccel import Grid, Jacobi, Noise, OptionError, Prompt, SamplingParams, ShapeError
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
 from tests.fixtures.toy_models import make_prompt
@@ -15,7 +15,7 @@ ROWS = [[1, 2, 3], [4]]
 
 def begin(model: Recorder, prompt: Prompt, length: int = 6, window: int = 3, **others) -> WindowRun:
     options = {
-        "filters": Filters(guidance_scale=1.0 if prompt.branches == 1 else 2.0),
+        "params": SamplingParams(guidance_scale=1.0 if prompt.branches == 1 else 2.0),
         "noise": Noise.from_seed(0, prompt.batch),
         "on_step": None,
         "window": window,
@@ -25,7 +25,7 @@ def begin(model: Recorder, prompt: Prompt, length: int = 6, window: int = 3, **o
 
 def step(run: WindowRun, drafts: list[list[int]], tokens: list[list[int]], kept: list[int]) -> None:
     """One pass: new drafts, the window's new contents, and how many of them are kept."""
-    run.settle(torch.tensor(drafts, dtype=torch.int64))
+    run.write_drafts(torch.tensor(drafts, dtype=torch.int64))
     run.forward()
     run.commit(torch.tensor(tokens), torch.tensor(kept))
 
@@ -34,7 +34,7 @@ def test_tokens_and_positions_of_ragged_rows() -> None:
     model = Recorder([0.0] * 10)
     run = begin(model, make_prompt(ROWS))
     assert model.reserved == (2, 3 + 6 - 1)  # the last token is never fed
-    assert run.line[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
+    assert run.token_buffer[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
     # The prompt without its last column; row 1 is padded with what the prompt holds there.
     assert model.calls == [([[1, 2], [4, 0]], [0, 0])]
     assert run.width == 3 and run.slots.tolist() == [[0, 1, 2]] * 2
@@ -83,7 +83,7 @@ def test_forced_tokens_are_drafted_as_themselves() -> None:
     grid = Grid(rows=2, width=1, vocab_size=10, row_end=9)
     model = Recorder([0.0] * 10)
     run = begin(model, make_prompt(ROWS, layout=grid), window=4)
-    drafts = run.settle(torch.tensor([[5, 6, 7], [5, 6, 7]]))
+    drafts = run.write_drafts(torch.tensor([[5, 6, 7], [5, 6, 7]]))
     assert drafts.tolist() == [[5, 9, 7], [5, 9, 7]]
     run.forward()
     assert model.calls[1][0] == [[3, 5, 9, 7], [4, 5, 9, 7]]

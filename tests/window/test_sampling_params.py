@@ -1,4 +1,4 @@
-"""Filters against probabilities worked out by hand, and against transformers' own warpers."""
+"""SamplingParams against probabilities worked out by hand, and against transformers' own warpers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Filters, Grid, OptionError, ShapeError
+from mmaccel import Grid, OptionError, SamplingParams, ShapeError
 
 NEVER = float("-inf")
 
 
-def scores_of(filters: Filters, logits: Tensor, branches: int = 1, layout: Any = None) -> Tensor:
+def scores_of(
+    params: SamplingParams, logits: Tensor, branches: int = 1, layout: Any = None
+) -> Tensor:
     """Scores of logits `[R, W, V]`, with a line whose column of slot 0 is 3."""
     batch, width = logits.shape[0] // branches, logits.shape[1]
     slots = torch.arange(width).expand(batch, -1)
-    line = torch.arange(20).expand(batch, -1)
-    return filters.apply(logits, branches, line, 3 + slots, slots, layout)
+    token_buffer = torch.arange(20).expand(batch, -1)
+    return params.apply(logits, branches, token_buffer, 3 + slots, slots, layout)
 
 
-def law_of(filters: Filters, *probabilities: float) -> list[float]:
+def law_of(params: SamplingParams, *probabilities: float) -> list[float]:
     """The law that a law given by probabilities becomes."""
     logits = torch.tensor([[probabilities]]).log()
-    return scores_of(filters, logits).softmax(-1)[0, 0].tolist()
+    return scores_of(params, logits).softmax(-1)[0, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -53,39 +55,41 @@ def law_of(filters: Filters, *probabilities: float) -> list[float]:
 )
 def test_one_filter(options: dict[str, Any], law: list[float]) -> None:
     wanted = [p / sum(law) for p in law]
-    assert law_of(Filters(**options), 0.5, 0.3, 0.15, 0.05) == pytest.approx(wanted, abs=1e-6)
+    assert law_of(SamplingParams(**options), 0.5, 0.3, 0.15, 0.05) == pytest.approx(
+        wanted, abs=1e-6
+    )
 
 
 def test_order_of_the_filters() -> None:
     """Each pair here would give another law the other way round."""
     # Temperature first: squared, the first token has 0.25 / 0.365 = 0.685 and is enough for 0.6.
-    made = law_of(Filters(temperature=0.5, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
+    made = law_of(SamplingParams(temperature=0.5, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
     assert made == pytest.approx([1, 0, 0, 0])
     # Top-k before top-p: of the two left the first has 0.625 and is enough for 0.6.
-    made = law_of(Filters(top_k=2, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
+    made = law_of(SamplingParams(top_k=2, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
     assert made == pytest.approx([1, 0, 0, 0])
     # Temperature before min-p: 0.05 / 0.5 is under 0.2, its square root is not.
-    made = law_of(Filters(temperature=2.0, min_p=0.2), 0.5, 0.05, 0.45)
+    made = law_of(SamplingParams(temperature=2.0, min_p=0.2), 0.5, 0.05, 0.45)
     assert made[1] > 0.1
 
 
 def test_guidance_by_hand() -> None:
     logits = torch.tensor([[[1.0, 2.0]], [[0.0, 4.0]], [[0.5, 0.5]], [[1.0, 1.0]]])  # two rows
-    made = scores_of(Filters(guidance_scale=3.0), logits, branches=2)
+    made = scores_of(SamplingParams(guidance_scale=3.0), logits, branches=2)
     assert made.tolist() == [[[2.0, 5.0]], [[-2.0, 10.0]]]
-    made = scores_of(Filters(guidance_scale=1.0), logits, branches=2)
+    made = scores_of(SamplingParams(guidance_scale=1.0), logits, branches=2)
     torch.testing.assert_close(made, logits[:2])
 
 
 def test_guidance_comes_before_temperature_and_processor() -> None:
     seen = []
 
-    def processor(scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
-        seen.append((scores.clone(), line, columns))
+    def processor(scores: Tensor, token_buffer: Tensor, columns: Tensor) -> Tensor:
+        seen.append((scores.clone(), token_buffer, columns))
         return scores.index_fill(-1, torch.tensor([1]), NEVER)
 
-    filters = Filters(guidance_scale=2.0, temperature=0.5, processor=processor)
-    made = scores_of(filters, torch.tensor([[[1.0, 9.0, 3.0]], [[0.0, 0.0, 1.0]]]), branches=2)
+    params = SamplingParams(guidance_scale=2.0, temperature=0.5, processor=processor)
+    made = scores_of(params, torch.tensor([[[1.0, 9.0, 3.0]], [[0.0, 0.0, 1.0]]]), branches=2)
     assert seen[0][0].tolist() == [[[2.0, 18.0, 5.0]]]
     assert seen[0][1].shape == (1, 20) and seen[0][2].tolist() == [[3]]
     assert made.tolist() == [[[4.0, NEVER, 10.0]]]
@@ -95,54 +99,61 @@ def test_structure() -> None:
     """The mask comes before top-k, and what is known is certain in the end."""
     grid = Grid(rows=1, width=2, vocab_size=4, tokens=(1, 3), row_end=0)
     logits = torch.tensor([[[9.0, 1.0, 2.0, 8.0]] * 3])
-    made = scores_of(Filters(top_k=1, processor=lambda s, *_: s), logits, layout=grid)
+    made = scores_of(SamplingParams(top_k=1, processor=lambda s, *_: s), logits, layout=grid)
     assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
-    made = scores_of(Filters(temperature=0.0), logits, layout=grid)
+    made = scores_of(SamplingParams(temperature=0.0), logits, layout=grid)
     assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
-    best = Filters(processor=lambda s, *_: s.masked_fill(s < s.amax(-1, keepdim=True), NEVER))
+    best = SamplingParams(
+        processor=lambda s, *_: s.masked_fill(s < s.amax(-1, keepdim=True), NEVER)
+    )
     made = scores_of(best, logits, layout=grid)  # before a processor that truncates as well
     assert made[0].softmax(-1).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0]]
-    made = scores_of(Filters(), torch.full((1, 3, 4), NEVER), layout=grid)
+    made = scores_of(SamplingParams(), torch.full((1, 3, 4), NEVER), layout=grid)
     assert made[0, 2].softmax(-1).tolist() == [1, 0, 0, 0]
 
 
 def test_ties() -> None:
     """Those tied with the k-th stay; greedy takes the lowest id; top-p goes by id."""
     equal = torch.zeros(1, 1, 4)
-    assert scores_of(Filters(top_k=2), equal).softmax(-1)[0, 0].tolist() == [0.25] * 4
-    assert scores_of(Filters(temperature=0.0), equal).softmax(-1)[0, 0].tolist() == [1, 0, 0, 0]
-    made = scores_of(Filters(top_p=0.6), equal).softmax(-1)[0, 0]
+    assert scores_of(SamplingParams(top_k=2), equal).softmax(-1)[0, 0].tolist() == [0.25] * 4
+    assert scores_of(SamplingParams(temperature=0.0), equal).softmax(-1)[0, 0].tolist() == [
+        1,
+        0,
+        0,
+        0,
+    ]
+    made = scores_of(SamplingParams(top_p=0.6), equal).softmax(-1)[0, 0]
     torch.testing.assert_close(made, torch.tensor([1 / 3] * 3 + [0.0]))
-    assert scores_of(Filters(min_p=1.0), equal).softmax(-1)[0, 0].tolist() == [0.25] * 4
+    assert scores_of(SamplingParams(min_p=1.0), equal).softmax(-1)[0, 0].tolist() == [0.25] * 4
 
 
 EVERY = [
-    Filters(),
-    Filters(temperature=0.0),
-    Filters(temperature=2.0, top_k=2),
-    Filters(top_p=0.5),
-    Filters(min_p=0.5),
-    Filters(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1),
+    SamplingParams(),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=2.0, top_k=2),
+    SamplingParams(top_p=0.5),
+    SamplingParams(min_p=0.5),
+    SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1),
 ]
 
 
-@pytest.mark.parametrize("filters", EVERY, ids=str)
-def test_minus_infinity_stays_impossible(filters: Filters) -> None:
-    made = scores_of(filters, torch.tensor([[[NEVER, 1.0, NEVER, 0.5]]]))[0, 0]
+@pytest.mark.parametrize("params", EVERY, ids=str)
+def test_minus_infinity_stays_impossible(params: SamplingParams) -> None:
+    made = scores_of(params, torch.tensor([[[NEVER, 1.0, NEVER, 0.5]]]))[0, 0]
     assert made[0] == NEVER and made[2] == NEVER and made.amax().isfinite()
 
 
-@pytest.mark.parametrize("filters", EVERY, ids=str)
+@pytest.mark.parametrize("params", EVERY, ids=str)
 @pytest.mark.parametrize("bad", [[1.0, math.nan, 0.0], [NEVER] * 3, [math.nan] * 3], ids=str)
-def test_what_is_no_law_stays_visible(filters: Filters, bad: list[float]) -> None:
+def test_what_is_no_law_stays_visible(params: SamplingParams, bad: list[float]) -> None:
     """NaN, or nothing possible, must not come out as a token: the run's check looks at the peak."""
-    made = scores_of(filters, torch.tensor([[bad, [0.0, 1.0, 2.0]]]))
+    made = scores_of(params, torch.tensor([[bad, [0.0, 1.0, 2.0]]]))
     assert made.amax(-1).isfinite().tolist() == [[False, True]]
 
 
 def test_half_precision_comes_out_in_float32() -> None:
     logits = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    made = scores_of(Filters(temperature=0.7), logits)
+    made = scores_of(SamplingParams(temperature=0.7), logits)
     assert made.dtype == torch.float32
     torch.testing.assert_close(made, logits.float() / 0.7)
 
@@ -166,7 +177,7 @@ def test_agreement_with_transformers() -> None:
         warpers += [] if p is None else [TopPLogitsWarper(p)]
         warpers += [] if m is None else [MinPLogitsWarper(m)]
         wanted = warpers(torch.zeros(40, 1, dtype=torch.int64), logits[:, 0].clone())
-        made = scores_of(Filters(temperature=temperature, top_k=k, top_p=p, min_p=m), logits)
+        made = scores_of(SamplingParams(temperature=temperature, top_k=k, top_p=p, min_p=m), logits)
         torch.testing.assert_close(made[:, 0], wanted)
 
 
@@ -193,10 +204,10 @@ def test_agreement_with_transformers() -> None:
 def test_bad_values(options: dict[str, Any]) -> None:
     name = next(iter(options))
     with pytest.raises(OptionError, match=f"{name}: expected .*, received .*; "):
-        Filters(**options)
+        SamplingParams(**options)
 
 
 @pytest.mark.parametrize("scale, branches", [(2.0, 1), (2.0, 3), (1.0, 3)])
 def test_branches_have_to_suit_the_scale(scale: float, branches: int) -> None:
     with pytest.raises(ShapeError, match="branches=2"):
-        scores_of(Filters(guidance_scale=scale), torch.zeros(6, 1, 3), branches)
+        scores_of(SamplingParams(guidance_scale=scale), torch.zeros(6, 1, 3), branches)

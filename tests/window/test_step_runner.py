@@ -10,12 +10,12 @@ from torch import Tensor
 
 from mmaccel import (
     Autoregressive,
-    Filters,
     GroupedSpeculative,
     Jacobi,
     Noise,
     NumericsError,
     OptionError,
+    SamplingParams,
     Speculative,
     SpeculativeJacobi,
 )
@@ -42,7 +42,7 @@ def test_counts_add_up(policy: Policy) -> None:
         model,
         make_prompt(rows, stop_tokens=torch.tensor([2])),
         30,
-        filters=Filters(),
+        params=SamplingParams(),
         noise=Noise.from_seed(4, 5),
     )
     stats = made.stats
@@ -69,7 +69,7 @@ def test_scores_that_are_no_law(policy: Policy, temperature: float, bad: float) 
             model,
             make_prompt([[4]]),
             5,
-            filters=Filters(temperature=temperature),
+            params=SamplingParams(temperature=temperature),
             noise=Noise.from_seed(0, 1),
         )
 
@@ -80,7 +80,7 @@ def test_nan_behind_a_draft_that_is_not_kept_is_nobodys_business(policy: Policy)
     model = ToyLanguage(3, depth=7)
     rows = [[1]] * 40
     noise = Noise.from_seed(0, 40)
-    made = policy.sample(model, make_prompt(rows), 5, filters=Filters(), noise=noise)
+    made = policy.sample(model, make_prompt(rows), 5, params=SamplingParams(), noise=noise)
     assert made.lengths.tolist() == [5] * 40
     assert math.isfinite(made.stats.total_variation)
 
@@ -96,7 +96,7 @@ def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None
         ToyLanguage(3),
         make_prompt([[1], [2], [0]]),
         9,
-        filters=Filters(),
+        params=SamplingParams(),
         noise=Noise.from_seed(0, 3),
         on_step=on_step,
     )
@@ -110,14 +110,18 @@ def test_draft_models_have_to_suit() -> None:
         Speculative(3, "gpt2")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="vocabulary of 3, received 4; "):
         Speculative(3, ToyLanguage(4)).sample(
-            ToyLanguage(3), make_prompt([[1]]), 4, filters=Filters(), noise=Noise.from_seed(0, 1)
+            ToyLanguage(3),
+            make_prompt([[1]]),
+            4,
+            params=SamplingParams(),
+            noise=Noise.from_seed(0, 1),
         )
 
 
 def test_passes_of_a_draft_model_are_counted() -> None:
     target, drafter = ToyLanguage(3), ToyLanguage(3)
     made = Speculative(4, drafter).sample(
-        target, make_prompt([[1, 2]]), 8, filters=Filters(), noise=Noise.from_seed(0, 1)
+        target, make_prompt([[1, 2]]), 8, params=SamplingParams(), noise=Noise.from_seed(0, 1)
     )
     # The same model drafts: all drafts are kept, 4 tokens a pass; 3 drafts each and the prompt.
     assert made.stats.accepted == [0, 0, 0, 2]

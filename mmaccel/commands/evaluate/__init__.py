@@ -6,15 +6,16 @@ import typer
 
 from mmaccel.commands.evaluate.exactness import exactness
 from mmaccel.commands.evaluate.export import export
-from mmaccel.commands.evaluate.pictures import pictures
+from mmaccel.commands.evaluate.images import images
 from mmaccel.commands.evaluate.speed import speed
 from mmaccel.commands.evaluate.words import words
 
 evaluate = typer.Typer(
     name="evaluate",
-    help="Measure quality, exactness and speed; hand pictures to other suites.",
+    help="Measure quality, exactness and speed; hand images to other suites.",
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (pictures, exactness, speed, words, export):
+evaluate.command("pictures")(images)
+for command in (exactness, speed, words, export):
     evaluate.command()(command)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 _BROKEN = 3  # exit code
-_HELP_FEATURES = "scenes or module:function, for pictures; by default scenes for that model"
+_HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
 
 
 def exactness(
@@ -20,15 +20,15 @@ def exactness(
     prompts: Annotated[
         Path | None, typer.Option(help="a caption a line; by default the model's examples")
     ] = None,
-    count: Annotated[int, typer.Option(help="pictures; captions repeat")] = 32,
-    seed: Annotated[int, typer.Option(help="of the first picture; the next has the next")] = 0,
-    batch_size: Annotated[int, typer.Option(help="pictures made together")] = 8,
+    count: Annotated[int, typer.Option(help="images; captions repeat")] = 32,
+    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
+    batch_size: Annotated[int, typer.Option(help="images made together")] = 8,
     guidance: Annotated[float | None, typer.Option(help="1 is off")] = None,
     temperature: Annotated[float | None, typer.Option(help="of the sampled checks")] = None,
     samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000,
     features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None,
     size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="picture decoder, where it is apart")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="image decoder, where it is apart")] = None,
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
@@ -44,7 +44,7 @@ def exactness(
     from mmaccel.errors import OptionError
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
-    from mmaccel.pipelines.text_to_image.model import choose_filters
+    from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.noise import check_seed
 
     check_count("count", count)
@@ -71,19 +71,19 @@ def exactness(
     pipe = open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
-    filters = choose_filters(
-        pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
+    params = choose_params(
+        pipe.image_model.params, guidance_scale=guidance, temperature=temperature
     )
     captions = pick_captions(pipe, model, prompts, count)
     plan = load("mmaccel.evaluation.exactness.report:Plan")(
-        pipe, chosen, make_plain(chosen), captions, seed, filters, batch_size, dtype, samples,
+        pipe, chosen, make_plain(chosen), captions, seed, params, batch_size, dtype, samples,
         extract,
     )  # fmt: skip
     checks = load("mmaccel.evaluation.exactness.report:check_all")(plan)
     broken = [check.name for check in checks if check.is_broken]
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness, dtype=dtype,
-        guidance=filters.guidance_scale, temperature=filters.temperature, captions=captions,
+        guidance=params.guidance_scale, temperature=params.temperature, captions=captions,
         seed=seed, batch_size=batch_size, features=chosen_features,
         checks=[check.to_dict() for check in checks], broken=broken,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def exactness(
 
 def _print(report: dict[str, Any], checks: list[Any]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
-    from mmaccel.results import promise_in
+    from mmaccel.results import exactness_in
 
     console = wide_console()
     table = make_table("check", "promised", "holds", "measured", title=report["policy"])
@@ -103,7 +103,7 @@ def _print(report: dict[str, Any], checks: list[Any]) -> None:
         holds = "yes" if check.holds else ("BROKEN" if check.promised else "no")
         table.add_row(check.name, "yes" if check.promised else "no", holds, check.said)
     console.print(table)
-    promise = promise_in(report["exactness"], report["dtype"])
+    promise = exactness_in(report["exactness"], report["dtype"])
     broken = ", ".join(report["broken"])
     said = f"a promise is broken: {broken}; please report this" if broken else "nothing is broken"
     console.print(f"Promise: {promise} in {report['dtype']}. In this report {said}.")

@@ -11,15 +11,15 @@ _HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="pictures or clips, with their captions")],
+    folder: Annotated[Path, typer.Argument(help="images or clips, with their captions")],
     suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")],
     prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)],
     out: Annotated[Path, typer.Option(help="folder to be made")],
     per_prompt: Annotated[
-        int | None, typer.Option(help="pictures of a prompt; by default what the suite asks for")
+        int | None, typer.Option(help="images of a prompt; by default what the suite asks for")
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="leave out prompts without enough pictures")
+        bool, typer.Option("--partial", help="leave out prompts without enough images")
     ] = False,
 ) -> None:
     """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
@@ -37,7 +37,7 @@ def export(
     if partial and suite == "hpsv2":
         raise OptionError(
             "--partial: expected all prompts of a style for hpsv2, whose code scores the next "
-            "picture in place of a missing one; make the missing ones"
+            "image in place of a missing one; make the missing ones"
         )
     wanted = load(module + "read_prompts")(suite, prompts)
     layout = load(module + "SUITES")[suite]

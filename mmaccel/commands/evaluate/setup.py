@@ -19,11 +19,11 @@ def pick_captions(pipe: TextToImage, model: str, file: Path | None, count: int |
     Raises:
         OptionError: no text file, no prompts in it, or one that the model cannot draw.
     """
-    examples = MODELS[model].examples if model in MODELS else pipe.pictures.examples
+    examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
     captions = list(examples) if file is None else read_captions(file)
     captions = [captions[k % len(captions)] for k in range(count or len(captions))]
     for caption in dict.fromkeys(captions):
-        pipe.pictures.encode(caption)
+        pipe.image_model.encode(caption)
     return captions
 
 

@@ -24,13 +24,13 @@ def speed(
     runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20,
     warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2,
     baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None,
-    seed: Annotated[int, typer.Option(help="of the first picture")] = 0,
+    seed: Annotated[int, typer.Option(help="of the first image")] = 0,
     guidance: Annotated[float | None, typer.Option(help="1 is off")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("speed"),
     plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True,
     size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="picture decoder, where it is apart")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="image decoder, where it is apart")] = None,
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
@@ -46,8 +46,8 @@ def speed(
     from mmaccel.errors import OptionError
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
-    from mmaccel.pipelines.text_to_image.model import choose_filters
-    from mmaccel.results import promise_in
+    from mmaccel.pipelines.text_to_image.model import choose_params
+    from mmaccel.results import exactness_in
 
     least = load("mmaccel.evaluation.speed.measure:LEAST_RUNS")
     if runs < least or warm_up < 1:
@@ -70,14 +70,14 @@ def speed(
     )
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
-    filters = choose_filters(
-        pipe.pictures.filters, guidance_scale=guidance, temperature=temperature
+    params = choose_params(
+        pipe.image_model.params, guidance_scale=guidance, temperature=temperature
     )
     captions = pick_captions(pipe, model, prompts, None)
-    baselines, left_out = _open_baselines(pipe, baseline or [], captions, filters)
+    baselines, left_out = _open_baselines(pipe, baseline or [], captions, params)
     made: list[Any] = []
     measured = load("mmaccel.evaluation.speed.measure:measure_speed")(
-        pipe, {"plain": make_plain(chosen), "policy": chosen}, captions, filters,
+        pipe, {"plain": make_plain(chosen), "policy": chosen}, captions, params,
         batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, synchronise=_waits_for(device),
         baselines=baselines,
     )  # fmt: skip
@@ -95,8 +95,8 @@ def speed(
     done = len(made) // each
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness,
-        promise=promise_in(chosen.exactness, dtype), dtype=dtype, cuda_graphs=cuda_graphs,
-        guidance=filters.guidance_scale, temperature=filters.temperature, seed=seed,
+        promise=exactness_in(chosen.exactness, dtype), dtype=dtype, cuda_graphs=cuda_graphs,
+        guidance=params.guidance_scale, temperature=params.temperature, seed=seed,
         captions=captions, runs=runs, warm_up=warm_up, baselines=list(baselines),
         left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],
         rows=load("mmaccel.evaluation.speed.measure:summarise")(made[: done * each]),
@@ -107,7 +107,7 @@ def speed(
 
 
 def _open_baselines(
-    pipe: Any, names: list[str], captions: list[str], filters: Any
+    pipe: Any, names: list[str], captions: list[str], params: Any
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Baselines by name, and why the others are left out, which is said at once."""
     from mmaccel.catalog import load
@@ -116,7 +116,7 @@ def _open_baselines(
     found, left_out = {}, {}
     for name in names:
         reason = load("mmaccel.evaluation.speed.transformers_baseline:find_obstacle")(
-            pipe, name, captions[0], filters
+            pipe, name, captions[0], params
         )
         if reason:
             left_out[name] = reason

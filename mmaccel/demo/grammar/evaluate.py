@@ -28,7 +28,7 @@ from mmaccel.demo.grammar.tasks import (
 )
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.loading.sources import check_place
+from mmaccel.pipelines.loading.sources import check_device
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class GrammarText:
                 "scripts/train_demo.py grammar-export"
             )
         shift = said["logit_shift"]
-        check_place(device, torch.float32)
+        check_device(device, torch.float32)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model = MaskedLM(model.to(device), MASK, shift=shift, vocab_size=MASK)
 

@@ -29,9 +29,9 @@ from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import total_variation
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.samplers.canvas.predictions import Evidence
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _LENGTH, _TOKENS = 4, 3
 _CLOSE = 1e-4  # between probabilities in float32 and float64
@@ -157,10 +157,10 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
     n, _, length = draws.shape
     prompt = Prompt(draws.new_zeros(n, 1), draws.new_ones(n))
     watched, trace = _Watched(model), _Trace(draws)
-    options = {"filters": Filters(), "noise": Noise(*draws.new_zeros(2, n))}
+    options = {"params": SamplingParams(), "noise": Noise(*draws.new_zeros(2, n))}
     run = policy.open(watched, prompt, length, **options)
 
-    def prescribe(seen: Evidence) -> Evidence:
+    def prescribe(seen: SlotPredictions) -> SlotPredictions:
         canvas = run.canvas
         drawn = draws[:, min(len(trace.before), draws.shape[1] - 1)].gather(1, seen.slots)
         chances = watched.distributions(seen, run.live).gather(-1, drawn[..., None])[
@@ -194,7 +194,7 @@ class _Watched:
         self._logits = torch.where(is_none.all(-1, keepdim=True), 0.0, logits)
         return self._logits
 
-    def distributions(self, seen: Evidence, live: Tensor | None) -> Tensor:
+    def distributions(self, seen: SlotPredictions, live: Tensor | None) -> Tensor:
         """`[N, Q, V]` float64, what evidence says; to the last digit in the rows of this pass."""
         told = seen.law.double().softmax(-1)
         scores = self._logits.double()

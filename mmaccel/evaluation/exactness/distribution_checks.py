@@ -73,11 +73,11 @@ def check_features(policy: Any, first: Array, second: Array, captions: Sequence[
     own = [numbers[caption] for caption in captions]
     test = permutation_test(first, second, groups=(own, own))
     said = (
-        f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} pictures of "
+        f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} images of "
         f"{len(numbers)} captions); "
     )
     if test.least > MMD_LEVEL:  # holds whatever the images are: no guarantee is held to that
-        said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more pictures"
+        said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more images"
         return Check(_FEATURES, False, True, said, {**asdict(test), "power": None})
     sees = measure_power(first, len(first), len(second), groups=(own, own), level=MMD_LEVEL)
     visible = "none tried" if sees.visible is None else f"{sees.visible:g} standard deviations"

@@ -20,10 +20,10 @@ from torch import Tensor
 from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _REACH = 4  # a gap of so many times the largest difference seen still counts as rounding
 
@@ -59,10 +59,10 @@ class Check:
 def compare_rows(
     name: str,
     pipe: Any,
-    plain: Pictures,
-    made: Pictures,
+    plain: ImageOutput,
+    made: ImageOutput,
     seeds: Sequence[int],
-    filters: Filters,
+    params: SamplingParams,
     *,
     promised: bool,
     width: int | None,
@@ -88,7 +88,7 @@ def compare_rows(
     total, length = plain.tokens.shape
     parts = first_divergence(made.tokens, plain.tokens)
     rows = (parts < length).nonzero()[:, 0].tolist()
-    if kind_of(pipe.model) != "window" or filters.processor is not None:
+    if kind_of(pipe.model) != "window" or params.processor is not None:
         width = None
     found = []
     for row in [] if width is None else rows:
@@ -96,7 +96,7 @@ def compare_rows(
         noise = Noise.from_seed([seeds[row]], 1, pipe.model.device)
         slot, caption = int(parts[row]), plain.prompts[row]
         parting = explain_divergence(
-            pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), filters, noise,
+            pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), params, noise,
             min(width, length), getattr(torch, dtype),
         )  # fmt: skip
         found.append({"row": row, "caption": caption, "seed": seeds[row], **asdict(parting)})
@@ -130,9 +130,9 @@ def _tell(parting: dict[str, Any]) -> str:
     return f"{told}, rounding {rounding:.2g}{more}"
 
 
-def cut_rows(made: Pictures, count: int) -> Pictures:
+def cut_rows(made: ImageOutput, count: int) -> ImageOutput:
     """The first rows of a run; its stats stay those of all."""
-    return Pictures(
+    return ImageOutput(
         made.images[:count],
         made.tokens[:count],
         made.passes[:count],
@@ -163,7 +163,7 @@ class Divergence:
 
 
 def explain_divergence(
-    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, filters: Filters, noise: Noise,
+    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, params: SamplingParams, noise: Noise,
     width: int, dtype: torch.dtype = torch.float32,
 ) -> Divergence:  # fmt: skip
     """Look at the slot where a run parted from the plain loop.
@@ -181,8 +181,8 @@ def explain_divergence(
 
     Cost: L passes of one token and L / width of a window.
     """
-    single = forced_scores(pipe, caption, tokens[: slot + 1], filters, noise, 1)
-    wide = forced_scores(pipe, caption, tokens, filters, noise, width)[: slot + 1]
+    single = forced_scores(pipe, caption, tokens[: slot + 1], params, noise, 1)
+    wide = forced_scores(pipe, caption, tokens, params, noise, width)[: slot + 1]
     both = single.isfinite() & wide.isfinite()
     rounding = float((single - wide)[both].abs().max())
     limit = math.sqrt(torch.finfo(dtype).eps) * float(single[both].abs().max())
@@ -194,7 +194,7 @@ def explain_divergence(
 
 @torch.no_grad()
 def forced_scores(
-    pipe: Any, caption: str, tokens: Tensor, filters: Filters, noise: Noise, width: int
+    pipe: Any, caption: str, tokens: Tensor, params: SamplingParams, noise: Noise, width: int
 ) -> Tensor:
     """Scores plus frozen noise at every slot of given tokens, the last of which is not processed.
 
@@ -207,26 +207,28 @@ def forced_scores(
         `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
         filters leave one token, before truncation.
     """
-    temperature = filters.temperature  # 0 draws no noise
+    temperature = params.temperature  # 0 draws no noise
     if temperature == 0:
-        filters = Filters(filters.guidance_scale)
+        params = SamplingParams(params.guidance_scale)
     model = pipe.model
     found = []
     with alone(model):
-        prompt = pipe.pictures.prompt([pipe.pictures.encode(caption)], filters.guidance_scale != 1)
+        prompt = pipe.image_model.prompt(
+            [pipe.image_model.encode(caption)], params.guidance_scale != 1
+        )
         rows, longest = prompt.tokens.shape
         model.reserve(rows, longest + len(tokens))
         if longest > 1:
-            model.feed(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths))
+            model.prefill(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths))
         last = prompt.tokens.gather(1, prompt.lengths[:, None] - 1)  # [R, 1]
         own = tokens.to(last.device)
-        line = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
+        token_buffer = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
         for first in range(0, len(tokens), width):
-            part = line[:, first : first + width].contiguous()
+            part = token_buffer[:, first : first + width].contiguous()
             logits = model.forward(part, prompt.lengths - 1 + first)
             slots = torch.arange(first, first + part.shape[1], device=own.device)[None]
             empty = torch.zeros_like(slots[:, :0])
-            scores = filters.apply(
+            scores = params.apply(
                 logits, prompt.branches, empty, slots, slots, prompt.layout
             )  # [1, W, V]; no processor looks at the line
             drawn = noise.frozen(slots, scores.shape[-1], temperature)

@@ -19,7 +19,7 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 LENGTH, VOCAB = 5, 3
 _DEPTH = 7  # tokens that count: the prompt and all others
@@ -34,7 +34,7 @@ class OracleDenoiser:
     """
 
     block: int | None = None
-    has_store, any_rows = False, True
+    supports_kv_cache, any_rows = False, True
     mask_token: int | None
 
     def __init__(self, joint: Tensor) -> None:
@@ -147,7 +147,7 @@ class ToyLanguage:
         self._room = positions
         self._memory = torch.full((rows, positions + 1), -1)  # the last: beyond the room
 
-    def feed(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """See `mmaccel.contracts.TokenModel.feed`."""
         self._write(tokens, start)
 
@@ -177,11 +177,13 @@ class ToyLanguage:
         """
         chances = []
         for tokens in product(range(VOCAB), repeat=LENGTH):
-            line = torch.tensor([[*_PROMPT, *tokens]])
+            token_buffer = torch.tensor([[*_PROMPT, *tokens]])
             chance = 1.0
             for slot, token in enumerate(tokens):
                 last = torch.tensor([len(_PROMPT) + slot - 1])
-                chance *= float(self.logits_after(line, last)[0].double().softmax(-1)[token])
+                chance *= float(
+                    self.logits_after(token_buffer, last)[0].double().softmax(-1)[token]
+                )
             chances.append(chance)
         return torch.tensor(chances, dtype=torch.float64)
 
@@ -200,6 +202,6 @@ def sample_distribution(policy: Any, samples: int, seed: int = 0) -> GTest:
         torch.full((samples,), len(_PROMPT)),
     )
     made = policy.sample(
-        model, prompt, LENGTH, filters=Filters(), noise=Noise.from_seed(seed, samples)
+        model, prompt, LENGTH, params=SamplingParams(), noise=Noise.from_seed(seed, samples)
     )
     return g_test(count_sequences(made.tokens, VOCAB), model.distribution())

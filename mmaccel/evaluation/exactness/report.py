@@ -20,9 +20,9 @@ from mmaccel.evaluation.exactness.distribution_checks import check_distribution,
 from mmaccel.evaluation.exactness.g_test import import_stats
 from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
 from mmaccel.evaluation.quality.features import Extract, extract_all
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _FAR = 1_000_003  # between the seeds of samples that have to be independent
 
@@ -49,7 +49,7 @@ class Plan:
     plain: Any
     captions: Sequence[str]
     seed: int
-    filters: Filters
+    params: SamplingParams
     batch_size: int
     dtype: str
     samples: int = 50_000
@@ -74,13 +74,15 @@ class Plan:
         can_tell = self.dtype == EXACT_DTYPE or kind_of(self.pipe.model) == "window"
         return self.policy.exactness == "bitwise" and can_tell
 
-    def run(self, policy: Any, filters: Filters, batch_size: int, shift: int = 0) -> Pictures:
+    def run(
+        self, policy: Any, params: SamplingParams, batch_size: int, shift: int = 0
+    ) -> ImageOutput:
         """All prompts under a policy."""
         from mmaccel.pipelines.text_to_image.outputs import join
 
         seeds = [(seed + shift) % 2**64 for seed in self.seeds]
         made = self.pipe.stream(
-            self.captions, filters, policy=policy, seed=seeds, batch_size=batch_size
+            self.captions, params, policy=policy, seed=seeds, batch_size=batch_size
         )
         return join(list(made))
 
@@ -96,26 +98,26 @@ def check_all(plan: Plan) -> list[Check]:
     kind = kind_of(plan.pipe.model)
     if plan.samples and kind == "window":
         import_stats()  # a package that is missing is reported before anything is decoded
-    greedy = replace(plan.filters, temperature=0.0)
+    greedy = replace(plan.params, temperature=0.0)
     checks = [_greedy(plan, greedy)]
-    plain = plan.run(plan.plain, plan.filters, plan.batch_size)
-    made = plan.run(plan.policy, plan.filters, plan.batch_size)
+    plain = plan.run(plan.plain, plan.params, plan.batch_size)
+    made = plan.run(plan.policy, plan.params, plan.batch_size)
     width = plan.width if plan.policy.exactness == "bitwise" else None
     checks.append(
         compare_rows(
-            "same seeds", plan.pipe, plain, made, plan.seeds, plan.filters,
+            "same seeds", plan.pipe, plain, made, plan.seeds, plan.params,
             promised=plan.keeps_tokens, width=width, dtype=plan.dtype,
         )
     )  # fmt: skip
     checks += _batches(plan, plain, made)
     if plan.samples:
         checks += check_distribution(plan.policy, kind, plan.samples)
-    if plan.extract is not None and plan.filters.temperature > 0:
+    if plan.extract is not None and plan.params.temperature > 0:
         checks.append(_features(plan, plain))
     return checks
 
 
-def _greedy(plan: Plan, greedy: Filters) -> Check:
+def _greedy(plan: Plan, greedy: SamplingParams) -> Check:
     plain = plan.run(plan.plain, greedy, plan.batch_size)
     made = plan.run(plan.policy, greedy, plan.batch_size)
     # at temperature 0 a distribution is one sequence: who keeps the one keeps the other
@@ -126,7 +128,7 @@ def _greedy(plan: Plan, greedy: Filters) -> Check:
     )  # fmt: skip
 
 
-def _batches(plan: Plan, plain: Pictures, made: Pictures) -> list[Check]:
+def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
     """Rows made together against the same rows made alone: the plain loop's, then the policy's."""
     if plan.batch_size == 1:
         return []
@@ -137,30 +139,30 @@ def _batches(plan: Plan, plain: Pictures, made: Pictures) -> list[Check]:
     ):
         count = min(plan.batch_size, len(plan.captions))
         part = replace(plan, captions=list(plan.captions)[:count])
-        alone = part.run(policy, plan.filters, 1)
+        alone = part.run(policy, plan.params, 1)
         promised = policy is plan.policy and plan.keeps_tokens
         width = plan.width if policy.exactness == "bitwise" else None
         rows = cut_rows(together, count)
         found.append(
             compare_rows(
-                name, plan.pipe, alone, rows, part.seeds, plan.filters,
+                name, plan.pipe, alone, rows, part.seeds, plan.params,
                 promised=promised, width=width, dtype=plan.dtype,
             )
         )  # fmt: skip
     return found
 
 
-def _features(plan: Plan, plain: Pictures) -> Check:
+def _features(plan: Plan, plain: ImageOutput) -> Check:
     """Images of other seeds, so that the two samples are independent, prompt by prompt."""
     assert plan.extract is not None
-    other = plan.run(plan.policy, plan.filters, plan.batch_size, shift=_FAR)
+    other = plan.run(plan.policy, plan.params, plan.batch_size, shift=_FAR)
     first, second = (
         extract_all(_pixels(side, plan.batch_size), plan.extract) for side in (plain, other)
     )
     return check_features(plan.policy, first, second, plan.captions)
 
 
-def _pixels(side: Pictures, batch_size: int) -> list[torch.Tensor]:
+def _pixels(side: ImageOutput, batch_size: int) -> list[torch.Tensor]:
     rows = [torch.from_numpy(np.array(image.convert("RGB"))) for image in side.images]
     pixels = torch.stack(rows).permute(0, 3, 1, 2)
     return list(pixels.split(batch_size))

@@ -41,12 +41,12 @@ class ClipScore:
 
 
 def score_captions(
-    pictures: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
+    images: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
 ) -> ClipScore:
     """Score images against their prompts.
 
     Args:
-        pictures: N of `[3, H, W]` uint8; those of one batch of one size.
+        images: N of `[3, H, W]` uint8; those of one batch of one size.
         captions: N texts.
         embed: see `Embed`.
         batch_size: B, at most.
@@ -55,14 +55,14 @@ def score_captions(
         ShapeError: not N prompts, or embeddings that are not two of `[B, D]`.
         NumericsError: an embedding that is not finite or is 0.
     """
-    if not pictures or len(pictures) != len(captions):
+    if not images or len(images) != len(captions):
         raise ShapeError(
-            f"captions: expected one for each of at least one picture, received {len(captions)} "
-            f"for {len(pictures)}; give them in the same order"
+            f"captions: expected one for each of at least one image, received {len(captions)} "
+            f"for {len(images)}; give them in the same order"
         )
-    step = range(0, len(pictures), batch_size)
+    step = range(0, len(images), batch_size)
     cuts = [slice(k, k + batch_size) for k in step]
-    batches = ((torch.stack(list(pictures[cut])), list(captions[cut])) for cut in cuts)
+    batches = ((torch.stack(list(images[cut])), list(captions[cut])) for cut in cuts)
     return score_batches(batches, embed)
 
 
@@ -89,14 +89,14 @@ def _score(pixels: Tensor, texts: list[str], embed: Embed) -> Tensor:
     if len(pair) != 2 or not all(isinstance(own, Tensor) for own in pair):
         kinds = ", ".join(type(own).__name__ for own in pair[:4])
         raise ShapeError(
-            f"embeddings: expected two tensors, of pictures and of texts, received {len(pair)} "
-            f"({kinds}); return (pictures [{len(texts)}, D], texts [{len(texts)}, D])"
+            f"embeddings: expected two tensors, of images and of texts, received {len(pair)} "
+            f"({kinds}); return (images [{len(texts)}, D], texts [{len(texts)}, D])"
         )
     seen, read = pair
     if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
         raise ShapeError(
             f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
-            f"{list(read.shape)}; return one row for each picture and text"
+            f"{list(read.shape)}; return one row for each image and text"
         )
     both = torch.stack([seen.double().cpu(), read.double().cpu()])
     if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):

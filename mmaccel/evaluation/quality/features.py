@@ -107,13 +107,13 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
         if found.ndim != 2 or len(found) != len(batch):
             raise ShapeError(
                 f"features: expected [{len(batch)}, D] for a batch of {len(batch)}, received "
-                f"{list(found.shape)}; return one row for each picture"
+                f"{list(found.shape)}; return one row for each image"
             )
         parts.append(check_features(found, least=1))
         if parts[-1].shape[1] != parts[0].shape[1]:
             raise ShapeError(
                 f"features: expected a width of {parts[0].shape[1]} for every batch, received "
-                f"{parts[-1].shape[1]}; pool over what depends on the size of a picture"
+                f"{parts[-1].shape[1]}; pool over what depends on the size of an image"
             )
     return np.concatenate(parts)
 
@@ -130,7 +130,7 @@ def _to_array(made: Any) -> Array:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(
             f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "
-            "for each picture"
+            "for each image"
         ) from error
     return found
 

@@ -79,8 +79,8 @@ def read_facts(file: Path) -> dict[str, Any]:
     Raises:
         OptionError: no image.
     """
-    with open_image(file) as picture:
-        text = getattr(picture, "text", {}).get("mmaccel")
+    with open_image(file) as image:
+        text = getattr(image, "text", {}).get("mmaccel")
     try:
         facts = json.loads(text) if text else {}
     except ValueError:
@@ -99,15 +99,15 @@ def open_image(file: Path) -> Any:
     # what Pillow raises for broken files, and for those too large to be meant well
     broken = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     try:
-        picture = Image.open(file)
-        picture.load()
+        image = Image.open(file)
+        image.load()
     except broken as error:
         reason = " ".join(str(error).split())[:80]
         raise OptionError(
-            f"picture: expected a whole picture, received {str(file)!r} ({reason}); make it again "
+            f"image: expected a whole image, received {str(file)!r} ({reason}); make it again "
             "or take it out of the folder"
         ) from error
-    return picture
+    return image
 
 
 def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]:
@@ -121,13 +121,13 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
     for k in range(0, len(items), batch_size):
         rows = []
         for item in items[k : k + batch_size]:
-            with open_image(item.file) as picture:
-                _check_depth(picture, item.file)
-                size, pixels = picture.size, np.asarray(picture.convert("RGB"))
+            with open_image(item.file) as image:
+                _check_depth(image, item.file)
+                size, pixels = image.size, np.asarray(image.convert("RGB"))
             first = first or (item.file, size)
             if size != first[1]:
                 raise ShapeError(
-                    f"pictures: expected one size, received {first[1][0]}x{first[1][1]} "
+                    f"images: expected one size, received {first[1][0]}x{first[1][1]} "
                     f"({first[0].name}) and {size[0]}x{size[1]} ({item.file.name}); "
                     "put each size into a folder of its own"
                 )
@@ -135,11 +135,11 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
         yield torch.stack(rows)
 
 
-def _check_depth(picture: Any, file: Path) -> None:
+def _check_depth(image: Any, file: Path) -> None:
     """Refuse what Pillow would cut at 255 and not scale."""
-    if picture.mode.startswith(("I", "F")):
+    if image.mode.startswith(("I", "F")):
         raise OptionError(
-            f"picture: expected 8 bits a channel, received mode {picture.mode} in {str(file)!r}; "
+            f"image: expected 8 bits a channel, received mode {image.mode} in {str(file)!r}; "
             "convert it first, to the range you mean"
         )
 

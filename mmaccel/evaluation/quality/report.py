@@ -48,7 +48,7 @@ def check_sizes(items: Sequence[Item], others: Sequence[Item] | None, count: int
     n_others = count or len(items) if others is None else len(others)
     if min(len(items), n_others) < 2:
         raise OptionError(
-            f"pictures: expected at least 2 on both sides, received {len(items)} and {n_others}; "
+            f"images: expected at least 2 on both sides, received {len(items)} and {n_others}; "
             "a covariance needs two"
         )
 
@@ -133,7 +133,7 @@ def with_captions(items: Sequence[Item]) -> list[Item]:
     told = [item for item in items if item.prompt is not None]
     if not told:
         raise OptionError(
-            "clip: expected pictures with captions, received none; make them with mmaccel "
+            "clip: expected images with captions, received none; make them with mmaccel "
             "generate, or write prompts.jsonl beside them"
         )
     return told

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 STAGES = ("forward", "sampler", "pixel", "other")
 _FORGET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
@@ -82,7 +82,7 @@ def measure_speed(
     pipe: Any,
     policies: dict[str, Any],
     captions: Sequence[str],
-    filters: Filters,
+    params: SamplingParams,
     *,
     batch_sizes: Sequence[int],
     runs: int,
@@ -118,7 +118,7 @@ def measure_speed(
                 reset_peak(pipe.model.device)
                 synchronise()
                 began = time.perf_counter()
-                (made,) = source.stream(texts, filters, **options)
+                (made,) = source.stream(texts, params, **options)
                 synchronise()
                 seconds = time.perf_counter() - began
                 peak = read_peak(pipe.model.device)

@@ -65,7 +65,7 @@ def write_speed(report: Report) -> str:
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
         _tell_strongest(rows),
         "Window unused: share of full windows' slots that gave no token: rejected drafts, and what "
-        "a window reaches beyond the end of a picture.",
+        "a window reaches beyond the end of an image.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
         "brackets the quartiles of the pairs' ratios.",
         "## First run at a size, seconds",

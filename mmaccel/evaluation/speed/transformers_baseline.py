@@ -23,12 +23,12 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.models.scenes import WordPictures
+from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_image.outputs import Pictures
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
 BASELINES = ("transformers", "static", "compiled")
@@ -46,19 +46,19 @@ class BaselineDecoding:
 
     def __init__(self, pipe: Any, name: str, captions: Sequence[str]) -> None:
         self.pipe, self.name, self.model = pipe, name, pipe.model
-        self._longest = max(len(pipe.pictures.encode(caption)) for caption in captions)
+        self._longest = max(len(pipe.image_model.encode(caption)) for caption in captions)
         self._before = set(vars(self.model.model))
         self._size = 0
 
     def stream(
         self,
         captions: Sequence[str],
-        filters: Filters,
+        params: SamplingParams,
         *,
         policy: None = None,
         seed: Sequence[int],
         batch_size: int,
-    ) -> list[Pictures]:
+    ) -> list[ImageOutput]:
         """One batch.
 
         Args:
@@ -69,16 +69,16 @@ class BaselineDecoding:
             batch_size: B.
         """
         assert len(captions) == batch_size
-        tokens, stats = self.decode(captions, filters, seed, self.pipe.length)
+        tokens, stats = self.decode(captions, params, seed, self.pipe.length)
         began = time.perf_counter()
-        images = self.pipe.pictures.render(tokens, captions, list(seed))
+        images = self.pipe.image_model.render(tokens, captions, list(seed))
         stats.pixel_seconds = time.perf_counter() - began
         passes = torch.full((len(captions),), stats.passes)
-        return [Pictures(images, tokens.cpu(), passes, stats, list(captions))]
+        return [ImageOutput(images, tokens.cpu(), passes, stats, list(captions))]
 
     @torch.no_grad()
     def decode(
-        self, captions: Sequence[str], filters: Filters, seeds: Sequence[int], length: int
+        self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int], length: int
     ) -> tuple[Tensor, Stats]:
         """Tokens `[B, length]` int64, and what they cost.
 
@@ -90,12 +90,12 @@ class BaselineDecoding:
         if self.name == "compiled" and self._size != len(captions):
             self.close()  # every size has graphs of its own, as if it were the only one
             self._size = len(captions)
-        pictures, before, began = self.pipe.pictures, _count_graphs(), time.perf_counter()
-        ids = [pictures.encode(caption) for caption in captions]
-        prompt = pictures.prompt(ids, filters.guidance_scale != 1)
+        images, before, began = self.pipe.image_model, _count_graphs(), time.perf_counter()
+        ids = [images.encode(caption) for caption in captions]
+        prompt = images.prompt(ids, params.guidance_scale != 1)
         rows, mask = self._align(prompt)
         noise = Noise.from_seed(seeds, len(captions), self.model.device)
-        draw = _Draw(prompt, filters, noise, self.model.vocab_size)
+        draw = _Draw(prompt, params, noise, self.model.vocab_size)
         config = GenerationConfig(
             max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
         )
@@ -154,18 +154,20 @@ class BaselineDecoding:
 class _Draw:
     """A logits processor that draws as the plain loop does, and leaves that token alone."""
 
-    def __init__(self, prompt: Prompt, filters: Filters, noise: Noise, vocab_size: int) -> None:
-        self.prompt, self.filters, self.noise, self.vocab_size = prompt, filters, noise, vocab_size
+    def __init__(
+        self, prompt: Prompt, params: SamplingParams, noise: Noise, vocab_size: int
+    ) -> None:
+        self.prompt, self.params, self.noise, self.vocab_size = prompt, params, noise, vocab_size
         self.calls, self.seconds = 0, 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         began, branches = time.perf_counter(), self.prompt.branches
         slots = input_ids.new_full((len(scores) // branches, 1), self.calls)
-        law = self.filters.apply(
+        law = self.params.apply(
             scores[:, None, : self.vocab_size], branches, slots[:, :0], slots, slots,
             self.prompt.layout,
         )  # fmt: skip
-        noise = self.noise.frozen(slots, self.vocab_size, self.filters.temperature)
+        noise = self.noise.frozen(slots, self.vocab_size, self.params.temperature)
         tokens = (law + noise)[:, 0].argmax(-1).repeat(branches)  # [R]
         alone_in_row = torch.full_like(scores, float("-inf")).scatter_(1, tokens[:, None], 0.0)
         self.calls, self.seconds = self.calls + 1, self.seconds + time.perf_counter() - began
@@ -193,7 +195,7 @@ def check_names(names: list[str]) -> None:
             )
 
 
-def find_obstacle(pipe: Any, name: str, caption: str, filters: Filters) -> str:
+def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) -> str:
     """Why a baseline cannot run; empty where it can. A few tokens are made to find out.
 
     Args:
@@ -204,12 +206,12 @@ def find_obstacle(pipe: Any, name: str, caption: str, filters: Filters) -> str:
 
     Cost: three passes, and for `compiled` a graph of one addition.
     """
-    if not isinstance(pipe.pictures, WordPictures) or type(pipe.model) is not CausalLMWindow:
+    if not isinstance(pipe.image_model, WordImages) or type(pipe.model) is not CausalLMWindow:
         return (
-            f"transformers' generate makes no pictures of {type(pipe.pictures).__name__} with "
-            f"{type(pipe.model).__name__} by itself; models of plain text and picture ids only"
+            f"transformers' generate makes no images of {type(pipe.images).__name__} with "
+            f"{type(pipe.model).__name__} by itself; models of plain text and image ids only"
         )
-    if filters.processor is not None:
+    if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
     if name == "compiled":
         reason = _try(lambda: _compile(pipe.model.device))
@@ -217,7 +219,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, filters: Filters) -> str:
             return f"torch.compile does not work here ({reason}); on a processor it needs g++"
     decoding = BaselineDecoding(pipe, "static" if name == "compiled" else name, [caption])
     try:
-        reason = _try(lambda: decoding.decode([caption], filters, [0], _TRIED))
+        reason = _try(lambda: decoding.decode([caption], params, [0], _TRIED))
     finally:
         decoding.close()
     return reason and f"transformers' generate does not run so ({reason})"

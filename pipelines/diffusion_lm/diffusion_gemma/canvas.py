@@ -30,7 +30,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import read_logits
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd, so that no two canvases of a seed have the same key
 
@@ -52,7 +52,7 @@ class GemmaDecoder:
         positions: entries computed.
     """
 
-    mask_token, block, has_store = None, None, False
+    mask_token, block, supports_kv_cache = None, None, False
 
     def __init__(
         self, step: Mapping[str, Any], vocab_size: int, length: int, steps: int, dtype: torch.dtype
@@ -171,13 +171,13 @@ class StopRule:
         self,
         criterion: Callable[[Tensor, Tensor], Tensor] | None,
         decoder: GemmaDecoder,
-        filters: Filters,
+        params: SamplingParams,
         noise: Noise,
         layout: Layout,
         then: Then | None,
     ) -> None:
         self._criterion, self._decoder, self._then = criterion, decoder, then
-        self._filters, self._noise, self._layout = filters, noise, layout
+        self._filters, self._noise, self._layout = params, noise, layout
         self.ended = torch.zeros_like(noise.seeds, dtype=torch.bool)
         self.tokens, self.nats = torch.empty(0), 0.0
 
@@ -202,7 +202,7 @@ class StopRule:
         is_open = ~progress.is_committed & new[:, None]
         slots = torch.arange(scores.shape[1], device=scores.device).expand_as(is_open)
         seen = read_logits(
-            scores, 1, slots, is_open, mask_token=-1, filters=self._filters, noise=self._noise,
+            scores, 1, slots, is_open, mask_token=-1, params=self._filters, noise=self._noise,
             layout=self._layout,
         )  # fmt: skip
         assert seen.drawn is not None

@@ -38,7 +38,7 @@ from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 REFERENCE = (
     "one commit a pass over the model's decoder with its schedule and the logits it carries; "
@@ -70,12 +70,12 @@ class GemmaRun:
         policy: Any,
         seed: int | Sequence[int] | None,
         layout: Layout | None,
-        filters: Filters | None = None,
+        params: SamplingParams | None = None,
         change: Callable[[Any], None] | None = None,
         then: Then | None = None,
     ) -> None:
         self._model, self._policy, self._seed, self._layout = model, policy, seed, layout
-        self._filters, self._change = filters or Filters(), change
+        self._filters, self._change = params or SamplingParams(), change
         self._then, self.reason = then, ""
         self._noise: Noise | None = None
         self._index, self._n_prompt, self._steps = 0, 0, 1
@@ -141,7 +141,7 @@ class GemmaRun:
         watch = None if criterion is None and self._then is None else rule
         try:
             made = self._policy.sample(
-                decoder, prompt, length, filters=self._filters, noise=noise, on_step=watch
+                decoder, prompt, length, params=self._filters, noise=noise, on_step=watch
             )
         except CanvasInterrupt as stop:
             raise self._interrupted(stop, made_before) from stop

@@ -27,7 +27,7 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
     as_function,
     check_gemma,
 )
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class GemmaPipelineService(GemmaService):
@@ -72,12 +72,12 @@ class GemmaPipelineService(GemmaService):
         asked = inspect.signature(pipe.check_inputs).parameters
         pipe.check_inputs(**{name: checked[name] for name in asked})
         wanted = ("prompt", "messages", "image", "add_generation_prompt")
-        ids, visible, pictures = pipe._prepare_inputs(**{name: given[name] for name in wanted})
+        ids, visible, images = pipe._prepare_inputs(**{name: given[name] for name in wanted})
         device = pipe._execution_device
         ids = ids.to(device)
         end = given["eos_token_id"]
         end = pipe.eos_token_id if end is None else end
-        schedule, filters = _temperatures(pipe.scheduler, given)
+        schedule, params = _temperatures(pipe.scheduler, given)
 
         def change(config: Any) -> None:
             stops = given["eos_early_stop"] and end is not None
@@ -88,8 +88,8 @@ class GemmaPipelineService(GemmaService):
 
         then = None if callback is None else _tell(pipe, callback, names)
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
-        run = GemmaRun(self._model, self.policy, seed, self.layout, filters, change, then)
-        inputs = {name: value.to(device) for name, value in pictures.items()}
+        run = GemmaRun(self._model, self.policy, seed, self.layout, params, change, then)
+        inputs = {name: value.to(device) for name, value in images.items()}
         inputs |= {
             "attention_mask": visible.to(device),
             "max_new_tokens": given["gen_length"],
@@ -104,12 +104,12 @@ class GemmaPipelineService(GemmaService):
 
 def _temperatures(
     scheduler: Any, given: Mapping[str, Any]
-) -> tuple[tuple[float | None, float | None], Filters]:
+) -> tuple[tuple[float | None, float | None], SamplingParams]:
     """The scheduler's temperatures where it has a schedule, else the call's."""
     low, high = (getattr(scheduler.config, name, None) for name in ("t_min", "t_max"))
     if low is not None and high is not None:
-        return (low, high), Filters()
-    return (None, None), Filters(temperature=given["temperature"])
+        return (low, high), SamplingParams()
+    return (None, None), SamplingParams(temperature=given["temperature"])
 
 
 def _tell(pipe: Any, callback: Any, names: Sequence[str]) -> Then:

@@ -25,7 +25,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
 from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class BlockDenoiser:
@@ -37,7 +37,7 @@ class BlockDenoiser:
         max_positions: positions the model was made for, or None.
     """
 
-    has_store = is_self_checked = True
+    supports_kv_cache = is_self_checked = True
 
     def __init__(
         self,
@@ -77,7 +77,9 @@ class BlockDenoiser:
                 f"positions: expected at most {most}, which the model was made "
                 "for, received more; ask for fewer tokens"
             )
-        logits = self._calls.run(entries.tokens, entries.positions, entries.places, entries.reads)
+        logits = self._calls.run(
+            entries.tokens, entries.positions, entries.cache_indices, entries.reads
+        )
         return gather_rows(logits, entries.queries)
 
 
@@ -122,26 +124,26 @@ def decode(
     order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
     stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
-    filters = read_filters(given)
+    params = read_params(given)
     if seed is None:
-        seed = draw_seed(given["generator"]) if filters.temperature > 0 else 0
+        seed = draw_seed(given["generator"]) if params.temperature > 0 else 0
     text = calls.config
     most = getattr(text, "max_position_embeddings", None)
     model = BlockDenoiser(calls, text.vocab_size, call.mask_token, call.block, calls.device, most)
     on_step = _tell(pipe, given["callback_on_step_end"], ids, call.mask_token)
     noise = Noise.from_seed(seed, prompt.batch, ids.device)
-    made = policy.sample(model, prompt, call.length, filters=filters, noise=noise, on_step=on_step)
+    made = policy.sample(model, prompt, call.length, params=params, noise=noise, on_step=on_step)
     slots = torch.arange(call.length, device=ids.device)
     sequences = torch.where(slots < made.lengths[:, None], made.tokens, call.mask_token)
     made.stats.reference = REFERENCE
     return _hand_over(pipe, call, sequences), made.stats
 
 
-def read_filters(given: Any) -> Filters:
+def read_params(given: Any) -> SamplingParams:
     """The filters that the pipeline's sampling arguments mean."""
     temperature, method = given["temperature"], given["sampling_method"]
     top_k, top_p = given["top_k"], given["top_p"]
-    return Filters(
+    return SamplingParams(
         temperature=0.0 if method == "greedy" else temperature,
         top_k=None if top_k is None or top_k <= 0 else top_k,
         top_p=None if top_p is None or top_p >= 1 else top_p,

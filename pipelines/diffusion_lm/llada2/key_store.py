@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.kv_cache import Placement, make_cache
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_form
 
 
@@ -57,7 +57,7 @@ class StoredCalls:
 
     def reserve(self, rows: int, room: int) -> None:
         """Forget everything and make room for `room` places in each of `rows` rows."""
-        self._placement = Placement(rows, room, is_apart=True)
+        self._placement = KVCacheLayout(rows, room, is_apart=True)
         self._cache = make_cache(self._n_layers, self._placement)
 
     def run(self, tokens: Tensor, positions: Tensor, places: Tensor, reads: Tensor) -> Tensor:

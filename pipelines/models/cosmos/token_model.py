@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import Place, fill, read_weights
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, fill, read_weights
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ _OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output"
 _STRETCHED = 40  # layers of the published model that has YaRN
 
 
-def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tuple[int, int, int]]:
+def load_cosmos_window(
+    folder: Path, load_config: LoadConfig
+) -> tuple[CausalLMWindow, tuple[int, int, int]]:
     """The transformer, self-checked once, and the shape of its clips: frames, rows and columns.
 
     Args:
@@ -152,7 +154,7 @@ def load_cosmos_window(folder: Path, place: Place) -> tuple[CausalLMWindow, tupl
     theta, head_dim = _number(config, "rope_theta", 500000), int(model.config.head_dim)
     yarn = _yarn_of(config, len(model.model.layers))
     model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
-    model = model.to(place.device, place.dtype).eval().requires_grad_(False)
+    model = model.to(load_config.device, load_config.dtype).eval().requires_grad_(False)
     window = CausalLMWindow(model)
     check_windows(model, window)
     return window, shape

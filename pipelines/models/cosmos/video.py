@@ -1,4 +1,4 @@
-"""Cosmos' autoregressive models that continue a picture or the beginning of a clip.
+"""Cosmos' autoregressive models that continue an image or the beginning of a clip.
 
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
 5.2: Cosmos-Predict1-4B and 12B. 33 frames of 1024 x 640 pixels are 5 x 40 x 64 tokens of a causal
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import NumericsError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import Place, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, unreadable
 from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 FILES = ("encoder.jit", "decoder.jit")
@@ -46,9 +46,9 @@ class JitCodec:
         UnsupportedModelError: a file is missing, or no TorchScript.
     """
 
-    def __init__(self, folder: Path, place: Place) -> None:
-        self._place, self._folder = place, folder
-        self._encoder, self._decoder = (_load(folder / name, place) for name in FILES)
+    def __init__(self, folder: Path, load_config: LoadConfig) -> None:
+        self._place, self._folder = load_config, folder
+        self._encoder, self._decoder = (_load(folder / name, load_config) for name in FILES)
 
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
@@ -76,21 +76,21 @@ class JitCodec:
         return frames[0].transpose(0, 1).float()
 
 
-def _load(file: Path, place: Place) -> Any:
+def _load(file: Path, load_config: LoadConfig) -> Any:
     if not file.is_file():
         raise UnsupportedModelError(
             f"codec: expected {' and '.join(FILES)} in {file.parent}, received no {file.name}; "
             "give the folder of Cosmos-Tokenize1-DV8x16x16-720p"
         )
     try:
-        module = torch.jit.load(str(file), map_location=place.device)
+        module = torch.jit.load(str(file), map_location=load_config.device)
     except unreadable() as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UnsupportedModelError(
             f"codec: expected TorchScript in {file}, received what torch refuses ({reason}); "
             "copy the folder again"
         ) from error
-    return module.eval().to(place.dtype)
+    return module.eval().to(load_config.dtype)
 
 
 _TIME, _SPACE = 8, 16  # frames, and pixels a side, that a token stands for
@@ -106,7 +106,7 @@ class CosmosVideo:
         codec: frames to tokens and back.
     """
 
-    filters = Filters(temperature=1.0, top_p=0.8)
+    params = SamplingParams(temperature=1.0, top_p=0.8)
     fps = 25.0
 
     def __init__(self, window: TokenModel, shape: tuple[int, int, int], codec: JitCodec) -> None:
@@ -142,7 +142,7 @@ class CosmosVideo:
         return frames.add(1).mul(127.5).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
 
-def load_cosmos(source: Path, codec: Path, place: Place) -> CosmosVideo:
+def load_cosmos(source: Path, codec: Path, load_config: LoadConfig) -> CosmosVideo:
     """Load the parts.
 
     Args:
@@ -154,6 +154,6 @@ def load_cosmos(source: Path, codec: Path, place: Place) -> CosmosVideo:
         UnsupportedModelError: files that are missing or of another model, or parts that do not
             belong together.
     """
-    frames = JitCodec(codec, place)
-    window, shape = load_cosmos_window(source, place)
+    frames = JitCodec(codec, load_config)
+    window, shape = load_cosmos_window(source, load_config)
     return CosmosVideo(window, shape, frames)

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import (
-    Place,
+    LoadConfig,
     check_caption,
     count_tokens,
     fill,
@@ -36,7 +36,7 @@ from mmaccel.pipelines.models.llamagen.transformer import (
     resize,
 )
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.sampling_params import Filters
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 
@@ -45,7 +45,7 @@ _FILES = (".pt", ".pth", ".safetensors")
 _HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # GPT-B, -L, -XL, -XXL, -3B
 
 
-class LlamaGenPictures(ImageModel):
+class LlamaGenImages(ImageModel):
     """What both kinds of LlamaGen share: squares, and the tokenizer VQ-16.
 
     Args:
@@ -68,18 +68,18 @@ class LlamaGenPictures(ImageModel):
         side = count_side(size, self.tokenizer.step)
         model = resize(self.window.model, side**2)
         window = LlamaGenWindow(model, self.window.attention)
-        LlamaGenPictures.__init__(self, window, self.tokenizer.resize((side, side)))
+        LlamaGenImages.__init__(self, window, self.tokenizer.resize((side, side)))
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
         return self.tokenizer.decode(tokens)
 
 
-class ClassPictures(LlamaGenPictures):
+class ClassImages(LlamaGenImages):
     """LlamaGen as an `ImageModel` whose prompts are class labels."""
 
     examples = ("207", "360", "387", "974", "88", "979", "417", "279")
-    filters = Filters(guidance_scale=4.0, top_k=2000)
+    params = SamplingParams(guidance_scale=4.0, top_k=2000)
 
     def encode(self, caption: str) -> int:
         """The label's number.
@@ -101,7 +101,7 @@ class ClassPictures(LlamaGenPictures):
         return replace(self.window.condition(labels, guided), layout=self.layout)
 
 
-class CaptionPictures(LlamaGenPictures):
+class CaptionImages(LlamaGenImages):
     """LlamaGen as an `ImageModel` whose prompts go through T5.
 
     Args:
@@ -111,7 +111,7 @@ class CaptionPictures(LlamaGenPictures):
     """
 
     examples = ("a photo of a red fox in the snow",)
-    filters = Filters(guidance_scale=7.5, top_k=1000)
+    params = SamplingParams(guidance_scale=7.5, top_k=1000)
 
     def __init__(self, window: LlamaGenWindow, tokenizer: VQGAN, words: Any, encoder: Any) -> None:
         super().__init__(window, tokenizer)
@@ -146,7 +146,7 @@ class CaptionPictures(LlamaGenPictures):
         return replace(prompt, layout=self.layout)
 
 
-def load_llamagen(source: Path, place: Place) -> LlamaGenPictures:
+def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     """Load a transformer of LlamaGen's authors, with the tokenizer (and T5) next to it.
 
     Args:
@@ -159,14 +159,16 @@ def load_llamagen(source: Path, place: Place) -> LlamaGenPictures:
     """
     folder = source if source.is_dir() else source.parent
     file = _only(folder, r"[ct]2i", "transformer", "c2i_L_256.pt") if source.is_dir() else source
-    decoder = place.decoder or _only(folder, r"^vq", "tokenizer (--decoder)", "vq_ds16_c2i.pt")
+    decoder = load_config.decoder or _only(
+        folder, r"^vq", "tokenizer (--decoder)", "vq_ds16_c2i.pt"
+    )
     named = re.search(r"_(256|384|512)\b", file.stem)
     side = int(named[1]) if named else 256
-    rows = count_side(place.size or (side, side), _STEP)
+    rows = count_side(load_config.size or (side, side), _STEP)
     model = load_transformer(
-        read_weights(file), block_size=rows**2, dtype=place.dtype, device=place.device
+        read_weights(file), block_size=rows**2, dtype=load_config.dtype, device=load_config.device
     )
-    tokenizer = load_tokenizer(read_weights(decoder), (rows, rows)).to(place.device)
+    tokenizer = load_tokenizer(read_weights(decoder), (rows, rows)).to(load_config.device)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise UnsupportedModelError(
             f"model: expected a tokenizer of {model.config.vocab_size} codes, received "
@@ -174,8 +176,8 @@ def load_llamagen(source: Path, place: Place) -> LlamaGenPictures:
         )
     window = LlamaGenWindow(model)
     if not model.config.caption_dim:
-        return ClassPictures(window, tokenizer)
-    return CaptionPictures(window, tokenizer, *load_t5(folder, place))
+        return ClassImages(window, tokenizer)
+    return CaptionImages(window, tokenizer, *load_t5(folder, load_config))
 
 
 def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
@@ -203,7 +205,7 @@ def count_side(size: tuple[int, int], step: int) -> int:
     return rows
 
 
-def load_t5(folder: Path, place: Place) -> tuple[Any, Any]:
+def load_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
     """Tokenizer and encoder of the T5 that lies in a folder next to the transformer.
 
     Raises:
@@ -220,7 +222,7 @@ def load_t5(folder: Path, place: Place) -> tuple[Any, Any]:
             f"model: expected T5 in {folder}, such as flan-t5-xl/config.json, received none; "
             "download google/flan-t5-xl there"
         )
-    encoder = load_model(T5EncoderModel, places[0], place)
+    encoder = load_model(T5EncoderModel, places[0], load_config)
     return load_processor(AutoTokenizer, places[0]), encoder
 
 

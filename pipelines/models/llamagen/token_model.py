@@ -12,14 +12,14 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention
-from mmaccel.pipelines.causal_lm.kv_cache import Placement, WindowLayer, make_masks
-from mmaccel.pipelines.causal_lm.model import SeatedRows
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_masks
+from mmaccel.pipelines.causal_lm.model import SelectableRows
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_turns
 from mmaccel.samplers.window.step_runner import StepRunner
 
 
-class LlamaGenWindow(SeatedRows):
+class LlamaGenWindow(SelectableRows):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:
@@ -47,7 +47,7 @@ class LlamaGenWindow(SeatedRows):
         self.runner: StepRunner | None = None
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
-        self._placement: Placement | None = None
+        self._placement: KVCacheLayout | None = None
 
     @property
     def device(self) -> torch.device:
@@ -116,20 +116,20 @@ class LlamaGenWindow(SeatedRows):
         """See `mmaccel.contracts.TokenModel.reserve`.
 
         Raises:
-            OptionError: more positions than the model's picture has, or another number of rows
+            OptionError: more positions than the model's image has, or another number of rows
                 than were conditioned.
         """
         if positions > self.max_positions:
             raise OptionError(
                 f"positions: expected at most {self.max_positions}, received {positions}; "
-                "ask for one picture"
+                "ask for one image"
             )
         if self._conditions is None or self._conditions.shape[0] != rows:
             received = 0 if self._conditions is None else self._conditions.shape[0]
             raise OptionError(
                 f"rows: expected {rows} conditions, received {received}; call condition first"
             )
-        self._placement = Placement(rows, positions + 1)
+        self._placement = KVCacheLayout(rows, positions + 1)
         self.attention_reason = self._find_reason(rows, positions + 1)
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
@@ -140,7 +140,7 @@ class LlamaGenWindow(SeatedRows):
         has_masks = bool(self.attention_reason)
         return self.model.output(self._pass(tokens, start, has_masks)).float()
 
-    def feed(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """See `mmaccel.contracts.TokenModel.feed`."""
         self._pass(tokens, start)
 

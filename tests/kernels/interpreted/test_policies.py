@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel import Autoregressive, CausalLMWindow, Filters, Grid, Jacobi, Noise, SpeculativeJacobi
+from mmaccel import (
+    Autoregressive,
+    CausalLMWindow,
+    Grid,
+    Jacobi,
+    Noise,
+    SamplingParams,
+    SpeculativeJacobi,
+)
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation
@@ -43,7 +51,7 @@ def decode(policy: Policy, options: dict[str, Any], grid: Grid | None) -> Genera
     prompt = make_prompt(rows, branches, layout=grid)
     length = 8 if grid is None else grid.frame
     noise = Noise.from_seed([3, -4], 2)
-    return policy.sample(window, prompt, length, filters=Filters(**options), noise=noise)
+    return policy.sample(window, prompt, length, params=SamplingParams(**options), noise=noise)
 
 
 @pytest.mark.parametrize(("policy", "options", "grid"), RUNS)

@@ -10,24 +10,24 @@ import typer
 _FEATURES = "scenes, inception or module:function"
 
 
-def pictures(
-    folder: Annotated[Path, typer.Argument(help="pictures, such as mmaccel generate makes")],
+def images(
+    folder: Annotated[Path, typer.Argument(help="images, such as mmaccel generate makes")],
     against: Annotated[
-        str | None, typer.Option(help="a folder, or scenes: drawn pictures no training saw")
+        str | None, typer.Option(help="a folder, or scenes: drawn images no training saw")
     ] = None,
     features: Annotated[str, typer.Option(help=_FEATURES)] = "scenes",
     weights: Annotated[Path | None, typer.Option(help="of inception")] = None,
     clip: Annotated[
-        str | None, typer.Option(help="module:function; pictures and texts to two embeddings")
+        str | None, typer.Option(help="module:function; images and texts to two embeddings")
     ] = None,
     count: Annotated[
-        int | None, typer.Option(help="pictures of --against scenes; by default as many")
+        int | None, typer.Option(help="images of --against scenes; by default as many")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="pictures extracted together")] = 64,
+    batch_size: Annotated[int, typer.Option(help="images extracted together")] = 64,
     seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
     items_file: Annotated[
-        Path | None, typer.Option("--items", help="write a line for each picture here")
+        Path | None, typer.Option("--items", help="write a line for each image here")
     ] = None,
 ) -> None:
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
@@ -99,7 +99,7 @@ def _check_options(
         if against != "scenes":
             raise OptionError(
                 f"--count: expected --against scenes with it, received --against {against}; of a "
-                "folder all pictures count"
+                "folder all images count"
             )
     if against is None and (features != "scenes" or weights is not None):
         raise OptionError(
@@ -136,7 +136,7 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row("CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"])
     if table.rows:
         console.print(table)
-    said = [f"{report['n']} pictures"]
+    said = [f"{report['n']} images"]
     if "frechet" in report:
         said += [f"features {report['features']} of width {report['frechet']['width']}"]
         said += [f"against {report['against']}"]
