@@ -29,7 +29,7 @@ from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.scheduler import WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, check_limit, cut_at_stop
-from mmaccel.samplers.window.window_size import make_chooser, recall
+from mmaccel.samplers.window.window_size import find_calibration, make_chooser
 
 _STATIC = (  # tensors that outlive a pass, by attribute; what `hold` keeps is apart
     "token_buffer", "made", "impossible", "_last_of_prompt", "_filled", "_lengths", "_stops", "_limit",
@@ -266,12 +266,12 @@ class WindowRun(WindowPass):
             self.is_refilled = True
             self.scheduler.join(model)
             prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
-        records = None
+        calibration = None
         if window == "adaptive":
             f = params
             law = (f.guidance_scale, f.temperature, f.top_k, f.top_p, f.min_p)
-            records = recall(model, (prompt.batch, prompt.branches, drafts, *law))
-        self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
+            calibration = find_calibration(model, (prompt.batch, prompt.branches, drafts, *law))
+        self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, calibration)
         super().__init__(
             policy,
             model,

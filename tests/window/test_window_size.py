@@ -11,11 +11,11 @@ from mmaccel import Jacobi, OptionError, SpeculativeJacobi
 from mmaccel.samplers.window.window_size import (
     CANDIDATES,
     AdaptiveWidth,
+    Calibration,
     ConstantWidth,
     FixedWidth,
-    Records,
+    find_calibration,
     make_chooser,
-    recall,
 )
 
 Law = Callable[[int], float]
@@ -27,7 +27,7 @@ def drive(chooser: AdaptiveWidth, cost: Law, gain: Law, passes: int, rows: int =
     for _ in range(passes):
         width = chooser.choose(10_000)
         slow = 10 if width not in widths else 1
-        chooser.observe(round(gain(width) * 16 * rows), rows, slow * cost(width))
+        chooser.observe(gain(width) * rows, rows, slow * cost(width))
         widths.append(width)
     return widths
 
@@ -45,7 +45,7 @@ MACHINES = {  # seconds of a pass, tokens of a pass, best width
 def test_finds_the_best_width(cost: Law, gain: Law, best: int) -> None:
     assert best == max(CANDIDATES, key=lambda w: gain(w) / cost(w))
     widths = drive(AdaptiveWidth(), cost, gain, 600)
-    assert widths[100:].count(best) > 0.85 * 500
+    assert {*widths[400:]} == {best}  # calibrated once, then kept
 
 
 def play(
@@ -87,19 +87,20 @@ COSTS: dict[str, tuple[int, Law]] = {  # rows, seconds of a pass
 
 @pytest.mark.parametrize("rows, cost", COSTS.values(), ids=COSTS)
 def test_never_loses_to_width_1(rows: int, cost: Law) -> None:
-    """Trials included, whatever a pass costs: at most a twentieth in the first batch, a fiftieth in
-    later ones (means of 30).
+    """Whatever a pass costs: by at most 7 % in the run that calibrates, by 2 % in later ones (means
+    of 30 runs).
     """
     rng = random.Random(rows)
     plain = sum(play(FixedWidth(1), cost, mean_gain, rows, rng) for _ in range(30)) / 30
     first = later = 0.0
     for _ in range(30):
-        records = Records()
+        calibration = Calibration()
         times = [
-            play(AdaptiveWidth(rows, 256, records), cost, mean_gain, rows, rng) for _ in range(4)
+            play(AdaptiveWidth(rows, 256, calibration), cost, mean_gain, rows, rng)
+            for _ in range(4)
         ]
         first, later = first + times[0] / 30, later + sum(times[1:]) / 90
-    assert plain / first > 0.95
+    assert plain / first > 0.93
     assert plain / later > 0.98
 
 
@@ -112,22 +113,23 @@ def test_comes_near_the_best_fixed_width(rows: int, cost: Law) -> None:
     }
     taught: float = 0
     for _ in range(8):
-        records = Records()
+        calibration = Calibration()
         times = [
-            play(AdaptiveWidth(rows, 256, records), cost, mean_gain, rows, rng) for _ in range(6)
+            play(AdaptiveWidth(rows, 256, calibration), cost, mean_gain, rows, rng)
+            for _ in range(6)
         ]
         taught += sum(times[2:]) / 4 / 8
-    assert min(fixed.values()) / taught > 0.88
+    assert min(fixed.values()) / taught > 0.95
 
 
 def test_follows_a_machine_that_changes() -> None:
-    """Arithmetic becomes dear, then free again; the second is only seen by trying neighbours."""
+    """The step time drifts: everything is timed again, once per change."""
     chooser = AdaptiveWidth()
-    drive(chooser, lambda w: 1.0, lambda w: w**0.5, 100)
+    drive(chooser, lambda w: 1.0, lambda w: w**0.5, 400)
     widths = drive(chooser, lambda w: float(w), lambda w: w**0.5, 400)
-    assert widths[-24:].count(1) > 20
-    widths = drive(chooser, lambda w: 1.0, lambda w: w**0.5, 4000)
-    assert widths[-24:].count(64) > 20
+    assert {*widths[-200:]} == {1}
+    widths = drive(chooser, lambda w: 0.5, lambda w: w**0.5, 600)
+    assert {*widths[-200:]} == {64}
 
 
 def test_one_slow_pass_moves_nothing() -> None:
@@ -140,12 +142,10 @@ def test_one_slow_pass_moves_nothing() -> None:
 
 
 def test_what_does_not_pay_is_given_up_at_once() -> None:
-    """A width that cannot win any more is not tried to the end of its trial, and seldom again."""
+    """A width that cannot win is left after two timed passes, and no wider one is run."""
     widths = drive(AdaptiveWidth(), lambda w: float(w), lambda w: 1 + 0.01 * w, 400)
-    assert widths.count(8) == 2  # the first of a width does not count
+    assert widths.count(8) == 3  # the first is not timed, and one may be a hiccup
     assert {*widths} == {1, 8}
-    widths = drive(AdaptiveWidth(), lambda w: float(w), lambda w: 1 + 0.01 * w, 1300)
-    assert 2 < widths.count(8) <= 6
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -157,15 +157,15 @@ def test_a_hiccup_in_a_trial_is_not_the_last_word(rows: int) -> None:
         return 1.2 if width == 1 else 1.2 * next(hiccups, 1.0)
 
     widths = drive(chooser, seconds, lambda w: w**0.5, 500, rows)
-    assert widths[:300].count(1) > 250 and widths[-50:].count(1) < 10
+    assert 1 not in widths[-50:]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 12])
 def test_short_rows_are_not_tried_wider_than_they_are(length: int) -> None:
     """Wide passes never pay here, and rows are too short to find it out: width 1 it is."""
-    records, taken = Records(), []
+    calibration, taken = Calibration(), []
     for _ in range(60):
-        chooser, left = AdaptiveWidth(4, length, records), length
+        chooser, left = AdaptiveWidth(4, length, calibration), length
         while left > 0:
             width = chooser.choose(left)
             chooser.observe(4, 4, 1.0 + width)
@@ -180,12 +180,12 @@ def test_what_is_remembered_is_bounded() -> None:
         pass
 
     model = Model()
-    first = recall(model, 0)
-    assert recall(model, 0) is first
+    first = find_calibration(model, 0)
+    assert find_calibration(model, 0) is first
     for key in range(1, 200):
-        recall(model, key)
-    assert recall(model, 199) is recall(model, 199)
-    assert recall(model, 0) is not first
+        find_calibration(model, key)
+    assert find_calibration(model, 199) is find_calibration(model, 199)
+    assert find_calibration(model, 0) is not first
 
 
 def test_the_end_of_a_row_is_not_learnt() -> None:
@@ -210,9 +210,9 @@ def test_the_first_pass_of_a_width_is_not_learnt() -> None:
 
 def test_more_rows_ask_for_a_greater_gain() -> None:
     """The slowest of many rows lags; a width's rate is lowered by as much."""
-    records = Records()
-    drive(AdaptiveWidth(records=records), lambda w: 1.0, lambda w: w**0.5, 100)
-    alone, among = AdaptiveWidth(1, 256, records), AdaptiveWidth(16, 256, records)
+    calibration = Calibration()
+    drive(AdaptiveWidth(calibration=calibration), lambda w: 1.0, lambda w: w**0.5, 100)
+    alone, among = AdaptiveWidth(1, 256, calibration), AdaptiveWidth(16, 256, calibration)
     assert alone.rate(1) == among.rate(1)
     assert among.rate(16) < 0.9 * alone.rate(16)  # type: ignore[operator]
 
@@ -228,11 +228,21 @@ def test_a_run_starts_with_what_others_learnt() -> None:
             self.model = model
 
     model = Model()
-    drive(AdaptiveWidth(records=recall(Wrapper(model), 1)), lambda w: 1.0, lambda w: w**0.5, 100)
-    chooser = make_chooser("adaptive", "bitwise", records=recall(Wrapper(model), 1))
+    drive(
+        AdaptiveWidth(calibration=find_calibration(Wrapper(model), 1)),
+        lambda w: 1.0,
+        lambda w: w**0.5,
+        100,
+    )
+    chooser = make_chooser("adaptive", "bitwise", calibration=find_calibration(Wrapper(model), 1))
     assert chooser.choose(100) == 64
-    for records in (recall(Wrapper(model), 2), recall(Model(), 1), recall(7, 1), None):
-        assert make_chooser("adaptive", "bitwise", records=records).choose(100) == 1
+    for calibration in (
+        find_calibration(Wrapper(model), 2),
+        find_calibration(Model(), 1),
+        find_calibration(7, 1),
+        None,
+    ):
+        assert make_chooser("adaptive", "bitwise", calibration=calibration).choose(100) == 1
 
 
 @pytest.mark.parametrize("remaining, width", [(100, 16), (16, 16), (7, 7), (1, 1)])
