@@ -93,7 +93,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_logits_are_the_models_own(name: str) -> None:
     model = build_any(name)
     n_ids = min(40, open_window(model, "model").vocab_size)
-    own, ours = open_window(model, "model"), open_window(model, "twin")
+    own, ours = open_window(model, "model"), open_window(model, "kernel")
     ours.choices = []
     logits, wanted = two_passes(ours, n_ids), two_passes(own, n_ids)
     assert ours.attention_reason == "" and own.attention_reason == "attention='model'"
@@ -107,7 +107,7 @@ def test_logits_are_the_models_own(name: str) -> None:
 def test_tokens_are_the_same(name: str, options: dict[str, Any]) -> None:
     rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
     model, prompt = build_any(name), make_prompt(rows, branches)
-    ours = decode(open_window(model, "twin"), prompt, **options)
+    ours = decode(open_window(model, "kernel"), prompt, **options)
     assert ours.tokens.equal(decode(open_window(model, "model"), prompt, **options).tokens)
     assert ours.stats.passes < 21
 
@@ -118,7 +118,7 @@ def test_a_captured_step_makes_the_same_tokens(name: str, options: dict[str, Any
     """`Replay` raises where a pass reads back."""
     rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
     prompt, runner = make_prompt(rows, branches), Replay()
-    window = CausalLMWindow(build_lm(name), stride=None, attention="twin")
+    window = CausalLMWindow(build_lm(name), stride=None, attention="kernel")
     window.runner = runner
     captured = decode(window, prompt, 40, **options)
     plain = decode(open_window(build_lm(name), "model"), prompt, 40, **options)
@@ -137,31 +137,31 @@ def test_generate_through_attach(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     length = {"glm_image": 21}.get(name, 16)
     options: dict[str, Any] = dict(max_new_tokens=length, do_sample=True, eos_token_id=None)
     made = {}
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         defaults: Any = CausalLMWindow.__init__.__kwdefaults__
         monkeypatch.setitem(defaults, "attention", attention)
         with counted(monkeypatch) as reasons, mmaccel.attach(model, "jacobi", seed=5) as run:
             made[attention] = model.generate(**arguments, **options)
         assert run.stats is not None and not run.stats.fallbacks
         wanted = {"attention='model'"} if attention == "model" else {""}
-        if attention == "twin" and name == "imagegpt":
+        if attention == "kernel" and name == "imagegpt":
             assert any("0 of 6 calls" in reason for reason in reasons)
         else:
             assert wanted <= set(reasons) <= wanted | {"attention='model'"}  # trials
-    assert made["twin"].equal(made["model"])
+    assert made["kernel"].equal(made["model"])
 
 
 def test_windows_of_image_tokens() -> None:
     model, prompt = build_bed("chameleon"), make_prompt(ROWS)
     tokens = []
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         window = ImageTokenWindow(model, range(10, 26), (6,))
         window.attention = attention  # type: ignore[assignment]
         window.begin(prompt)
         tokens.append(decode(window, prompt).tokens)
         assert bool(window.attention_reason) == (attention == "model")
     codes, janus = [], build_janus()
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         image = JanusCodes(janus)
         image.attention = attention  # type: ignore[assignment]
         image.begin(prompt)
@@ -179,14 +179,14 @@ def test_llamagen_goes_to_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("mmaccel.pipelines.models.llamagen.transformer.dispatch.run", run)
     made, model = {}, build(CLASSES)
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         window = LlamaGenWindow(model, attention)  # type: ignore[arg-type]
         prompt = window.condition(torch.tensor([1, 4, 2]), guided=True)
         made[attention] = decode(window, prompt, 16, guidance_scale=2.0)
-        assert bool(calls) == (attention == "twin")
-    assert made["twin"].tokens.equal(made["model"].tokens)
+        assert bool(calls) == (attention == "kernel")
+    assert made["kernel"].tokens.equal(made["model"].tokens)
     assert {shape[0] for shape in calls} == {6} and window.attention_reason == ""
-    captions = LlamaGenWindow(build(CAPTIONS), "twin")
+    captions = LlamaGenWindow(build(CAPTIONS), "kernel")
     mask = torch.tensor([[False, True, True, True, True, True]])
     captions.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
     captions.reserve(1, 20)

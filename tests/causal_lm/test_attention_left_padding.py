@@ -37,13 +37,13 @@ def names(model: Any) -> list[str]:
     return [config._attn_implementation for config in configs]
 
 
-def run(model: Any, attention: Any = "twin") -> Tensor:
+def run(model: Any, attention: Any = "kernel") -> Tensor:
     window = CausalLMWindow(model, attention=attention)
     window.reserve(2, 12)
     return window.forward(IDS, START)
 
 
-def reason_of(model: Any, attention: Any = "twin") -> str:
+def reason_of(model: Any, attention: Any = "kernel") -> str:
     window = CausalLMWindow(model, attention=attention)
     window.reserve(2, 12)
     return window.attention_reason
@@ -79,7 +79,7 @@ def test_the_configuration_is_as_before(build: Any, implementation: str) -> None
     assert model.config.to_dict() == saved and NAME not in repr(vars(model.config))
     assert len(pickle.dumps(model)) == len(pickled)
 
-    window = CausalLMWindow(model, attention="twin")
+    window = CausalLMWindow(model, attention="kernel")
     window.reserve(2, 12)
     hook = layer.register_forward_hook(_raise)
     with pytest.raises(ZeroDivisionError):
@@ -98,7 +98,7 @@ def test_a_model_with_the_same_configuration_is_left_alone() -> None:
     model, found = build_lm("llama"), []
     other, apart = type(model)(model.config).eval(), build_lm("llama")
     own = other(**PADDED).logits
-    window = CausalLMWindow(model, attention="twin")
+    window = CausalLMWindow(model, attention="kernel")
     window.reserve(2, 12)
 
     @torch.no_grad()
@@ -136,11 +136,11 @@ def test_sinks_are_refused() -> None:
 
 def test_refusals_say_why() -> None:
     window = ImageGPT().wrap(build_bed("imagegpt"))
-    window.attention = "twin"
+    window.attention = "kernel"
     window.reserve(2, 12)
     assert "0 of 6 calls of attention" in window.attention_reason
     assert "float64" in reason_of(build_lm("llama").double())
-    short = CausalLMWindow(build_lm("llama", max_position_embeddings=8), attention="twin")
+    short = CausalLMWindow(build_lm("llama", max_position_embeddings=8), attention="kernel")
     short.reserve(2, 8)
     assert short.attention_reason == "the model has 8 positions; a self-check needs 9"
     model = build_lm("llama")
@@ -224,7 +224,7 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason_of(build_lm("llama"), "auto") == "MMACCEL_KERNELS=torch"
     assert reason_of(build_lm("llama")) == ""
     monkeypatch.setenv("MMACCEL_KERNELS", "triton")
-    for kind in ("auto", "twin"):
+    for kind in ("auto", "kernel"):
         with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
             reason_of(build_lm("llama"), kind)
     with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
@@ -248,7 +248,7 @@ def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
         dispatch, "run", lambda function, *args, **options: function(*args, **options)
     )
     monkeypatch.setattr(dispatch, "decide", lambda *_, **__: dispatch.Choice("triton", "pretended"))
-    for kind in ("auto", "twin"):
+    for kind in ("auto", "kernel"):
         with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits under"):
             reason_of(model, kind)
     assert reason_of(build_lm("llama"), "auto") == ""

@@ -263,7 +263,7 @@ def test_every_image_family_can_be_captured(
     assert captured.tokens.equal(plain.tokens)
 
 
-@pytest.mark.parametrize("attention", ["twin", "auto"])
+@pytest.mark.parametrize("attention", ["kernel", "auto"])
 def test_statistics_say_which_attention_ran(attention: Any) -> None:
     model = mmaccel.CausalLMWindow(build_lm("llama"), attention=attention)
     noise = mmaccel.Noise.from_seed(0, 2)
