@@ -117,7 +117,7 @@ class GenerateService:
         )
 
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
-        """`generate` itself: runs a loop of the model's own, and notes loops that nobody replaced."""
+        """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
         n_before = len(self.history)
         if options.get("custom_generate") is not None:
             if self.strict:

@@ -207,7 +207,11 @@ def _write(layout: KVCacheLayout, store: Tensor, states: Tensor) -> Tensor:
 
 
 def make_masks(
-    positions: Tensor, rows: int, visible_length: int, windows: Collection[int | None], dtype: torch.dtype
+    positions: Tensor,
+    rows: int,
+    visible_length: int,
+    windows: Collection[int | None],
+    dtype: torch.dtype,
 ) -> Tensor | dict[str, Tensor]:
     """The masks of a pass, as transformers' decoders take them.
 
@@ -232,7 +236,9 @@ def make_masks(
     return masks if len(kinds) > 1 else next(iter(masks.values()))
 
 
-def _make_mask(positions: Tensor, visible_length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+def _make_mask(
+    positions: Tensor, visible_length: int, window: int | None, dtype: torch.dtype
+) -> Tensor:
     keys = torch.arange(visible_length, device=positions.device)[None, None, None]
     own = positions[:, None, :, None]
     hidden = keys > own  # [R, 1, W, S]
