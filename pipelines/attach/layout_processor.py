@@ -96,9 +96,7 @@ def check_layout(layout: Any) -> None:
 def check_vocabulary(layout: Layout | None, model: Any) -> None:
     """Raise OptionError for a layout of another vocabulary than the model's; None passes."""
     if layout is not None:
-        weight = getattr(
-            model.get_output_embeddings(), "weight", None
-        )  # `family.check` refuses None
+        weight = getattr(model.get_output_embeddings(), "weight", None)
         check_size(layout, None if weight is None else weight.shape[0])
 
 

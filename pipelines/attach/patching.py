@@ -125,7 +125,7 @@ def _reduce_to_base(self: Any, protocol: Any) -> Any:
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
         function = (
             base.__new__
-        )  # equivalent; pickle compares `__newobj__`'s class with the object's
+        )  # equivalent; pickle checks the class given to `__newobj__`
     return (base if function is injected else function, plain, *rest)
 
 

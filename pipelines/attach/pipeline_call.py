@@ -1,4 +1,4 @@
-"""Helpers for calls of attached diffusers pipelines: arguments by name, seeds, one call at a time."""
+"""Calls of attached diffusers pipelines: arguments by name, seeds, one call at a time."""
 
 from __future__ import annotations
 

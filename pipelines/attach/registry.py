@@ -14,13 +14,13 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
 from mmaccel.pipelines.runner.engine import Engine
 
-PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pipeline`
-    "LLaDA2Pipeline": "mmaccel.pipelines.diffusion_lm.llada2.service:serve",
-    "AmusedPipeline": "mmaccel.pipelines.diffusion_lm.amused:serve",
-    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate:serve",
-    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.pipeline:serve",
+PIPELINES = {  # class name -> module whose `serve` takes the arguments of `serve_pipeline`
+    "LLaDA2Pipeline": "mmaccel.pipelines.diffusion_lm.llada2.service",
+    "AmusedPipeline": "mmaccel.pipelines.diffusion_lm.amused",
+    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate",
+    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.pipeline",
 }
-_DENOISER = "mmaccel.pipelines.diffusion_lm.service:serve"
+_DENOISER = "mmaccel.pipelines.diffusion_lm.service"
 _PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}
 """Policies of `LLaDA2Pipeline` alone, by short name."""
@@ -96,10 +96,8 @@ def serve_pipeline(
         _check_cached(policy, name, seed, layout)
     else:
         check_policy(policy, "canvas")
-    module, _, function = PIPELINES.get(name or "", _DENOISER).partition(":")
-    served: tuple[Any, Injection] = getattr(import_module(module), function)(
-        target, policy, seed, strict, layout
-    )
+    module = import_module(PIPELINES.get(name or "", _DENOISER))
+    served: tuple[Any, Injection] = module.serve(target, policy, seed, strict, layout)
     return served
 
 
@@ -109,9 +107,9 @@ def _check_cached(policy: CachedBlocks, name: str | None, seed: Any, layout: Any
             f"policy: expected one that fills a canvas for a {name}, received {policy!r}, which is "
             "LLaDA2Pipeline's; try EntropyBounded()"
         )
-    for name, value in (("seed", seed), ("layout", layout)):
+    for option, value in (("seed", seed), ("layout", layout)):
         if value is not None:
             raise OptionError(
-                f"{name}: expected none with {policy!r}, received one; the pipeline draws its own "
-                "tokens, give generator= to its call"
+                f"{option}: expected none with {policy!r}, received one; the pipeline draws its "
+                "own tokens, give generator= to its call"
             )

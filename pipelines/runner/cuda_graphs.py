@@ -96,7 +96,7 @@ class GraphCache:
 
 
 class CudaGraphRunner:
-    """A `StepRunner` (`mmaccel.samplers.window.step_runner`) that captures CUDA graphs on one device.
+    """A `mmaccel.samplers.window.step_runner.StepRunner` by CUDA graphs, on one device.
 
     Args:
         device: where the model is.

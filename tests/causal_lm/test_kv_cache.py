@@ -1,4 +1,4 @@
-"""The window cache: keys land at their rows' own places, and nowhere else."""
+"""The window cache: keys are written at the cache indices of their rows, and nowhere else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_later_pass_overwrites_and_moves_nothing() -> None:
     assert torch.equal(after, expected)
 
 
-def test_what_reaches_beyond_goes_to_the_last_place_of_its_own_row() -> None:
+def test_surplus_writes_go_to_the_last_index_of_their_own_row() -> None:
     layout = KVCacheLayout(rows=2, max_length=4)
     layer = WindowLayer(layout)
     layout.prepare(torch.tensor([[2, 3, 4], [0, 1, 2]]), visible_length=99)
@@ -55,7 +55,7 @@ def test_what_reaches_beyond_goes_to_the_last_place_of_its_own_row() -> None:
     assert seen[1, 0, :, 0].tolist() == [4.0, 5.0, 6.0, 0.0]
 
 
-def test_places_never_written_hold_no_nan() -> None:
+def test_indices_never_written_hold_no_nan() -> None:
     layout = KVCacheLayout(rows=1, max_length=5)
     layer = WindowLayer(layout)
     layout.prepare(torch.tensor([[4]]), visible_length=5)
@@ -73,25 +73,19 @@ def test_a_pass_of_another_shape_is_refused() -> None:
         layer.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
 
 
-def test_a_cache_of_transformers_passes_keys_on_to_the_layer() -> None:
-    layout = KVCacheLayout(rows=1, max_length=3)
+def test_a_transformers_cache_writes_to_the_right_layer_and_reports_the_visible_length() -> None:
+    layout = KVCacheLayout(rows=1, max_length=9)
     cache = make_cache(2, layout)
     layout.prepare(torch.tensor([[1]]), visible_length=3)
+    assert cache.get_seq_length() == 3 and cache.get_mask_sizes(1, 1) == (3, 0)
+    assert cache.get_max_length() == 9
     keys = torch.full((1, 1, 1, 1), 8.0)
     cache.update(keys, keys, 1)
     assert cache.layers[0].keys is None
     assert cache.layers[1].keys is not None and cache.layers[1].keys.flatten().tolist() == [0, 8, 0]
 
 
-def test_a_cache_of_transformers_tells_the_length_the_model_sees() -> None:
-    layout = KVCacheLayout(rows=1, max_length=9)
-    cache = make_cache(2, layout)
-    layout.prepare(torch.tensor([[1]]), visible_length=4)
-    assert cache.get_seq_length() == 4 and cache.get_mask_sizes(1, 1) == (4, 0)
-    assert cache.get_max_length() == 9
-
-
-def test_places_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
+def test_cache_indices_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
     layout = KVCacheLayout(rows=3, max_length=4)
     layer = WindowLayer(layout)
     layout.prepare(torch.tensor([[2, 0], [1, 3], [0, 1]]), visible_length=4)
