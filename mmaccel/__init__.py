@@ -1,7 +1,7 @@
 """mmaccel: the same images, clips, speech or text from several times fewer forward passes.
 
-Attach a decoding policy to a generator that already runs; the policy says in writing how exact it
-is.
+Attach a decoding policy to a generator that already runs; the policy documents how exact it is, and
+a test proves it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _here = os.path.dirname(__file__)
-# In a checkout the floors stand beside this folder, not in it.
+# In a checkout kernels/, samplers/, pipelines/ and tokenizers_vq/ lie next to this folder.
 if not os.path.isdir(os.path.join(_here, "kernels")):
     __path__.append(os.path.dirname(_here))
 
-# Public name -> module that defines it. Nothing is imported before it is asked for, so that
-# `import mmaccel` needs no torch.
+# Public name -> module that defines it. A name is imported at its first use, so that
+# `import mmaccel` imports no torch.
 _PUBLIC = {
     "Autoregressive": "mmaccel.samplers.window.autoregressive",
     "Jacobi": "mmaccel.samplers.window.jacobi",

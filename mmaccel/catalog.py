@@ -1,6 +1,6 @@
 """The catalog: short names of policies and demo models.
 
-Adding a policy is its file and its entry here. Names are strings until they are asked for, so that
+A new policy needs its file and its entry here. Targets are strings until they are loaded, so that
 listing them imports nothing.
 """
 
@@ -23,7 +23,7 @@ class Entry:
     Attributes:
         target: "module:Class".
         summary: one line for listings.
-        preset: fields the name stands for; they cannot be given otherwise under this name.
+        preset: fields that the name fixes; they are no options under this name.
         kind: what it decodes, "window" (token after token) or "canvas" (in any order).
     """
 
@@ -39,9 +39,9 @@ class DemoModel:
 
     Attributes:
         summary: one line for listings.
-        captions: "module:function" of (collection, indices) to captions.
-        fresh: "module:constant", a collection whose images no training saw.
-        examples: captions for a first look.
+        captions: "module:function" of (collection, indices) to prompts.
+        fresh: "module:constant", a collection whose images were not trained on.
+        examples: example prompts.
     """
 
     summary: str
@@ -60,7 +60,7 @@ def _canvas(target: str, summary: str) -> Entry:
 
 POLICIES: dict[str, Entry] = {
     "autoregressive": Entry(
-        "mmaccel.samplers.window.autoregressive:Autoregressive", "token by token; the oracle"
+        "mmaccel.samplers.window.autoregressive:Autoregressive", "token by token; the reference"
     ),
     "jacobi": Entry("mmaccel.samplers.window.jacobi:Jacobi", "fixed point with frozen noise"),
     "sjd": Entry(_SJD, "speculative Jacobi decoding, fresh drafts", {"coupling": "independent"}),
@@ -72,16 +72,16 @@ POLICIES: dict[str, Entry] = {
     "prompt-lookup": Entry(_LOOKUP, "drafts copied from before", {"draft_model": None}),
     "gsd": Entry(
         "mmaccel.samplers.window.grouped_speculative:GroupedSpeculative",
-        "grouped speculative decoding: other images, says what it spends",
+        "grouped speculative decoding: other images, reports its divergence",
     ),
-    "stepwise": _canvas("stepwise:Stepwise", "one slot a pass; the oracle"),
+    "stepwise": _canvas("stepwise:Stepwise", "one slot a pass; the reference"),
     "lossless-unmask": _canvas("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
     "entropy-bounded": _canvas("entropy_bounded:EntropyBounded", "a bound in nats"),
     "confident-parallel": _canvas(
         "confident_parallel:ConfidentParallel", "a threshold or a profile"
     ),
-    "kl-stable": _canvas("kl_stable:KLStable", "sure slots whose law has come to rest"),
-    "local-leap": _canvas("local_leap:LocalLeap", "a lower threshold around sure slots"),
+    "kl-stable": _canvas("kl_stable:KLStable", "confident slots whose distribution is stable"),
+    "local-leap": _canvas("local_leap:LocalLeap", "a lower threshold around confident slots"),
     "adaptive-block": _canvas("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
     "revised-parallel": _canvas("revised_parallel:RevisedParallel", "bold drafts, checked"),
     "masked-parallel": _canvas("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
@@ -127,7 +127,7 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
     """The entry of a short name.
 
     Raises:
-        OptionError: unknown name, or one of another kind than asked for, with the names there are.
+        OptionError: unknown name, or a policy of another kind; the message lists the names.
     """
     names = list(POLICIES) if kind is None else policy_names(kind)
     if name not in names:
@@ -151,7 +151,7 @@ def make_policy(name: str, /, **options: Any) -> Any:
 
     Args:
         name: one of `POLICIES`. Choosing a relaxed policy by name is the opt-in to it.
-        **options: fields of the policy that the name does not fix already.
+        **options: fields of the policy that the name does not fix.
 
     Returns:
         The policy, validated.
@@ -174,8 +174,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
 def find_family(model_type: str | None) -> str:
     """ "module:Class" of the family a transformers model belongs to.
 
-    Another package adds one as an entry point of the group `mmaccel.families`, named like the
-    `model_type` of its configuration; it goes before ours.
+    Another package adds a family as an entry point of the group `mmaccel.families`, named like the
+    `model_type` of its configuration; it takes precedence over ours.
     """
     own = FAMILIES.get(model_type or "", _ANY_FAMILY)
     return own if model_type is None else installed_families().get(model_type, own)
@@ -183,5 +183,5 @@ def find_family(model_type: str | None) -> str:
 
 @cache
 def installed_families() -> dict[str, str]:
-    """What other packages registered, looked up once: `model_type` -> "module:Class"."""
+    """Families of other packages, looked up once: `model_type` -> "module:Class"."""
     return {found.name: found.value for found in entry_points(group=_ENTRY_POINTS)}

@@ -1,9 +1,8 @@
 """The command line: `mmaccel generate | speak | animate | gallery | bench | evaluate` and others.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 done but not all well (items failed, a promise was
-broken), 130 stopped with Ctrl-C.
-What went wrong is said in one line on stderr. Nothing heavy is imported before a sub-command runs,
-so that `--help` answers at once.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with problems (items failed, a guarantee was
+broken), 130 stopped with Ctrl-C. An error is one line on stderr. Heavy imports wait until a
+sub-command runs, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -66,32 +65,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a name the terminal cannot show is no failure
+        if hasattr(stream, "reconfigure"):  # show any name on any terminal
             stream.reconfigure(errors="backslashreplace")
     try:
         with same_collector_after():
             code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
-        return _say(argv, error, 130)
+        return _report(argv, error, 130)
     except (KeyboardInterrupt, typer.Abort):
-        return _say(argv, "stopped", 130)
+        return _report(argv, "stopped", 130)
     except OptionError as error:
-        return _say(argv, error, 2)
+        return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:
-        return _say(argv, error, 1)
+        return _report(argv, error, 1)
     except Exception as error:
         # Typer's own complaints about the arguments; their class moved between its versions.
         if not hasattr(error, "format_message"):
             raise
         complaint = error.format_message().rstrip(".")
-        return _say(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
-    if code == 130:  # what typer makes of Ctrl-C
-        return _say(argv, "stopped", 130)
+        return _report(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
+    if code == 130:  # typer returns it for Ctrl-C
+        return _report(argv, "stopped", 130)
     return code if isinstance(code, int) else 0
 
 
-def _say(argv: Sequence[str], what: object, code: int) -> int:
-    """Say what went wrong on stderr, and to a program that asked for JSON on stdout."""
+def _report(argv: Sequence[str], what: object, code: int) -> int:
+    """Write an error to stderr, and as JSON to stdout under `generate --json`."""
     line = " ".join(str(what).split())
     print(f"mmaccel: {line}", file=sys.stderr)
     if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):

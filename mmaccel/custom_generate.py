@@ -31,10 +31,10 @@ class Decoder:
     policy: Policy
     seed: int | Sequence[int] | None
     strict: bool
-    history: list[Stats]
-    layout: Layout | None = None
-    engine: Engine = field(default_factory=Engine)
-    assume_stateless: bool = False
+    layout: Layout | None
+    engine: Engine
+    assume_stateless: bool
+    history: list[Stats] = field(default_factory=list)
     _warned: set[str] = field(default_factory=set)
 
     @property
@@ -51,10 +51,10 @@ class Decoder:
         generation_config: Any,
         **others: Any,
     ) -> Any:
-        """What transformers calls in the place of its own loop.
+        """What transformers calls instead of its own loop.
 
         Raises:
-            AttachError: a call for beams or another search, whose loop nothing here can replace.
+            AttachError: a call for beams or another search, whose loop no policy can replace.
             OptionError: a layout of another vocabulary than the model's.
         """
         mode = str(getattr(generation_config.get_generation_mode(), "value", ""))
@@ -65,8 +65,8 @@ class Decoder:
             )
         check_vocabulary(self.layout, model)
         service = GenerateService(
-            self.policy, family_of(model), self.seed, self.strict, self.history, self._warned,
-            self.layout, self.engine, self.assume_stateless,
+            self.policy, family_of(model), self.seed, self.strict, self.layout, self.engine,
+            self.assume_stateless, self.history, self._warned,
         )  # fmt: skip
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config,
@@ -87,24 +87,23 @@ def decoder(
 ) -> Decoder:
     """A policy as an argument of one call: `model.generate(..., custom_generate=decoder(policy))`.
 
-    Nothing is attached. transformers hands its streamer and `synced_gpus` to no loop given like
-    this: a streamer sees the prompt and is never ended, so do not pass one (use `attach`). Models
-    with a `generate` of their own (Janus for images, say) ignore the argument or refuse it.
+    Nothing is attached. transformers passes neither its streamer nor `synced_gpus` to such a loop:
+    a streamer gets the prompt and no end, so use `attach` with a streamer. Models with a `generate`
+    of their own (Janus for images) ignore the argument or refuse it.
 
     Args:
         policy: a policy, or its short name in `mmaccel.catalog`.
         seed, strict, layout, cuda_graphs, sync_every, assume_stateless: as in `mmaccel.attach`.
 
     Returns:
-        The loop; it keeps `stats` and `history`, and may be used again.
+        The loop, with `stats` and `history`; it can be used for many calls.
 
     Raises:
-        OptionError: no policy, no seed, a switch neither true nor false, or drafts that need
-            a layout where there is none.
+        OptionError: no policy, a bad seed, a switch that is neither True nor False, or drafts that
+            need a layout where there is none.
     """
     own_seed = None if seed is None else check_seed(seed)
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    how = Engine(cuda_graphs, sync_every)
-    chosen = choose_policy(policy, layout)
-    return Decoder(chosen, own_seed, strict, [], layout, how, assume_stateless)
+    engine, chosen = Engine(cuda_graphs, sync_every), choose_policy(policy, layout)
+    return Decoder(chosen, own_seed, strict, layout, engine, assume_stateless)

@@ -1,4 +1,4 @@
-"""Attaching: a policy on a model that already generates, and the way back."""
+"""`attach`: lets a policy decode what a model generates, until `detach`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mmaccel.samplers.window.proposers import check_source
 
 @dataclass(frozen=True)
 class Support:
-    """Whether policies can be attached to an object; true in a condition if so.
+    """Whether policies can be attached to an object; its truth value is `supported`.
 
     Attributes:
-        supported: whether.
-        family: the family of models it belongs to, or None.
-        reason: what is in the way, or empty.
-        policies: short names of what can be attached; single calls may still fall back, for
-            reasons that stand in their statistics.
+        supported: whether they can.
+        family: the model's family, or None.
+        reason: why they cannot, or empty.
+        policies: short names of the policies that can be attached. Single calls may still fall
+            back; their statistics then give the reason.
     """
 
     supported: bool
@@ -44,7 +44,7 @@ class Support:
 
 
 class Handle:
-    """An attached policy; leaving the `with` block, or `detach()`, gives the model back."""
+    """An attached policy; leaving the `with` block, or `detach()`, restores the model."""
 
     def __init__(self, target: Any, service: Any, injection: Injection) -> None:
         self._target, self._service, self._injection = target, service, injection
@@ -61,19 +61,19 @@ class Handle:
         return history
 
     def reset(self) -> None:
-        """Drop all CUDA graphs and their buffers; the next calls capture anew.
+        """Drop all CUDA graphs and their buffers; the next calls capture them again.
 
-        Needed after a change of the model that moves no parameter: an attribute, a hook, an adapter
-        that is switched on or off. A parameter that lives elsewhere is noticed without it.
+        Call it after a change of the model that moves no parameter: an attribute, a hook, an
+        adapter that is switched on or off. A moved parameter is noticed without it.
         """
         if hasattr(self._service, "engine"):
             self._service.engine.close()
 
     def detach(self) -> None:
-        """Give the model its own methods back, and drop all CUDA graphs.
+        """Restore the model's own methods, and drop all CUDA graphs.
 
         Raises:
-            AttachError: somebody else changed the model's class meanwhile.
+            AttachError: other code changed the model's class since.
         """
         self.reset()
         self._injection.remove()
@@ -115,12 +115,12 @@ def attach(
 
     `target.generate(...)` keeps its signature. Sampling arguments, transformers' own processors,
     stopping criteria, padded batches, guidance and streamer work as before; greedy output is the
-    same, sampled output has the same law. `past_key_values` of `return_dict_in_generate` is None.
-    Only this object is changed.
+    same, sampled output has the same distribution. `past_key_values` of `return_dict_in_generate`
+    is None. Only this object is changed.
 
     Args:
-        target: a transformers model that generates; one compiled by torch or wrapped by peft, or a
-            diffusers pipeline with such a model in it, is looked into; one that is listed in
+        target: a transformers model that generates, also one compiled by torch or wrapped by peft;
+            a diffusers pipeline with one such model in it; a pipeline or model listed in
             `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in
             `mmaccel.pipelines.diffusion_lm.registry`, which then has `generate`.
         policy: a policy, or its short name in `mmaccel.catalog`.
@@ -131,10 +131,11 @@ def attach(
             warning and the reason in `stats.fallbacks`.
         layout: what is known about the tokens of every call, slot by slot from the first generated
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
-            truncation, as by `prefix_allowed_tokens_fn`; fallen-back calls are masked or refused.
-        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`; with "auto" the
-            statistics say why passes are not captured.
-        sync_every: captured passes between two looks of the host.
+            truncation, as by `prefix_allowed_tokens_fn`; calls that fall back are masked or
+            refused.
+        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`; with
+            "auto" the statistics say why passes are not captured.
+        sync_every: captured passes between two synchronisations with the host.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
@@ -143,20 +144,21 @@ def attach(
         The handle; use it in a `with` statement, or call `detach()`.
 
     Raises:
-        OptionError: no policy, or one this model cannot use; no seed; a switch neither true nor
-            false; a layout of another vocabulary; `cuda_graphs` that is none of its
-            values, or that the policy cannot use.
+        OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
+            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`, or one
+            the policy cannot use.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device.
-        UnsupportedModelError: nothing that generates with transformers; with `strict`, also a model
-            that only the original can serve.
-        AttachError: the target has a policy already. With `strict`, raised by `generate`.
+        UnsupportedModelError: the target does not generate with transformers; with `strict`, also
+            a model that only the original can serve.
+        AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    how, own_seed = Engine(cuda_graphs, sync_every), None if seed is None else check_seed(seed)
+    engine, own_seed = Engine(cuda_graphs, sync_every), None if seed is None else check_seed(seed)
     if find_pipeline(target):
-        given = (policy, own_seed, strict, layout, how, make_policy)
-        return Handle(target, *serve_pipeline(target, *given))
+        return Handle(
+            target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, make_policy)
+        )
     chosen = choose_policy(policy, layout)
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
@@ -165,24 +167,21 @@ def attach(
             f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
         )
     check_vocabulary(layout, model)
-    how.check(model.device, chosen)
+    engine.check(model.device, chosen)
     family = family_of(model)
     try:
-        family.check(model)  # compared now, so that the first generate pays for nothing else
+        family.check(model)  # runs the self-check now, so that the first generate does not
     except UnsupportedModelError:
         if strict:
             raise
-    service = GenerateService(
-        chosen, family, own_seed, strict, layout=layout, engine=how,
-        assume_stateless=assume_stateless,
-    )  # fmt: skip
+    service = GenerateService(chosen, family, own_seed, strict, layout, engine, assume_stateless)
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)
 
 
 def supports(target: Any) -> Support:
-    """Whether `attach` can serve an object; the first call for a model runs some made-up tokens."""
+    """Whether `attach` can serve an object; the first call for a model runs a short self-check."""
     try:
         own = find_pipeline(target)
         if own:
@@ -203,11 +202,11 @@ def family_of(model: Any) -> CausalLM:
 
 
 def choose_policy(policy: Any, layout: Any = None) -> Policy:
-    """A policy, given as one or by its short name.
+    """The policy itself, or the one with this short name.
 
     Raises:
-        OptionError: neither, one whose drafts need to know rows or frames while no layout says
-            so, or a layout that is none.
+        OptionError: no policy; a policy whose drafts need a layout, without one; or an object
+            that is no layout.
     """
     if isinstance(policy, str):
         policy = make_policy(policy)

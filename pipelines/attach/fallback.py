@@ -1,7 +1,4 @@
-"""What becomes of a call that no policy serves: it is refused, or run by the original and noted.
-
-A run of transformers' own decoding loop, measured from outside.
-"""
+"""Calls that no policy serves: refused, or run by transformers' own loop and measured."""
 
 from __future__ import annotations
 
@@ -31,21 +28,21 @@ def run_original(
     options: dict[str, Any],
     seed: int | Sequence[int] | None = None,
 ) -> tuple[Any, Stats]:
-    """Run the method that an injection hides.
+    """Run a method that an injection replaced, and measure it.
 
     Args:
         model: the model.
         name: a decoding loop of `GenerationMixin`.
         args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
-        options: those given by name.
-        seed: of torch's generators (the CPU's and the model's device's) while it runs; they stand
-            as before afterwards. Several are folded into one. None leaves the generators alone.
-            The generators are the process's own: seeded runs in several threads at once disturb
-            each other.
+        options: the named arguments.
+        seed: of torch's generators (the CPU's and the model's device's) during the run; their
+            states are restored afterwards. Several seeds are hashed into one. None leaves the
+            generators alone. The generators belong to the process, so seeded runs in several
+            threads at once disturb each other.
 
     Returns:
-        What the loop returned, and tokens, passes and seconds. Every pass counts as one, the
-        prompt's included; a beam's tokens are those of the sequences handed over.
+        What the loop returned, and its statistics. The prompt's pass counts too; tokens of a beam
+        search are those of the returned sequences.
     """
     passes: list[None] = []
     hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
@@ -90,7 +87,7 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
 
 
 def _current(module: Any, device: torch.device) -> Any:
-    """Makes `device` its backend's current one, where the backend has several."""
+    """A context in which `device` is current, where its backend has several."""
     return module.device(device) if hasattr(module, "device") else nullcontext()
 
 
@@ -103,7 +100,7 @@ def _count(tokens: Tensor, ends: Tensor | None) -> int:
 
 
 def find_caller() -> int:
-    """`stacklevel` with which the function that calls this warns in the name of the user's line."""
+    """The `stacklevel` at which a warning of the calling function points at the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -117,16 +114,16 @@ def find_caller() -> int:
 class Fallback:
     """Runs the original methods of a model, or refuses to.
 
-    A layout goes with the call, as logits processors. Loops that take none are refused, since
-    what they make would not be what was asked for.
+    The original gets the layout as logits processors. A loop that takes no processors is refused,
+    because its tokens would not follow the layout.
 
     Args:
-        policy: what the call should have been decoded by.
+        policy: the attached policy.
         seed: of the original's draws, see `run_original`.
-        strict: refuse always.
+        strict: refuse every call.
         layout: what is known about the slots, or None.
-        history: statistics, to which each run's are added.
-        warned: reasons that were told before.
+        history: receives the statistics of each run.
+        warned: reasons that the caller was warned of.
     """
 
     policy: Policy
@@ -137,7 +134,7 @@ class Fallback:
     warned: set[str]
 
     def run(self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any) -> Any:
-        """Run a decoding loop of transformers' own, warn once and note why.
+        """Run one of transformers' own decoding loops; warn once, and record the reasons.
 
         Args:
             model: the model.
@@ -148,7 +145,7 @@ class Fallback:
             **options: of the loop.
 
         Raises:
-            AttachError: with `strict`, or a loop that cannot be held to the layout.
+            AttachError: `strict`, or a loop that cannot follow the layout.
         """
         text = "; ".join(reasons)
         if self.strict:
@@ -185,7 +182,7 @@ class Fallback:
         )
 
     def warn(self, reason: str) -> None:
-        """Tell the user's own line, once for each reason."""
+        """Warn once for each reason; the warning points at the user's line."""
         if reason not in self.warned:
             self.warned.add(reason)
             warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())

@@ -1,10 +1,9 @@
-"""One call of transformers' `_sample`, read as a decoding task: prompt, length, filters, stops.
+"""One `generate` call, read as a decoding task: prompt, length, sampling parameters, stops.
+
+`GenerateCall` reads a call of transformers' `_sample`, `OwnLoop` a loop of the model's own.
+`find_obstacles` names what a policy cannot serve, in words that go into the statistics.
 
 Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 5.17 to 5.23.
-
-What in a `generate` call stands in the way of windows, in words that go into the statistics.
-
-A decoding loop that a model has of its own, read as a task for a policy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
-from mmaccel.pipelines.causal_lm.compatibility import drops_cache, is_random, text_config
+from mmaccel.pipelines.causal_lm.compatibility import find_training_effect, text_config
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.runner.engine import Engine
@@ -41,8 +40,8 @@ class GenerateCall:
         config: transformers' `GenerationConfig`.
         synced_gpus: as in `_sample`.
         streamer: as in `_sample`.
-        others: everything meant for the model's forward.
-        layout: what is known about the tokens to be made, or None.
+        others: all arguments for the model's forward.
+        layout: what is known about the tokens of each slot, or None.
         assume_stateless: whether processors of the caller's own count as marked, see
             `mmaccel.stateless`.
     """
@@ -72,30 +71,30 @@ class GenerateCall:
 
     @property
     def length(self) -> int | None:
-        """Tokens to make for every row, if that is limited."""
+        """Most new tokens of a row; None without a limit."""
         limits = [c.max_length for c in self.criteria if _is_criterion(c, "MaxLengthCriteria")]
         return min(limits) - self.ids.shape[1] if limits else None
 
     @property
     def pad(self) -> Tensor | None:
-        """What fills a finished row; None if such rows go on, as no criterion names an end."""
+        """The token that pads finished rows; None where no criterion names an end token."""
         named = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
         return self.config._pad_token_tensor if named else None
 
     @property
-    def needs_feed(self) -> bool:
-        """Whether somebody has to be shown the tokens one by one."""
+    def needs_streamer(self) -> bool:
+        """Whether a streamer or a stopping criterion needs the tokens one by one."""
         known = ("MaxLengthCriteria", "EosTokenCriteria")
         plain = all(any(_is_criterion(c, name) for name in known) for c in self.criteria)
         return self.streamer is not None or not plain
 
     def kinds(self) -> list[tuple[Any, str]]:
-        """Processors behind guidance, each with its kind or the reason why it is refused."""
+        """Processors after guidance, each with its kind or the reason why it is refused."""
         rest = self.processors[1:] if self.guidance is not None else self.processors
         return [(processor, find_kind(processor, self.assume_stateless)) for processor in rest]
 
     def params(self, chosen: dict[str, Any]) -> SamplingParams:
-        """SamplingParams of the call; `chosen` are fields that were found among its processors."""
+        """Sampling parameters of the call; `chosen` are fields found among its processors."""
         chosen = {"temperature": 1.0 if self.config.do_sample else 0.0} | chosen
         if self.guidance is None:
             return SamplingParams(**chosen)
@@ -110,7 +109,7 @@ class GenerateCall:
         return ids, mask.bool()
 
     def prompt(self) -> Prompt:
-        """Rows without their padding; with guidance, the unconditional rows behind them."""
+        """Rows without their padding; with guidance, then the unconditional rows."""
         branches = [(self.ids, self.mask)]
         if self.guidance is not None:
             branches.append(self.unconditional())
@@ -128,12 +127,12 @@ class GenerateCall:
 
 
 def _is_criterion(criterion: Any, name: str) -> bool:
-    own = type(criterion)
-    return own.__module__ == "transformers.generation.stopping_criteria" and own.__name__ == name
+    kind = type(criterion)
+    return kind.__module__ == "transformers.generation.stopping_criteria" and kind.__name__ == name
 
 
 def align_left(ids: Tensor, mask: Tensor) -> Tensor:
-    """Move padding from the left to the right; what fills it is never looked at."""
+    """Move padding from the left to the right; its content is never attended to."""
     shift = ids.shape[1] - mask.sum(1, keepdim=True)
     index = torch.arange(ids.shape[1], device=ids.device) + shift  # [B, T]
     return ids.gather(1, index.clamp(max=ids.shape[1] - 1))
@@ -143,13 +142,13 @@ def hand_over(ids: Tensor, made: Generation, filler: Tensor | None, as_output: b
     """What `generate` returns.
 
     Args:
-        ids: `[B, T]` int64, prompts as they were given.
-        made: tokens `[B, L]` of these rows.
-        filler: `[]` int64, what stands behind the end of a row; None where rows have none.
-        as_output: whether transformers' output object is wanted.
+        ids: `[B, T]` int64, the prompts as transformers has them.
+        made: the generation `[B, L]` of these rows.
+        filler: `[]` int64, pads a row after its end; None where rows have no end.
+        as_output: whether transformers' output object is returned.
 
     Returns:
-        `[B, T + longest]` int64, or the object with it.
+        `[B, T + longest]` int64, or the object that holds it.
     """
     longest = int(made.lengths.max())
     tokens = made.tokens[:, :longest]
@@ -170,7 +169,7 @@ _SERVED = {
     "logits_to_keep",
     "past_key_values",
     "position_ids",
-    "tokenizer",  # has done its work in the stopping criteria
+    "tokenizer",  # used by the stopping criteria alone
     "use_cache",
 }
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -181,7 +180,7 @@ def find_obstacles(call: GenerateCall, served: frozenset[str] = frozenset()) -> 
 
     Args:
         call: the call.
-        served: arguments meant for the model that its family heeds, beside the usual ones.
+        served: arguments for the model that its family uses, in addition to the usual ones.
     """
     found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call))
     return list(dict.fromkeys([*found, *_find_in_lists(call)]))
@@ -211,11 +210,10 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
 
 
 def find_in_model(model: Any) -> Iterator[str]:
-    """What in a model's present state stands in the way of any call."""
-    if is_random(model):
-        yield "training mode with dropout"
-    if drops_cache(model):
-        yield "training mode with gradient checkpointing, which leaves the cache out"
+    """Why a model in its present state can serve no call."""
+    effect = find_training_effect(model)
+    if effect is not None:
+        yield f"training mode with {effect}"
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         yield "a model spread over several devices"
 
@@ -267,7 +265,7 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
     if not any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
         yield from (kind for _, kind in call.kinds() if kind not in ("flat", "window", "prefix"))
     else:
-        yield "guidance behind another processor"
+        yield "guidance after another processor"
     if call.pad is None and any(hasattr(c, "eos_token_id") for c in call.criteria):
         yield "an end token without a padding token"
 
@@ -279,16 +277,16 @@ def is_left_padded(mask: Tensor) -> bool:
 
 @dataclass
 class OwnLoop:
-    """One call of such a loop.
+    """One call of a decoding loop of the model's own, read as a task for a policy.
 
     Attributes:
-        reasons: why the model's own loop has to run; if there are any, the rest is not looked at.
-        window: the model in windows.
-        prompt: what stands before the first token.
-        length: tokens to make.
-        filters: from logits to the law.
-        samples: whether tokens are drawn; otherwise a seed has no say.
-        hand_over: makes of the tokens what the call returns.
+        reasons: why the model's own loop has to run; the other fields are used only without one.
+        window: the model as a token model.
+        prompt: the prompt of all rows.
+        length: new tokens of a row.
+        params: sampling parameters.
+        samples: whether tokens are drawn; a greedy call uses no seed.
+        hand_over: turns the generation into what the call returns.
     """
 
     reasons: list[str] = field(default_factory=list)
@@ -302,7 +300,7 @@ class OwnLoop:
     def decode(
         self, policy: Policy, seed: int | Sequence[int], engine: Engine
     ) -> tuple[Any, Stats]:
-        """Run a policy; what the call returns, and what it cost."""
+        """Run a policy; returns what the call returns, and its statistics."""
         assert self.window is not None and self.prompt is not None
         engine.prepare(self.window, self.prompt, policy, self.params)
         noise = Noise.from_seed(seed, self.prompt.batch, self.prompt.tokens.device)

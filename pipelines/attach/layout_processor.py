@@ -1,7 +1,8 @@
-"""A layout in transformers' terms: logits processors that hold its own loops to it, and its size.
+"""A layout as logits processors of transformers, and checks of a layout's vocabulary.
 
-The mask stands where `prefix_allowed_tokens_fn` acts: behind guidance, before whatever looks at the
-scores as a law (temperature, top-k, top-p). `mmaccel.samplers.sampling_params` has the same order.
+The mask acts where `prefix_allowed_tokens_fn` does: after guidance, before the processors that read
+scores as a distribution (temperature, top-k, top-p). `mmaccel.samplers.sampling_params` has the
+same order.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _NEVER = float("-inf")
 
 
 class LayoutMask:
-    """A logits processor that leaves what a layout allows, or the one token it forces.
+    """A logits processor that masks what a layout does not allow at the current slot.
 
     Args:
-        layout: of the tokens made.
+        layout: of the generated tokens.
         n_prompt: T, prompt tokens of a row as transformers has them, padding included.
     """
 
@@ -45,7 +46,7 @@ class LayoutMask:
         return scores.masked_fill(~mask, _NEVER)
 
     def _slots(self, input_ids: Tensor) -> Tensor:
-        """`[1, 1]` int64: the slot all rows stand at."""
+        """`[1, 1]` int64: the slot of the next token, the same in all rows."""
         return torch.tensor([[input_ids.shape[1] - self._n_prompt]], device=input_ids.device)
 
     def _forced(self, slots: Tensor) -> int | None:
@@ -54,7 +55,7 @@ class LayoutMask:
 
 
 class ForcedToken(LayoutMask):
-    """A logits processor for the end of the list: what is forced stands, whatever came between."""
+    """A last logits processor: forced tokens survive whatever other processors masked."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
@@ -74,7 +75,7 @@ def _keep(scores: Tensor, token: int) -> Tensor:
 
 
 def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
-    """A `LogitsProcessorList` with a layout in it; the given one stays as it is."""
+    """A new `LogitsProcessorList` with a layout's processors in it."""
     first = 0
     for index, processor in enumerate(processors):
         if any(is_own(processor, name) for name in _GUIDANCE):
@@ -84,11 +85,7 @@ def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
 
 
 def check_layout(layout: Any) -> None:
-    """Refuse what is no layout; None passes.
-
-    Raises:
-        OptionError: with what there is.
-    """
+    """Raise OptionError for an object that is no layout; None passes."""
     if layout is not None and (isinstance(layout, type) or not isinstance(layout, Layout)):
         raise OptionError(
             f"layout: expected one such as mmaccel.Frames or mmaccel.Grid, received {layout!r}; "
@@ -97,22 +94,14 @@ def check_layout(layout: Any) -> None:
 
 
 def check_vocabulary(layout: Layout | None, model: Any) -> None:
-    """Refuse a layout of another vocabulary than the model's; None passes.
-
-    Raises:
-        OptionError: with both sizes.
-    """
+    """Raise OptionError for a layout of another vocabulary than the model's; None passes."""
     if layout is not None:
-        weight = getattr(model.get_output_embeddings(), "weight", None)  # else refused elsewhere
+        weight = getattr(model.get_output_embeddings(), "weight", None)
         check_size(layout, None if weight is None else weight.shape[0])
 
 
 def check_size(layout: Layout | None, n_ids: int | None) -> None:
-    """Refuse a layout of another vocabulary than `n_ids` ids; None passes, on either side.
-
-    Raises:
-        OptionError: with both sizes.
-    """
+    """Raise OptionError for a layout of another vocabulary than `n_ids` ids; None passes."""
     if layout is None or n_ids is None:
         return
     allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64))

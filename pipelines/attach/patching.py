@@ -1,13 +1,13 @@
-"""Injection: other methods for ONE object, and the way back.
+"""Injection: replaces methods of ONE object, and restores them.
 
-The object is moved to a class made for it alone, a child of its own class under the same name, in
-which the named methods are replaced. Its own class, other objects of that class and the object's
-attributes are never touched, so that moving it back leaves nothing behind. The idea of exchanging
-an object's class is that of D. Bolya and J. Hoffman, "Token Merging for Fast Stable Diffusion",
-2023 (arXiv 2303.17604), whose released code does it to transformer blocks.
+The object gets a new class, a child of its own class with the same name, in which the named methods
+are replaced. Its own class, other objects of that class and the object's attributes never change,
+so that restoring the class leaves no trace. The idea of exchanging an object's class is that of
+D. Bolya and J. Hoffman, "Token Merging for Fast Stable Diffusion", 2023 (arXiv 2303.17604), whose
+released code does it to transformer blocks.
 
-Departures: the class belongs to one object; copies, pickles and saved files of the object are of
-    its own class.
+Departures: the new class belongs to one object; copies, pickles and saved files of the object are
+of its own class.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Injection:
 
         Args:
             target: the object.
-            methods: name to a function of (object, *args, **kwargs). The original's name and
-                signature are shown for it; the original itself is `original(object, name)`.
-            new: whether the methods are shown as what they are; then the object need not have them.
+            methods: name to a function of (object, *args, **kwargs). It takes over the original's
+                name and signature; the original itself is `original(object, name)`.
+            new: the methods keep their own names and signatures, and the object may lack them.
 
         Raises:
-            AttachError: the object carries an injection already, lacks a method that is not `new`,
-                or its class cannot be exchanged.
+            AttachError: the object has an injection already, lacks a method and `new` is False, or
+                its class cannot be exchanged.
         """
         base = type(target)
         if is_injected(target):
@@ -85,11 +85,11 @@ class Injection:
         return bool(self._objects)
 
     def remove(self) -> None:
-        """Give every object its own class back, the last one first. A second call does nothing.
+        """Restore the class of every object, the last one first. A second call does nothing.
 
         Raises:
-            AttachError: somebody else exchanged an object's class meanwhile; nothing was changed
-                for that object, and it can be tried again.
+            AttachError: an object's class was exchanged by other code since; that object stays as
+                it is, and the call may be repeated.
         """
         while self._objects:
             target = self._objects[-1]
@@ -103,12 +103,12 @@ class Injection:
 
 
 def is_injected(target: Any) -> bool:
-    """Whether the object carries an injection."""
+    """Whether the object has an injection."""
     return hasattr(type(target), _MARK)
 
 
 def original(target: Any, name: str) -> Callable[..., Any]:
-    """The method that an injection hides, bound to the object (the current one where none does)."""
+    """The object's own method under an injection; without an injection, its current method."""
     base = getattr(type(target), _MARK, type(target))
     return getattr(base, name).__get__(target)
 
@@ -123,10 +123,12 @@ def _reduce_to_base(self: Any, protocol: Any) -> Any:
     function, arguments, *rest = reduced
     plain = tuple(base if argument is injected else argument for argument in arguments)
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
-        function = base.__new__  # the same thing; pickle would compare the class with this object's
+        function = (
+            base.__new__
+        )  # equivalent; pickle checks the class given to `__newobj__`
     return (base if function is injected else function, plain, *rest)
 
 
 def as_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a class can hold, of a method of another object."""
+    """A bound method of another object as a plain function, which a class can hold."""
     return lambda *args, **options: method(*args, **options)

@@ -1,4 +1,4 @@
-"""Calls of a diffusers pipeline that is served: one at a time, with their arguments by name."""
+"""Calls of attached diffusers pipelines: arguments by name, seeds, one call at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmaccel.errors import BusyError, OptionError
 
 
 def check_idle(is_busy: bool) -> None:
-    """Raises BusyError where a call of the same pipeline is under way."""
+    """Raise BusyError while another call of the same pipeline runs."""
     if is_busy:
         raise BusyError(
             "pipeline: expected one call at a time, received one while another runs; make a "
@@ -23,8 +23,9 @@ def check_idle(is_busy: bool) -> None:
 def bind_call(
     own: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Arguments of a call by name, defaults included; None where `own` does not take them, which
-    then says best itself what is wrong with them.
+    """Arguments of a call by name, defaults included.
+
+    None where `own` does not take them; calling `own` then raises the best error message.
     """
     try:
         bound = inspect.signature(own).bind(*args, **options)
@@ -35,10 +36,10 @@ def bind_call(
 
 
 def draw_seed(generator: Any) -> int:
-    """A seed drawn from what a sampled call got as `generator`; None is torch's global one.
+    """A seed drawn from the `generator` argument of a sampled call; None is torch's global one.
 
     Raises:
-        OptionError: a list of them, say, which other pipelines take and these do not.
+        OptionError: no single generator; a list of them, which some pipelines take, is refused.
     """
     if generator is not None and not isinstance(generator, torch.Generator):
         raise OptionError(

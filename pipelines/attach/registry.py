@@ -1,4 +1,4 @@
-"""What is served otherwise than by a loop of `generate`: some pipelines and models, denoisers."""
+"""Targets of `attach` that no loop of `generate` serves: some pipelines and models, denoisers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
 from mmaccel.pipelines.runner.engine import Engine
 
-PIPELINES = {  # class name -> "module:function" with the arguments of `serve_pipeline`
-    "LLaDA2Pipeline": "mmaccel.pipelines.diffusion_lm.llada2.service:serve",
-    "AmusedPipeline": "mmaccel.pipelines.diffusion_lm.amused:serve",
-    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate:serve",
-    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.pipeline:serve",
+PIPELINES = {  # class name -> module whose `serve` takes the arguments of `serve_pipeline`
+    "LLaDA2Pipeline": "mmaccel.pipelines.diffusion_lm.llada2.service",
+    "AmusedPipeline": "mmaccel.pipelines.diffusion_lm.amused",
+    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate",
+    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.pipeline",
 }
-_DENOISER = "mmaccel.pipelines.diffusion_lm.service:serve"
+_DENOISER = "mmaccel.pipelines.diffusion_lm.service"
 _PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}
 """Policies of `LLaDA2Pipeline` alone, by short name."""
 
 
 def find_pipeline(target: Any) -> str | None:
-    """The class in `PIPELINES` that an object is of, or that of a denoiser (see
-    `mmaccel.pipelines.diffusion_lm.registry`); None where a loop of `generate` is served.
+    """Name of an object's class in `PIPELINES`, or of a denoiser's family.
+
+    None for any other target. For denoisers see `mmaccel.pipelines.diffusion_lm.registry`.
     """
-    kinds = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] in _PACKAGES]
-    own = next((k.__name__ for k in kinds if k.__name__ in PIPELINES), None)
+    classes = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] in _PACKAGES]
+    own = next((k.__name__ for k in classes if k.__name__ in PIPELINES), None)
     return own or find_denoiser(target)
 
 
 def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
-    """Short names of what can be attached to an object that `find_pipeline` names, out of all for a
-    canvas.
+    """Short names of the policies that can be attached to a target of `find_pipeline`.
+
+    Args:
+        target: the pipeline or denoiser.
+        canvas: short names of all canvas policies.
 
     Raises:
         OptionError, UnsupportedModelError: a model that no denoiser can be made of.
@@ -45,12 +49,12 @@ def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
     name = find_pipeline(target)
     if name == "LLaDA2Pipeline":
         return (*OWN_POLICIES, *canvas)
-    beyond = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
+    refused = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
     if name not in PIPELINES:
         model = open_denoiser(target)
         has_shadows = model.supports_kv_cache and model.mask_token is not None
-        beyond = "" if has_shadows else "revised-parallel"
-    return tuple(policy for policy in canvas if policy != beyond)
+        refused = "" if has_shadows else "revised-parallel"
+    return tuple(policy for policy in canvas if policy != refused)
 
 
 def serve_pipeline(
@@ -68,10 +72,10 @@ def serve_pipeline(
         target: one that `find_pipeline` names.
         policy: a policy or a short name.
         seed, strict, layout, engine: as `attach` takes them.
-        make: a policy of a short name that is none of `OWN_POLICIES`.
+        make: makes a policy from a short name that `OWN_POLICIES` lacks.
 
     Returns:
-        The service, with `policy` and `history`, and the way back.
+        The service, with `policy` and `history`, and the injection that attaches it.
 
     Raises:
         OptionError: no policy or layout, or one the pipeline cannot use; or `cuda_graphs=True`.
@@ -92,10 +96,8 @@ def serve_pipeline(
         _check_cached(policy, name, seed, layout)
     else:
         check_policy(policy, "canvas")
-    module, _, function = PIPELINES.get(name or "", _DENOISER).partition(":")
-    served: tuple[Any, Injection] = getattr(import_module(module), function)(
-        target, policy, seed, strict, layout
-    )
+    module = import_module(PIPELINES.get(name or "", _DENOISER))
+    served: tuple[Any, Injection] = module.serve(target, policy, seed, strict, layout)
     return served
 
 
@@ -105,9 +107,9 @@ def _check_cached(policy: CachedBlocks, name: str | None, seed: Any, layout: Any
             f"policy: expected one that fills a canvas for a {name}, received {policy!r}, which is "
             "LLaDA2Pipeline's; try EntropyBounded()"
         )
-    for name, value in (("seed", seed), ("layout", layout)):
+    for option, value in (("seed", seed), ("layout", layout)):
         if value is not None:
             raise OptionError(
-                f"{name}: expected none with {policy!r}, received one; the pipeline draws its own "
-                "tokens, give generator= to its call"
+                f"{option}: expected none with {policy!r}, received one; the pipeline draws its "
+                "own tokens, give generator= to its call"
             )

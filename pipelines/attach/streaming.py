@@ -1,10 +1,9 @@
-"""The token feed: shows a run's tokens to stopping criteria and a streamer, one step at a time.
+"""Token streamer: passes a run's tokens to stopping criteria and a streamer, one step at a time.
 
-Transformers asks its criteria after every single token of the whole batch. A window run makes
-several tokens a pass and its rows advance at their own pace; the feed waits until all unfinished
-rows have a token and then plays that step: same arguments, same order, once each, so that criteria
-that count or remember do so rightly. Rows that were already ahead are cut back to where they should
-have ended.
+transformers calls its criteria after every single token of the whole batch. A window run generates
+several tokens a pass, and each row at its own pace. So a step waits until all unfinished rows have
+its token; then every criterion is called once with transformers' own arguments and order, so that
+criteria that count or remember stay correct. Rows that are further ahead are cut back to their end.
 
 Source: the loop of `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.23.
 """
@@ -28,11 +27,11 @@ class TokenStreamer:
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
         criteria: transformers' stopping criteria.
         streamer: transformers' streamer or None.
-        pad: fills a finished row; None lets finished rows go on until all are finished, as
-            transformers does where no criterion knows an end-of-sequence token.
+        pad: pads a finished row; None lets finished rows go on until all are finished, as
+            transformers does where no criterion has an end-of-sequence token.
 
     Attributes:
-        steps: played so far.
+        steps: number of steps passed on so far.
     """
 
     def __init__(self, prompt: Tensor, criteria: Any, streamer: Any, pad: Tensor | None) -> None:
@@ -41,23 +40,26 @@ class TokenStreamer:
         self.steps = 0
 
     def __call__(self, progress: Progress) -> Tensor | None:
-        """Play all complete steps; `[B]` int64, where rows end. One host synchronisation."""
-        made: list[int] = progress.lengths.tolist()
-        while self.steps < self._complete(made):
-            self._play(progress.tokens[:, self.steps])
+        """Pass on all complete steps; returns `[B]` int64, where rows end.
+
+        Cost: one host synchronisation.
+        """
+        lengths: list[int] = progress.lengths.tolist()
+        while self.steps < self._count_complete(lengths):
+            self._pass_on(progress.tokens[:, self.steps])
         if self._pad is None and _OPEN in self._finish:
             return None
         ends = self._finish if self._pad is not None else [self.steps] * len(self._finish)
         return torch.tensor(ends, device=progress.lengths.device)
 
-    def _complete(self, made: list[int]) -> int:
-        """Steps for which every row that still matters has a token."""
-        unfinished = [n for n, end in zip(made, self._finish) if end == _OPEN]
+    def _count_complete(self, lengths: list[int]) -> int:
+        """Steps for which every unfinished row has a token."""
+        unfinished = [n for n, end in zip(lengths, self._finish) if end == _OPEN]
         if not unfinished:
             return self.steps
-        return min(unfinished if self._pad is not None else made)
+        return min(unfinished if self._pad is not None else lengths)
 
-    def _play(self, tokens: Tensor) -> None:
+    def _pass_on(self, tokens: Tensor) -> None:
         tokens = tokens.to(self._ids.device)
         if self._pad is not None:
             done = torch.tensor([end != _OPEN for end in self._finish], device=tokens.device)

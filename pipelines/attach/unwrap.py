@@ -1,4 +1,4 @@
-"""What users hand over: the model in it (compiled, wrapped, part of a pipeline), and switches."""
+"""Finds the model in a target of `attach`: compiled, wrapped, or part of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def unwrap(target: Any) -> Any:
 
 
 def find_generator(target: Any) -> Any:
-    """The part of `target` whose `generate` is to be served.
+    """The part of `target` whose `generate` is served.
 
     Args:
         target: a transformers model; one compiled by torch or wrapped by peft; or a diffusers
             pipeline, of whose components exactly one generates.
 
     Returns:
-        That model, or `target` itself where there is nothing to look into.
+        That model, or `target` itself where it wraps nothing.
 
     Raises:
         UnsupportedModelError: a pipeline with no such component, or with several.
@@ -44,10 +44,6 @@ def find_generator(target: Any) -> Any:
 
 
 def check_switch(name: str, value: Any) -> None:
-    """Refuse an option that only looks like yes or no, such as "no".
-
-    Raises:
-        OptionError: not a bool.
-    """
+    """Raise OptionError unless an option is a bool; "no" would count as true."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}: expected True or False, received {value!r}; write True")

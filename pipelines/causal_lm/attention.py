@@ -1,14 +1,13 @@
-"""A model's layers on `mmaccel.kernels.window_attention`, for as long as one pass of ours runs.
+"""A model's layers on `mmaccel.kernels.window_attention` during one pass of ours.
 
 transformers looks up attention functions by a name in the layer's configuration. Ours is registered
-under one name of its own, in the interface of attention functions and in that of masks: without
-the second, transformers makes no mask and says nothing. A pass puts the name into the
-configurations of one model and takes it out again.
+under its own name, among the attention functions and among the mask functions: without the second,
+transformers silently makes no mask. A pass writes the name into the configurations of one model and
+restores them afterwards.
 
-Departures: where rows stand is told by a context variable and not by a keyword of the model's
-forward, which some models do not hand on. So whoever else meets the name, in another thread or
-because two models share a configuration, is outside our pass, and gets transformers' own sdpa
-attention under sdpa's own mask.
+Departures: a context variable holds the positions of rows, because some models do not pass keywords
+of their forward on. A call outside our pass that meets the name (in another thread, or because two
+models share a configuration) gets transformers' own sdpa attention under sdpa's own mask.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 
 NAME = "mmaccel_window"
-_FIELD = "_attn_implementation_internal"  # behind transformers' property, which sets children too
+_FIELD = "_attn_implementation_internal"  # transformers' property of this field sets children too
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
 
 @dataclass(frozen=True)
 class WindowPass:
-    """What the layers of a pass have to know.
+    """What the layers need to know about a pass.
 
     Attributes:
         start: `[R]` int64, position of each row's first query.
         windows: sliding window of every layer, in positions; None where it sees everything.
-        choices: takes (layer, twin of the kernel) of every call, where somebody asks.
+        choices: collects (layer, version of the kernel) of every call, unless None.
     """
 
     start: Tensor
@@ -52,7 +51,7 @@ _running: ContextVar[WindowPass | None] = ContextVar("mmaccel_window_pass", defa
 
 
 def find_configs(model: nn.Module) -> list[Any]:
-    """The configurations that a model's modules read their attention's name from, each once."""
+    """The configurations in which a model's modules look up their attention's name, each once."""
     found = {}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -63,7 +62,7 @@ def find_configs(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[None]:
-    """Layers under these configurations attend by the kernel; afterwards they do as before."""
+    """Inside the block, layers with these configurations run the kernel."""
     _register()
     before = [getattr(config, _FIELD) for config in configs]
     token = _running.set(this)
@@ -79,7 +78,7 @@ def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[No
 
 @cache
 def _register() -> None:
-    """Both interfaces, of transformers 5.17 to 5.23; once a process."""
+    """Register both functions once a process; transformers 5.17 to 5.23."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
@@ -87,7 +86,7 @@ def _register() -> None:
 
 
 def _make_mask(*args: Any, **options: Any) -> Tensor | None:
-    """No mask in a pass of ours, which knows where its rows stand; sdpa's elsewhere."""
+    """No mask in a pass of ours, which knows the positions of its rows; sdpa's elsewhere."""
     from transformers.masking_utils import sdpa_mask
 
     return sdpa_mask(*args, **options) if _running.get() is None else None
@@ -103,16 +102,16 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a layer as transformers asks for it.
+    """Attention of a layer, as transformers calls it.
 
     Args:
-        module: the layer, which knows its number.
+        module: the layer; its `layer_idx` is its number.
         query: `[R, Hq, W, D]`.
         key, value: `[R, Hkv, S, D]`, views of the cache of `mmaccel.pipelines.causal_lm.kv_cache`.
-        attention_mask, dropout: neither may do anything; a pass gives a mask `[R, 1, 1, 1]`, as
-            some models wait for the host to look for padding where they are given none.
+        attention_mask, dropout: must have no effect; a pass gives a mask `[R, 1, 1, 1]`, because
+            some models synchronise with the host to check for padding where they are given none.
         scaling: of the scores; None is `D ** -0.5`.
-        options: what else the layer says; `softcap` is heeded, other tensors are refused.
+        options: other arguments of the layer; `softcap` is used, other tensors are refused.
 
     Returns:
         `[R, W, Hq, D]`, and no weights.
@@ -130,7 +129,7 @@ def _attend(
     layer: Any = getattr(module, "layer_idx", None)
     reason = _refuse(query, attention_mask, dropout, scaling, options)
     if reason is None and (not isinstance(layer, int) or not 0 <= layer < len(this.windows)):
-        reason = f"a layer that calls itself {layer!r}"
+        reason = f"a layer with layer_idx {layer!r}"
     if reason is not None:
         raise UnsupportedModelError(
             f"window attention: expected plain causal attention, received {reason} from a "
@@ -153,7 +152,7 @@ def _attend(
 def _refuse(
     query: Tensor, mask: Tensor | None, dropout: float, scaling: Any, options: dict[str, Any]
 ) -> str | None:
-    """What the kernel cannot do of a layer's wishes; None if nothing."""
+    """Which of a layer's arguments the kernel cannot serve; None if it serves all."""
     if query.dtype == torch.float64:
         return "queries in float64, which the kernel sums in float32"
     if mask is not None and mask.numel() > mask.shape[0]:

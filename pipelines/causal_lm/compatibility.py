@@ -1,27 +1,32 @@
-"""What makes a model a causal LM that windows can be run on.
-
-What the options and the room of a model in windows may be.
-"""
+"""Which transformers models can be decoded in windows, and which options a window takes."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-_VIEWING = ("gpt_neox_japanese",)  # attention of these takes no keys that are views
+_NEED_CONTIGUOUS_KEYS = ("gpt_neox_japanese",)  # model types whose attention takes no views
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
+_ATTENTIONS = ("auto", "model", "kernel")
+
+_accepted: WeakKeyDictionary[nn.Module, tuple[Any, list[int | None]]] = WeakKeyDictionary()
 
 
 def check_causal_lm(model: Any) -> list[int | None]:
-    """Refuse whatever is no decoder-only language model with ordinary attention in every layer.
+    """Refuse a model that is no decoder-only language model with ordinary attention in every layer.
+
+    A model that passed is not checked again until its attention implementation or head changes.
 
     Args:
         model: a transformers model.
@@ -30,7 +35,7 @@ def check_causal_lm(model: Any) -> list[int | None]:
         For every attention layer its sliding window in positions, None where it has none.
 
     Raises:
-        UnsupportedModelError: with what is in the way.
+        UnsupportedModelError: with the reason.
     """
     expected = "a transformers causal LM with ordinary attention in every layer"
     if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
@@ -38,14 +43,21 @@ def check_causal_lm(model: Any) -> list[int | None]:
             f"model: expected {expected}, received {type(model).__name__}; "
             "load one with AutoModelForCausalLM.from_pretrained"
         )
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    state = (getattr(text_config(model), "_attn_implementation", None), type(head))
+    known = _accepted.get(model)
+    if known is not None and known[0] == state:
+        return known[1]
     layers: list[Any] = []
-    obstacle = _find_obstacle(model, layers)
+    obstacle = _find_obstacle(model, head, layers)
     if obstacle is not None:
         received, remedy = obstacle
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
         )
-    return _windows(layers)
+    windows = _windows(layers)
+    _accepted[model] = state, windows
+    return windows
 
 
 def text_config(model: Any) -> Any:
@@ -53,36 +65,42 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
-def is_random(model: nn.Module) -> bool:
-    """Whether a part of the model is in training mode and drops activations at random."""
-    for module in model.modules():
-        if module.training and isinstance(module, _DROPOUT) and module.p > 0:
-            return True
-    if not model.training:
-        return False
-    options: dict[str, Any] = text_config(model).to_dict()
-    drops = [value for name, value in options.items() if "drop" in name]
-    return any(isinstance(value, float) and value > 0 for value in drops)
+def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    """Parameters of a model's forward, by name."""
+    return _parameters(type(model).forward)
 
 
-def drops_cache(model: nn.Module) -> bool:
-    """Whether transformers leaves the cache out: gradient checkpointing in training mode."""
-    return any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.modules())
+@cache
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
-def _find_obstacle(model: Any, layers: list[Any]) -> tuple[str, str] | None:
-    """(what it is instead, remedy), or None; then `layers` has been given its cache's layers."""
+def find_training_effect(model: nn.Module) -> str | None:
+    """What training mode changes about a model's passes; None if nothing."""
+    training = [module for module in model.modules() if module.training]
+    if any(isinstance(module, _DROPOUT) and module.p > 0 for module in training):
+        return "dropout"
+    if model.training:
+        options: dict[str, Any] = text_config(model).to_dict()
+        rates = [value for name, value in options.items() if "drop" in name]
+        if any(isinstance(rate, float) and rate > 0 for rate in rates):
+            return "dropout"
+    if any(getattr(module, "gradient_checkpointing", False) for module in training):
+        return "gradient checkpointing, which leaves the cache out"
+    return None
+
+
+def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] | None:
+    """(what the model is instead, remedy); None where it passes, with its cache's `layers`."""
     other = "use another model, or write a family for it (docs/attach.md)"
     config = text_config(model)
     if getattr(model.config, "is_encoder_decoder", False) or getattr(
         config, "add_cross_attention", False
     ):
         return "which has an encoder or attends to one", "use a decoder-only model"
-    head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Linear):
         return "which has no linear language-modelling head", "load it with AutoModelForCausalLM"
-    parameters = inspect.signature(type(model).forward).parameters
-    lacking = [name for name in _NEEDED if name not in parameters]
+    lacking = [name for name in _NEEDED if name not in forward_parameters(model)]
     if lacking:
         return f"whose forward takes no {' nor '.join(lacking)}", other
     layers += _layers(model)
@@ -96,9 +114,9 @@ def _find_obstacle(model: Any, layers: list[Any]) -> tuple[str, str] | None:
     if getattr(config, "attention_chunk_size", None) is not None:
         return "whose attention is chunked", other
     decoder: Any = type(model.base_model)
-    if len(set(_windows(layers))) > 1 and not _says(decoder, "attention_mask, dict)"):
+    if len(set(_windows(layers))) > 1 and not _source_has(decoder, "attention_mask, dict)"):
         return "whose layers see different positions, but whose forward takes one mask", other
-    if any(_windows(layers)) and not _says(decoder, "sliding"):
+    if any(_windows(layers)) and not _source_has(decoder, "sliding"):
         return "whose cache slides, but whose masks do not", other
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
@@ -107,7 +125,7 @@ def _find_obstacle(model: Any, layers: list[Any]) -> tuple[str, str] | None:
         return "which takes positions from the attention mask (ALiBi)", other
     if getattr(config, "is_decoder", True) is False and _has_two_sided_attention(model):
         return "which attends in both directions", "set config.is_decoder=True before loading it"
-    if getattr(config, "model_type", None) in _VIEWING:
+    if getattr(config, "model_type", None) in _NEED_CONTIGUOUS_KEYS:
         return "whose attention needs keys that lie in one piece", other
     implementation = getattr(config, "_attn_implementation", None)
     if implementation not in _IMPLEMENTATIONS:
@@ -131,14 +149,14 @@ def _windows(layers: list[Any]) -> list[int | None]:
 
 
 @cache
-def _says(decoder: Any, words: str) -> bool:
+def _source_has(decoder: Any, words: str) -> bool:
     """Whether the source of a decoder's forward has these words.
 
-    What masks it makes, and takes, is in no signature; transformers' own all say it alike.
+    No signature says which masks a decoder makes and takes; transformers' own sources say it alike.
     """
     try:
         return words in inspect.getsource(decoder.forward)
-    except (OSError, TypeError):  # no source at hand
+    except (OSError, TypeError):  # the source is not available
         return False
 
 
@@ -146,46 +164,23 @@ def _has_two_sided_attention(model: nn.Module) -> bool:
     return any(getattr(module, "is_causal", True) is False for module in model.modules())
 
 
-ATTENTIONS = ("auto", "model", "twin")
-
-
 def check_options(vocab_size: int | None, full: int, stride: Any, attention: str) -> None:
-    """Refuse options of a window whose head has `full` ids.
-
-    Raises:
-        OptionError: with what is allowed.
-    """
-    if vocab_size is not None and not 1 <= vocab_size <= full:
-        raise OptionError(
-            f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"
-        )
-    if stride not in ("auto", None) and int(stride) < 1:
-        raise OptionError(f'stride: expected at least 1, None or "auto", received {stride}; try 64')
+    """Raise OptionError unless these are options of a window whose head has `full` ids."""
+    if vocab_size is not None:
+        check_int("vocab_size", vocab_size, 1, full, hint=f"None keeps all {full} ids")
+    if stride not in ("auto", None):
+        check_int("stride", stride, 1, hint='try 64, None or "auto"')
     check_attention(attention)
 
 
 def check_attention(attention: str) -> None:
-    """Refuse another attention than the three.
-
-    Raises:
-        OptionError: with what is allowed.
-    """
-    if attention not in ATTENTIONS:
-        raise OptionError(
-            f"attention: expected one of {', '.join(ATTENTIONS)}, received {attention!r}; auto "
-            "takes the kernel on GPUs"
-        )
+    """Raise OptionError unless `attention` is one of the three."""
+    check_choice("attention", attention, _ATTENTIONS, hint="auto takes the kernel on GPUs")
 
 
 def check_mode(model: nn.Module) -> None:
-    """Refuse a model in training mode whose passes would not be what they are in evaluation.
-
-    Raises:
-        OptionError: it drops at random, or leaves the cache out.
-    """
-    received = "dropout" if is_random(model) else None
-    if received is None and drops_cache(model):
-        received = "gradient checkpointing, which leaves the cache out"
+    """Raise OptionError for a model in training mode whose passes differ from evaluation mode."""
+    received = find_training_effect(model)
     if received is not None:
         raise OptionError(
             f"model: expected evaluation mode, received training mode with {received}; "
@@ -193,19 +188,15 @@ def check_mode(model: nn.Module) -> None:
         )
 
 
-def check_room(rows: int, positions: int, most: int | None) -> None:
-    """Refuse room for nothing, or for more than `most` positions.
-
-    Raises:
-        OptionError: with what is allowed.
-    """
+def check_capacity(rows: int, positions: int, max_positions: int | None) -> None:
+    """Raise OptionError for a cache of no row or position, or of more positions than supported."""
     if rows < 1 or positions < 1:
         raise OptionError(
             f"reserve: expected at least 1 row and 1 position, received {rows} and "
             f"{positions}; ask for more"
         )
-    if most is not None and positions > most:
+    if max_positions is not None and positions > max_positions:
         raise OptionError(
-            f"positions: expected at most {most} (the model's max_position_embeddings), received "
-            f"{positions}; shorten the prompt or ask for fewer tokens"
+            f"positions: expected at most {max_positions} (the model's max_position_embeddings), "
+            f"received {positions}; shorten the prompt or ask for fewer tokens"
         )

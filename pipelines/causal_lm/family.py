@@ -1,7 +1,7 @@
 """The family of causal LMs: any decoder-only transformers model, as `generate` runs it.
 
-Other families are children of `CausalLM` that change what is different about their models; each is
-one file and one line in `mmaccel.catalog.FAMILIES`, or an entry point of another package.
+Another family is a child class of `CausalLM` that overrides what differs in its models. It is one
+file and one line in `mmaccel.catalog.FAMILIES`, or an entry point of another package.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop
 from mmaccel.pipelines.attach.patching import original
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, drops_cache, is_random
+from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, find_training_effect
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import check_windows
+from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 
 _OWN = ("_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 
@@ -24,8 +24,8 @@ class CausalLM:
 
     Attributes:
         name: of the family.
-        served: arguments meant for the model's forward that `open` heeds, beside the usual ones.
-        known: methods of `GenerationMixin` that models of this family may have of their own.
+        served: arguments for the model's forward that `open` uses, in addition to the usual ones.
+        known: methods of `GenerationMixin` that models of this family may override.
     """
 
     name: ClassVar[str] = "causal_lm"
@@ -36,7 +36,9 @@ class CausalLM:
         """Refuse a model whose `generate` no policy can serve.
 
         Raises:
-            UnsupportedModelError: with what is in the way.
+            UnsupportedModelError: with the reason.
+
+        Cost: the first call runs a self-check of a few tokens; later calls run no pass.
         """
         from transformers import GenerationMixin
 
@@ -49,23 +51,23 @@ class CausalLM:
                     f"model: expected transformers' own {name}, received a {type(model).__name__} "
                     "with another; its generate cannot be served"
                 )
-        if not is_random(model) and not drops_cache(model):  # else nothing is served, nor compared
+        if not has_passed(model) and find_training_effect(model) is None:
             check_windows(model, self.wrap(model))
 
     def wrap(self, model: Any) -> CausalLMWindow:
-        """The model in windows, for a prompt of text alone."""
+        """A window over the model, for a prompt of text alone."""
         return CausalLMWindow(model)
 
     def open(self, call: GenerateCall) -> CausalLMWindow:
-        """The model in windows, for one call."""
+        """A window over the model, for one call."""
         return self.wrap(call.model)
 
     def own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> OwnLoop | None:
-        """A `generate` call that runs a loop of the model's own, as a task; None if it does not."""
+        """A `generate` call that runs the model's own loop, as a task; None for any other call."""
         return None
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """What in a call only the original can serve, beside what stands in every family's way."""
+        """Reasons of this family why only the original can serve a call."""
         yield from ()

@@ -1,9 +1,9 @@
 """A causal LM whose vocabulary holds image tokens, as a model of those tokens alone.
 
-Chameleon, Emu3 and their kin speak text and images with one head. Behind a row's prompt only
-image tokens can stand, and tokens that close rows of the grid; so the rest of the head is not
-computed, and samplers see a small vocabulary: the image tokens in the order of their ids, the
-structural ones behind them.
+Chameleon, Emu3 and similar models predict text and images with one head. After a row's prompt only
+image tokens can occur, and tokens that close rows of the grid. So the rest of the head is not
+computed, and samplers see a small vocabulary: the image tokens in the order of their ids, then the
+structural tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 
 class ImageTokenWindow(CausalLMWindow):
-    """Text ids up to a row's prompt, image tokens behind it; logits of image tokens.
+    """Text ids in a row's prompt, image tokens after it; logits of image tokens.
 
     Args:
         model: a transformers model that has its body in `model` and a head on top.
         ids: N ids of image tokens in the model's vocabulary, ascending.
-        structural: S ids of tokens that a layout puts in place; their logits are 0.
+        structural: S ids of tokens that a layout forces; their logits are 0.
 
     Attributes:
         ids: `[N + S]` int64, the model's id of every image token.
@@ -47,7 +47,7 @@ class ImageTokenWindow(CausalLMWindow):
         self._lengths: Tensor | None = None
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """The next run is this prompt's, whose ids are the model's own; hands it back."""
+        """Set the prompt of the next run, whose ids are the model's own; returns it."""
         self._lengths = prompt.lengths
         return prompt
 

@@ -1,19 +1,12 @@
 """A Hugging Face causal LM as a `TokenModel`: windows of tokens, each row at its own positions.
 
-Any decoder-only model of transformers will do whose layers use ordinary attention, full or with a
-sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and the
+It serves every decoder-only model of transformers whose layers use ordinary attention, full or with
+a sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and the
 cache of `mmaccel.pipelines.causal_lm.kv_cache`.
-
-What a model in windows does so that its rows can be fed, chosen and left out by themselves.
-
-See `mmaccel.samplers.window.scheduler.SupportsContinuousBatching`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -28,10 +21,11 @@ from mmaccel.pipelines.causal_lm.attention import (
     window_attention_in,
 )
 from mmaccel.pipelines.causal_lm.compatibility import (
+    check_capacity,
     check_causal_lm,
     check_mode,
     check_options,
-    check_room,
+    forward_parameters,
     text_config,
 )
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
@@ -39,85 +33,36 @@ from mmaccel.pipelines.causal_lm.self_check import find_reason
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.step_runner import StepRunner
 
-
-class SelectableRows(StaticModelBuffers):
-    """A window over a `KVCacheLayout`, whose `row_inputs` have one entry for each row."""
-
-    prefill: Any
-    _placement: KVCacheLayout | None
-
-    def offered(self) -> dict[str, Tensor | None]:
-        """See `SupportsContinuousBatching.offered`: what stands in `row_inputs`."""
-        return {name: getattr(self, name) for name in self.row_inputs}
-
-    def seat(self, offered: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `SupportsContinuousBatching.seat`. A captured pass finds its tensors where they were."""
-        for name, value in offered.items():
-            if value is None or rows is None:
-                setattr(self, name, value)
-                continue
-            chosen, place = value[rows.to(value.device)], getattr(self, name)
-            if place is value or place is None or len(place) != len(chosen):
-                setattr(self, name, chosen)
-            else:
-                place.copy_(self.fit(chosen, place))
-
-    def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """See `SupportsContinuousBatching.feed_rows`. Cost: a pass over these rows alone."""
-        assert self._placement is not None, "reserve comes first"
-        with self._only(rows), self._placement.only(rows):
-            self.prefill(tokens, start)
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """See `SupportsContinuousBatching.keep_rows`. Cost: every layer's keys and values are copied once."""
-        place = self._placement
-        assert place is not None, "reserve comes first"
-        for layer in getattr(self._cache, "layers", self._cache):
-            layer.keep(rows)
-        place.rows = place.stored = len(rows)
-
-    @contextmanager
-    def _only(self, rows: Tensor) -> Iterator[None]:
-        own = self.offered()
-        try:
-            for name, value in own.items():
-                setattr(self, name, None if value is None else value[rows])
-            yield
-        finally:
-            for name, value in own.items():
-                setattr(self, name, value)
-
-
 _CPU_STRIDE = 64
 
 
-class CausalLMWindow(SelectableRows):
+class CausalLMWindow(StaticModelBuffers):
     """Wraps a causal LM.
 
     Args:
         model: a transformers model with a language-modelling head.
         vocab_size: V, if only the first V ids count; the rest of the head is not computed.
-        stride: on this many positions the attended length is rounded up; None attends to all
-            reserved positions at every pass, so that shapes are static for a given (R, W). By
-            default 64 on a CPU, where the length is known without waiting, and None elsewhere.
-        attention: of `forward`; "model" leaves the layers their own under a mask, "twin" runs
-            `mmaccel.kernels.window_attention` in them where it can, and "auto" does where that is
-            a Triton kernel. A prompt is always fed under the model's own.
+        stride: the attended length is rounded up to a multiple of this many positions; None attends
+            to all reserved positions at every pass, so that shapes are static for a given (R, W).
+            By default 64 on a CPU, where the length is known without waiting, and None elsewhere.
+        attention: of `forward`. "model" runs the layers' own attention under a mask, "kernel" runs
+            `mmaccel.kernels.window_attention` in the layers where it can, and "auto" does so where
+            that is a Triton kernel. A prompt is always prefilled under the model's own attention.
 
     Attributes:
-        attention_reason: why the model's own attention runs, since `reserve`; empty where it does
-            not.
+        attention_reason: why the model's own attention runs, since `reserve`; empty where the
+            kernel runs.
         windows: sliding window of every layer, in positions; None where it sees everything.
-        choices: takes (layer, twin of the kernel) of every call, where somebody asks.
-        runner: carries out passes of samplers over this model; None runs them as they are.
+        choices: collects (layer, version of the kernel) of every attention call, unless None.
+        runner: carries out passes of samplers over this model; None runs them eagerly.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    reserved = (*SelectableRows.reserved, "_configs", "_positions")
-    options = (*SelectableRows.options, "_stride")
+    reserved = (*StaticModelBuffers.reserved, "_configs", "_positions")
+    options = (*StaticModelBuffers.options, "_stride")
 
     def __init__(
         self,
@@ -125,7 +70,7 @@ class CausalLMWindow(SelectableRows):
         *,
         vocab_size: int | None = None,
         stride: int | Literal["auto"] | None = "auto",
-        attention: Literal["auto", "model", "twin"] = "auto",
+        attention: Literal["auto", "model", "kernel"] = "auto",
     ) -> None:
         self.windows = check_causal_lm(model)
         self.model = model
@@ -137,44 +82,52 @@ class CausalLMWindow(SelectableRows):
             text_config(model), "max_position_embeddings", None
         )
         self._stride = stride
-        self._head = next(name for name, m in model.named_modules() if m is head)
-        takes = inspect.signature(type(model).forward).parameters
-        self._last_only: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-        self._narrow = self.vocab_size < full
+        has_option = "logits_to_keep" in forward_parameters(model)
+        self._last_only: dict[str, Any] = {"logits_to_keep": 1} if has_option else {}
+        self._narrow_head: str | None = None  # name of a head of which only V rows are computed
+        if self.vocab_size < full:
+            self._narrow_head = next(name for name, m in model.named_modules() if m is head)
         self._positions = 0
-        self._placement: KVCacheLayout | None = None
+        self._kv_layout: KVCacheLayout | None = None
         self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
         self.choices: Choices | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where the model's first parameter is."""
+        """Device of the model's first parameter."""
         return self.model.device
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Forget everything and make room; see `mmaccel.contracts.TokenModel.reserve`.
+        """Reset the cache to this size; see `mmaccel.contracts.TokenModel.reserve`.
 
-        Passes may reach beyond `positions`, as rows that have ended do; what they write there is
-        lost, and so are the scores of those entries.
+        Passes may go beyond `positions`, as finished rows do: what they write there is lost, and
+        the logits of those positions mean nothing.
 
         Raises:
-            OptionError: more positions than the model was made for, or a model in training mode
-                that drops at random.
+            OptionError: more positions than the model supports, or a model in training mode
+                with dropout or gradient checkpointing.
         """
-        check_room(rows, positions, self.max_positions)
+        check_capacity(rows, positions, self.max_positions)
         check_mode(self.model)
+        self._configs: list[Any] = []
         self.attention_reason = find_reason(self)
-        self._configs = find_configs(self.model)
+        if not self.attention_reason:
+            self.use_kernel(self.choices)
         self._positions = positions
-        self._placement = KVCacheLayout(rows, positions + 1)
-        self._cache = make_cache(len(self.windows), self._placement)
+        self._kv_layout = KVCacheLayout(rows, positions + 1)
+        self._cache = make_cache(len(self.windows), self._kv_layout)
+
+    def use_kernel(self, choices: Choices | None) -> None:
+        """From now on `forward` runs the attention kernel and collects its calls in `choices`."""
+        self._configs, self.choices = find_configs(self.model), choices
+        self.attention_reason = ""
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """One pass; see `mmaccel.contracts.TokenModel.forward`.
 
-        Cost: one pass, no host synchronisation on an accelerator; under the model's own attention
-        one mask of `[R, 1, W, span]`, two if it slides in some layers, which keep all positions.
+        Cost: one pass, no host synchronisation on an accelerator. Under the model's own attention
+        one mask `[R, 1, W, S]`, two if only some layers slide; sliding layers cache all positions.
 
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
@@ -185,7 +138,7 @@ class CausalLMWindow(SelectableRows):
             return self._pass(tokens, start, has_masks=False).logits
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
-        """One pass without logits; see `mmaccel.contracts.TokenModel.feed`.
+        """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, with the logits of one position only, if the model can leave them out,
         and one row's mask for all, if `start` is one number expanded.
@@ -197,20 +150,26 @@ class CausalLMWindow(SelectableRows):
 
     @torch.no_grad()
     def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True, **options: Any) -> Any:
-        place = self._placement
-        if place is None or tokens.shape[0] != place.rows:
-            rows = "a call of reserve first" if place is None else f"{place.rows} rows as reserved"
+        layout = self._kv_layout
+        if layout is None or tokens.shape[0] != layout.rows:
+            expected = (
+                "a call of reserve first" if layout is None else f"{layout.rows} rows as reserved"
+            )
             raise ShapeError(
-                f"tokens: expected {rows}, received {list(tokens.shape)}; "
+                f"tokens: expected {expected}, received {list(tokens.shape)}; "
                 "call reserve(rows, positions)"
             )
         width = tokens.shape[1]
         positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
-        place.aim(positions, self._span(start, width))
-        seen = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
-        masks: Any = start.new_zeros(place.rows, 1, 1, 1, dtype=self.model.dtype)  # says nothing
+        layout.prepare(positions, self._visible_length(layout, start, width))
+        dtype = self.model.dtype
         if has_masks:
-            masks = make_masks(seen, place.rows, place.span, self.windows, self.model.dtype)
+            queries = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
+            masks: Any = make_masks(
+                queries, layout.rows, layout.visible_length, self.windows, dtype
+            )
+        else:  # a mask of one zero: given none, some models synchronise to check for padding
+            masks = start.new_zeros(layout.rows, 1, 1, 1, dtype=dtype)
         return self._run(
             input_ids=tokens,
             attention_mask=masks,
@@ -222,38 +181,37 @@ class CausalLMWindow(SelectableRows):
         )
 
     def position_ids(self, positions: Tensor) -> Tensor:
-        """What the model is told of cache positions `[R, W]` int64; surplus ones stay inside."""
+        """The model's position ids of cache positions `[R, W]` int64; surplus ones are clamped."""
         return positions.clamp(max=self._positions - 1)
 
     def plain(self) -> CausalLMWindow:
-        """The model in windows of text, under its own attention, for self-checks."""
+        """A window over the same model for self-checks: text under the model's own attention."""
         return CausalLMWindow(self.model, attention="model")
 
-    def _span(self, start: Tensor, width: int) -> int:
-        """How many positions the model has to look at."""
-        assert self._placement is not None
+    def _visible_length(self, layout: KVCacheLayout, start: Tensor, width: int) -> int:
+        """How many positions a pass reads."""
         stride = self._stride
         if self.runner is not None and self.runner.is_static:
             stride = None
         elif stride == "auto":
             stride = _CPU_STRIDE if start.device.type == "cpu" else None
         if stride is None:
-            return self._placement.room
-        reach = int(start.max()) + width
-        return -(-reach // stride) * stride
+            return layout.max_length
+        end = int(start.max()) + width
+        return -(-end // stride) * stride
 
     def _run(self, **inputs: Any) -> Any:
-        swapped = self._swapped()
-        if not swapped:
+        replaced = self._replaced_tensors()
+        if not replaced:
             return self.model(**inputs)
-        return functional_call(self.model, swapped, (), inputs, tie_weights=False)
+        return functional_call(self.model, replaced, (), inputs, tie_weights=False)
 
-    def _swapped(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the model that a pass sees in another form, by full name."""
-        if not self._narrow:
+    def _replaced_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the model that a pass uses in another form, by full name."""
+        if self._narrow_head is None:
             return {}
-        head = self.model.get_submodule(self._head)
-        swapped = {f"{self._head}.weight": head.weight[: self.vocab_size]}
+        head = self.model.get_submodule(self._narrow_head)
+        replaced = {f"{self._narrow_head}.weight": head.weight[: self.vocab_size]}
         if head.bias is not None:
-            swapped[f"{self._head}.bias"] = head.bias[: self.vocab_size]
-        return swapped
+            replaced[f"{self._narrow_head}.bias"] = head.bias[: self.vocab_size]
+        return replaced

@@ -1,10 +1,10 @@
 """Self-checks of a causal LM: do its window passes, and our attention kernel, give its own logits?
 
-The checks of `mmaccel.pipelines.causal_lm.compatibility` read configurations and signatures. Some models
-build a causal mask of their own from the cache's length, and no signature says so; they would
-decode other tokens without an error. So every model runs a few made-up tokens once: in one call of
-its own, in window passes that roll back, and, where our attention kernel is to be used, in the same
-window passes under the kernel.
+`mmaccel.pipelines.causal_lm.compatibility` reads configurations and signatures. Some models build a
+causal mask of their own from the cache's length, and no signature says so; they would decode other
+tokens without an error. So every model runs a few random tokens once: in one plain call, in window
+passes that roll back and, where our attention kernel is requested, in the same window passes under
+the kernel.
 """
 
 from __future__ import annotations
@@ -25,29 +25,33 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 LENGTH = 9
-PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # where rows start and how wide; some roll back
+PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # starts of both rows, width; some roll back
 _passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention implementation
 _reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
+def has_passed(model: Any) -> bool:
+    """Whether a model passed `check_windows` with its present attention implementation."""
+    return _passed.get(model) == model.config._attn_implementation
+
+
 def check_windows(model: Any, window: CausalLMWindow) -> None:
-    """Refuse a model whose windows do not give what the model itself gives.
+    """Refuse a model whose windows do not give the model's own logits.
 
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
 
     Args:
         model: one that `check_causal_lm` accepts, in evaluation mode.
-        window: around it.
+        window: over the model.
 
     Raises:
-        UnsupportedModelError: with what was seen.
+        UnsupportedModelError: with the difference found.
         MissingBackendError: kernels that MMACCEL_KERNELS=triton asks for cannot run.
         RuntimeError: the device failed.
 
     Cost: four short passes, until the model has passed once with its attention implementation.
     """
-    implementation = model.config._attn_implementation
-    if _passed.get(model) == implementation:
+    if has_passed(model):
         return
     if model.device.type == "meta":
         _refuse(model, "no weights (the model is on the meta device)")
@@ -55,12 +59,12 @@ def check_windows(model: Any, window: CausalLMWindow) -> None:
         return
     try:
         found = _compare_windows(model, window)
-    except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
+    except MissingBackendError:  # MMACCEL_KERNELS=triton asks for this error
         raise
-    except Exception as error:  # generate is left to the original, unless the device failed
+    except Exception as error:  # the original serves generate, unless the device failed
         if is_device_error(error):
             raise
-        _refuse(model, f"a {_say(error)}")
+        _refuse(model, f"a {_describe(error)}")
     if not all(difference.is_telling for difference in found):
         return
     worst = max(found, key=lambda difference: difference.mean)
@@ -68,7 +72,7 @@ def check_windows(model: Any, window: CausalLMWindow) -> None:
         _refuse(model, f"logits that are {worst}")
     if "local" in (getattr(model.config, "attention_layers", None) or ()):
         _refuse(model, "local attention, counted from the end of the cache,")  # wider than a check
-    _passed[model] = implementation
+    _passed[model] = model.config._attn_implementation
 
 
 def _refuse(model: Any, received: str) -> NoReturn:
@@ -78,15 +82,15 @@ def _refuse(model: Any, received: str) -> NoReturn:
     )
 
 
-def _say(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__} ({' '.join(str(error).split())[:80]})"
 
 
 @torch.no_grad()
 def _compare_windows(model: Any, window: CausalLMWindow) -> list[Difference]:
-    """Of every window pass, from one call of the model over all positions."""
+    """How every window pass differs from one call of the model over all positions."""
     ids = _make_ids(model, window.vocab_size)
-    window.reserve(2, LENGTH)  # which its position ids need
+    window.reserve(2, LENGTH)  # position ids need it
     positions = torch.arange(LENGTH, device=ids.device).expand_as(ids)
     own = model(
         input_ids=ids,
@@ -104,40 +108,41 @@ def _compare_windows(model: Any, window: CausalLMWindow) -> list[Difference]:
 def _run_windows(
     window: CausalLMWindow, ids: Tensor, choices: Choices | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Positions `[2, W]` and logits `[2, W, V]` of every pass of `PASSES`, under our kernel if
-    choices are asked for.
+    """Positions `[2, W]` and logits `[2, W, V]` of every pass of `PASSES`.
+
+    The passes run under our kernel where `choices` collects its calls.
     """
     window.reserve(2, LENGTH)
     if choices is not None:
-        window.attention_reason, window.choices = "", choices
-    made = []
+        window.use_kernel(choices)
+    found = []
     for starts, width in PASSES:
         start = torch.tensor(starts, device=ids.device)
         at = start[:, None] + torch.arange(width, device=ids.device)
-        made.append((at, window.forward(ids.gather(1, at), start)))
-    return made
+        found.append((at, window.forward(ids.gather(1, at), start)))
+    return found
 
 
 def _make_ids(model: Any, vocab_size: int) -> Tensor:
-    """The made-up tokens, `[2, LENGTH]` int64, the same for every model of a size."""
+    """Random tokens `[2, LENGTH]` int64, the same for every model with this vocabulary size."""
     table = getattr(model.get_input_embeddings(), "weight", None)
     n_ids = vocab_size if table is None else min(vocab_size, table.shape[0])
-    spread = torch.Generator().manual_seed(0)
-    return torch.randint(n_ids, (2, LENGTH), generator=spread, device="cpu").to(model.device)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(n_ids, (2, LENGTH), generator=generator, device="cpu").to(model.device)
 
 
 def find_reason(window: CausalLMWindow) -> str:
     """Why a window's passes keep the model's own attention; empty where they use our kernel.
 
-    The self-check of the kernel: every layer must have asked for the kernel once a pass, and the
-    logits must be those of the same passes under the model's own attention.
+    In the self-check of the kernel every layer must call the kernel once a pass, and the logits
+    must be those of the same passes under the model's own attention.
 
     Raises:
-        MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason besides `model`.
+        MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason other than `model`.
 
-    Cost: at a model's first call, six short passes; none for `model`, nor for `auto` away from
-    CUDA devices or under `MMACCEL_KERNELS=torch`. The answer is kept for as long as the model
-    lives, and found again when its attention, dtype or device changes.
+    Cost: six short passes at a model's first call; none for `model`, nor for `auto` away from CUDA
+    devices or under `MMACCEL_KERNELS=torch`. The answer is cached until the model's attention,
+    dtype or device changes.
     """
     if window.attention == "model":
         return "attention='model'"
@@ -177,7 +182,7 @@ def _find_reason(window: CausalLMWindow) -> str:
 
 @torch.no_grad()
 def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]:
-    """The reason, and whether another self-check would find the same."""
+    """The reason, empty where the model passes, and whether the answer may be cached."""
     model = plain.model
     if getattr(model.config, "output_attentions", False):
         return "the model gives out its attention weights", False
@@ -191,18 +196,18 @@ def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]
         received = _run_windows(plain, ids, choices)
     except UnsupportedModelError as error:
         return str(error), True
-    except MissingBackendError:  # MMACCEL_KERNELS=triton means to be told
+    except MissingBackendError:  # MMACCEL_KERNELS=triton asks for this error
         raise
-    except Exception as error:  # the model's own attention is there, unless the device failed
+    except Exception as error:  # the model's own attention serves, unless the device failed
         if is_device_error(error):
             raise
         is_final = not isinstance(error, torch.OutOfMemoryError)
-        return f"under the kernel a {_say(error)}", is_final
-    asked = [layer for layer, _ in choices]
+        return f"under the kernel a {_describe(error)}", is_final
+    called = [layer for layer, _ in choices]
     expected = list(range(len(plain.windows))) * len(PASSES)
-    if asked != expected:
+    if called != expected:
         return (
-            f"{type(model).__name__}: {len(asked)} of {len(expected)} calls of attention "
+            f"{type(model).__name__}: {len(called)} of {len(expected)} calls of attention "
             "asked transformers for a function by name"
         ), True
     refused = [choice.reason for _, choice in choices if choice.twin != "triton"]

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_room
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
@@ -143,7 +143,7 @@ class CachedDenoiser(ABC):
         self.vocab_size = full if vocab_size is None else vocab_size
         self.supports_kv_cache = self.any_rows = True
         self._n_layers, self.max_positions = n_layers, most
-        self._placement: KVCacheLayout | None = None
+        self._kv_layout: KVCacheLayout | None = None
         self._before: Predecessors | None = None
 
     @abstractmethod
@@ -175,10 +175,10 @@ class CachedDenoiser(ABC):
             OptionError: no rows or places, or a model in training mode that drops at random.
             UnsupportedModelError: nobody knows how many layers keep something.
         """
-        check_room(rows, places, None)
+        check_capacity(rows, places, None)
         check_mode(self.model)
         spare = self.spare if self.supports_kv_cache else 0
-        self._placement = KVCacheLayout(rows, places + spare)
+        self._kv_layout = KVCacheLayout(rows, places + spare)
         self._places = places
         self._cache = None
         if self.supports_kv_cache:
@@ -187,7 +187,7 @@ class CachedDenoiser(ABC):
                     "model: expected a configuration with num_hidden_layers, received a "
                     f"{type(self.model).__name__} without; its keys and values cannot be kept"
                 )
-            self._cache = make_cache(self._n_layers, self._placement)
+            self._cache = make_cache(self._n_layers, self._kv_layout)
         self._before = Predecessors(rows, places, self.block, self.device) if self.shift else None
 
     def forward(self, entries: CanvasPass) -> Tensor:
@@ -201,15 +201,15 @@ class CachedDenoiser(ABC):
             OptionError: a position beyond those the model was made for.
         """
         self._check(entries)
-        place = self._placement
+        place = self._kv_layout
         assert place is not None
         if self.max_positions is not None and self._places > self.max_positions:
-            check_room(1, int(entries.positions.max()) + 1, self.max_positions)
+            check_capacity(1, int(entries.positions.max()) + 1, self.max_positions)
         if self._before is not None:
             entries = self._before.extend(entries)
         reads = entries.reads
         if self._cache is not None:
-            place.aim(entries.cache_indices, place.room)
+            place.prepare(entries.cache_indices, place.max_length)
             reads = torch.nn.functional.pad(reads, (0, self.spare)) if self.spare else reads
         elif self.block is not None:
             reads = reads & _look_back(entries.positions, self.block)
@@ -244,7 +244,7 @@ class CachedDenoiser(ABC):
         )
 
     def _check(self, entries: CanvasPass) -> None:
-        place = self._placement
+        place = self._kv_layout
         (rows, width), places = entries.tokens.shape, entries.reads.shape[-1]
         is_whole = self.supports_kv_cache or width == places
         if place is None or rows > place.rows or places != self._places or not is_whole:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_room
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
 from mmaccel.pipelines.diffusion_lm.registry import check_options, find_mask_token, find_most
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 
@@ -102,7 +102,7 @@ class UncachedDenoiser:
         Raises:
             OptionError: more places than the model has positions, or training mode.
         """
-        check_room(rows, places, self.max_positions)
+        check_capacity(rows, places, self.max_positions)
         check_mode(self.model)
         self._reserved = (rows, places)
 

@@ -1,15 +1,15 @@
 """Which logits processors a policy can serve, and how it calls them.
 
-A policy asks about drafts, some of which are thrown away. So it can only serve a processor whose
-answer depends on nothing but what it is asked. There are three kinds:
+A policy calls processors with drafts, some of which are rejected. So it can only serve a processor
+whose result depends on its arguments alone. There are three kinds:
 
-- flat: looks at one position's scores only. All positions of a window go through it at once.
-- window: reads the tokens before the position too, and has a form that answers for all positions
-  of a window at once.
+- flat: reads one position's scores only. One call serves all positions of a window.
+- window: reads the tokens before the position too, and has a form that serves all positions of a
+  window in one call.
 - prefix: reads the tokens before the position too. It is called once per position, with the prefix
   of that position.
 
-transformers' own processors are told apart by exact class, since a child class may do anything;
+transformers' own processors are identified by exact class, because a child class may do anything;
 those that remember earlier calls are on no list. A processor or `prefix_allowed_tokens_fn` of the
 caller's own is of the prefix kind if it is marked as stateless. An unmarked one runs the original
 loop, and the reason says how to mark it. Nothing checks a mark.
@@ -27,12 +27,12 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.logits.repetition import (
     RepetitionAwareSampling,
     WindowedRepetitionPenalty,
-    punish_prefix,
+    penalize_prefix,
 )
 from mmaccel.samplers.sampling_params import Processor
 
 Kind = Literal["flat", "window", "prefix"]
-Asked = TypeVar("Asked", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOME = "transformers.generation.logits_process"
 _FLAT = {
@@ -70,13 +70,13 @@ def is_own(processor: Any, name: str) -> bool:
     return type(processor).__module__ == _HOME and type(processor).__name__ == name
 
 
-def stateless(processor: Asked) -> Asked:
-    """Mark a logits processor or a `prefix_allowed_tokens_fn` as one that remembers nothing.
+def stateless(processor: Function) -> Function:
+    """Mark a logits processor or a `prefix_allowed_tokens_fn` as one without memory.
 
-    The mark promises: the answer for a row depends on that row alone (its number, its ids and its
-    scores). Earlier calls change nothing, and neither do the other rows of the batch. A policy then
-    asks about drafts too, in any order and more than once. Nothing checks the promise: where it is
-    broken, the tokens are not those of plain `generate`.
+    The mark declares that the result for a row depends on that row alone (its number, its ids and
+    its scores), and neither on earlier calls nor on other rows of the batch. A policy then calls it
+    with drafts too, in any order and more than once. Nothing checks the mark: a wrong one gives
+    other tokens than plain `generate`.
 
     Args:
         processor: a function, a method, or an object with `__call__`. A class can be decorated:
@@ -85,10 +85,10 @@ def stateless(processor: Asked) -> Asked:
 
     Returns:
         `processor` itself, its attribute `is_stateless` set to True. Where it takes no attributes
-        (a bound method, an object with slots), a wrapper that has the mark and calls it.
+        (a bound method, an object with slots), a marked wrapper that calls it.
 
     Raises:
-        OptionError: nothing that can be called.
+        OptionError: an object that cannot be called.
     """
     if not callable(processor):
         raise OptionError(
@@ -98,12 +98,12 @@ def stateless(processor: Asked) -> Asked:
     try:
         cast(Any, processor).is_stateless = True
     except (AttributeError, TypeError, ValueError):
-        return cast(Asked, _Stateless(processor))
+        return cast(Function, _Stateless(processor))
     return processor
 
 
 class _Stateless:
-    """Carries the mark for what takes no attributes."""
+    """A marked wrapper of a processor that takes no attributes."""
 
     is_stateless = True
 
@@ -111,27 +111,27 @@ class _Stateless:
         self._processor = processor
 
     def __call__(self, first: Any, second: Tensor) -> Any:
-        """Row or ids, and ids or scores: as the processor takes them."""
+        """Calls the processor with (row, ids) or (ids, scores)."""
         return self._processor(first, second)
 
 
 def find_window_form(processor: Any) -> Processor | None:
-    """What answers for a whole window in the place of a processor, if there is such a thing."""
+    """The form of a processor that serves a whole window in one call; None without one."""
     if type(processor) in (RepetitionAwareSampling, WindowedRepetitionPenalty):
         return processor.over_window
     if is_own(processor, "RepetitionPenaltyLogitsProcessor"):
         ignored = processor.prompt_ignore_length
         if ignored is None or isinstance(ignored, int):  # else one per row
-            return partial(punish_prefix, penalty=processor.penalty, ignored=ignored or 0)
+            return partial(penalize_prefix, penalty=processor.penalty, ignored=ignored or 0)
     return None
 
 
 def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
-    """Sort a processor.
+    """The kind of a processor.
 
     Args:
-        processor: as found in transformers' list.
-        assume_stateless: whether all of the caller's own count as marked.
+        processor: of transformers' `LogitsProcessorList`.
+        assume_stateless: whether all processors of the caller's own count as marked.
 
     Returns:
         "flat", "window", "prefix", or the reason why it cannot be served.
@@ -162,7 +162,7 @@ def _is_marked(processor: Any) -> bool:
 
 
 def _name(processor: Any) -> str:
-    """Of a function or method its name with its class, of an object that of its class."""
+    """Qualified name of a function or method, or of an object's class."""
     name: str = getattr(processor, "__qualname__", type(processor).__qualname__)
     return name.rpartition("<locals>.")[2]
 

@@ -1,34 +1,31 @@
-"""Repetition-aware sampling as a law: a nucleus draw, drawn again if the token was repeated.
+"""Logits processors against repetition, evaluated over a window in one call.
 
-S. Chen et al., "VALL-E 2: Neural Codec Language Models are Human Parity Zero-Shot Text to Speech
-Synthesizers", 2024 (arXiv 2406.05370), repetition-aware sampling. A token y is drawn from the
-nucleus; if it fills a share of the last K tokens, it is thrown away and the token is drawn from the
-full law. Given the prefix, the token that comes out has the law
+`RepetitionAwareSampling`: S. Chen et al., "VALL-E 2: Neural Codec Language Models are Human Parity
+Zero-Shot Text to Speech Synthesizers", 2024 (arXiv 2406.05370). A token y is drawn from the
+nucleus; if it fills a share of the last K tokens, it is discarded and the token is drawn from the
+full distribution. Given the prefix, the resulting token has the distribution
 
     p(x) = nucleus(x) [x not repeated] + full(x) sum over repeated y of nucleus(y),
 
-so the rule is an ordinary processor and every exact policy stays exact under it.
-
-What counts as repeated, and what as the nucleus, follows the code of CosyVoice (`ras_sampling` in
+so the rule is an ordinary processor, and every exact policy stays exact under it. What counts as
+repeated, and what as the nucleus, follows the code of CosyVoice (`ras_sampling` in
 `cosyvoice/utils/common.py`): y is repeated if it occurs at least share * K times among the last
-min(K, made) tokens; a token is in the nucleus if the mass before it is below top_p and fewer than
-top_k tokens stand before it, both on the untempered law, the lowest id first at a tie.
+min(K, generated) tokens; a token is in the nucleus if the mass before it is below top_p and fewer
+than top_k tokens precede it, both without temperature, the lowest id first at a tie.
 
-Departures: CosyVoice counts generated tokens only, which a processor cannot tell from the prompt;
-that is what `start` is for. Since February 2026 CosyVoice leaves the thrown token out of the second
-draw; that is `redraw="others"`. There the token stays if no other is possible, where CosyVoice has
-no law left.
+`WindowedRepetitionPenalty`: N. S. Keskar et al., "CTRL: A Conditional Transformer Language Model
+for Controllable Generation", 2019 (arXiv 1909.05858), section 4.1: scores of tokens that occurred
+are divided by the penalty. Speech models (OuteTTS: the last 64) and llama.cpp (`repeat_last_n`, 64)
+count recent tokens only.
 
-The last tokens before every entry of a window, gathered without a loop over positions.
-
-The repetition penalty, over the last tokens or over the whole prefix, for a window at once.
-
-N. S. Keskar et al., "CTRL: A Conditional Transformer Language Model for Controllable Generation",
-2019 (arXiv 1909.05858), section 4.1: scores of tokens that occurred are divided by the penalty.
-Speech models (OuteTTS: the last 64) and llama.cpp (`repeat_last_n`, 64) count recent tokens only.
-
-Departures: as in transformers, scores below 0 are multiplied, so that a penalty above 1 always
-makes a token less likely; a token is punished once, however often it occurred.
+Departures:
+    CosyVoice counts generated tokens only. A processor cannot distinguish them from the prompt, so
+    `start` says where they begin.
+    Since February 2026 CosyVoice excludes the discarded token from the second draw:
+    `redraw="others"`. Here the token stays if no other is possible, where CosyVoice has no
+    distribution left.
+    As in transformers, the penalty multiplies scores below 0, so that a penalty above 1 always
+    makes a token less likely, and it applies once to a token however often it occurred.
 """
 
 from __future__ import annotations
@@ -36,22 +33,23 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.errors import OptionError
+from mmaccel.checks import check_choice, check_int, check_number
+
+_WINDOW_HINT = "it counts recent tokens"
 
 
 class WindowRule(ABC):
-    """A logits processor for transformers that is defined over windows: a position is one of 1."""
+    """A logits processor for transformers that is defined over windows; a call is a window of 1."""
 
     @abstractmethod
-    def over_window(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
-        """Scores `[B, W, V]`, line `[B, N]`, columns `[B, W]` to `[B, W, V]`: a `Processor`."""
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        """Scores `[B, W, V]`, tokens `[B, N]`, columns `[B, W]` to `[B, W, V]`: a `Processor`."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T]` int64 and scores `[B, V]` to `[B, V]`."""
@@ -59,15 +57,17 @@ class WindowRule(ABC):
         return self.over_window(scores[:, None], input_ids, ends)[:, 0]
 
 
-def recent_tokens(line: Tensor, columns: Tensor, window: int, size: int, start: int = 0) -> Tensor:
-    """The last tokens of every entry's prefix.
+def recent_tokens(
+    tokens: Tensor, columns: Tensor, window: int, size: int, start: int = 0
+) -> Tensor:
+    """The last tokens of the prefix of every window position.
 
     Args:
-        line: `[B, N]` int64, the prefix of entry (b, w) is `line[b, :columns[b, w]]`.
+        tokens: `[B, N]` int64; the prefix of position (b, w) is `tokens[b, :columns[b, w]]`.
         columns: `[B, W]` int64 in 0..N.
-        window: how many tokens to look back.
-        size: V; stands in the answer for what is no token of the vocabulary (padding, ids the head
-            cannot make) and for columns before the prefix.
+        window: most tokens of a prefix.
+        size: V; replaces ids outside the vocabulary (padding, for example) and columns before the
+            prefix.
         start: >= 0; columns before this one do not count.
 
     Returns:
@@ -75,37 +75,28 @@ def recent_tokens(line: Tensor, columns: Tensor, window: int, size: int, start: 
 
     Cost: memory for B * W * K ids.
     """
-    reach = min(window, line.shape[1])
-    back = torch.arange(-reach, 0, device=line.device)
+    n_back = min(window, tokens.shape[1])
+    back = torch.arange(-n_back, 0, device=tokens.device)
     index = columns[..., None] + back  # [B, W, K]
-    tokens = line.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
-    counts = (index >= start) & (tokens >= 0) & (tokens < size)
-    return tokens.where(counts, size)
-
-
-def check_window(window: Any) -> None:
-    """Raise OptionError unless the window is an integer >= 1."""
-    if not isinstance(window, Integral) or isinstance(window, bool) or window < 1:
-        raise OptionError(
-            f"window: expected an integer >= 1, received {window!r}; it counts the tokens looked "
-            "back at"
-        )
+    found = tokens.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
+    counts = (index >= start) & (found >= 0) & (found < size)
+    return found.where(counts, size)
 
 
 @dataclass(frozen=True)
 class RepetitionAwareSampling(WindowRule):
-    """A logits processor whose softmax is the law of repetition-aware sampling.
+    """A logits processor whose softmax is the distribution of repetition-aware sampling.
 
     Args:
         top_p: mass of the nucleus, in (0, 1].
         top_k: tokens of the nucleus at most, >= 1.
-        window: K, tokens looked back at, >= 1.
-        share: of the window that makes a token a repeated one, in (0, 1]; the default of 0.1 of 10
+        window: K, recent tokens that count, >= 1.
+        share: of the window that a repeated token fills, in (0, 1]; the default of 0.1 of 10
             tokens is a single occurrence.
         start: column of the ids where counting begins; 0 counts the prompt too, the prompt's length
             (padding included) generated tokens only.
-        redraw: "all" draws again from the full law (VALL-E 2), "others" from all tokens but the one
-            thrown away (CosyVoice since February 2026).
+        redraw: "all" draws again from the full distribution (VALL-E 2), "others" from all tokens
+            but the discarded one (CosyVoice since February 2026).
 
     Raises:
         OptionError: for a value outside its domain.
@@ -119,35 +110,20 @@ class RepetitionAwareSampling(WindowRule):
     redraw: Literal["all", "others"] = "all"
 
     def __post_init__(self) -> None:
-        for name, use in (("top_p", "1 keeps all"), ("share", "1 asks for a full window")):
-            value = getattr(self, name)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not 0 < float(value) <= 1:
-                raise OptionError(f"{name}: expected a number in (0, 1], received {value!r}; {use}")
-            object.__setattr__(self, name, float(value))
-        if not _is_whole(self.top_k) or self.top_k < 1:
-            raise OptionError(
-                f"top_k: expected an integer >= 1, received {self.top_k!r}; the vocabulary's size "
-                "keeps all"
-            )
-        check_window(self.window)
-        if not _is_whole(self.start) or self.start < 0:
-            raise OptionError(
-                f"start: expected an integer >= 0, received {self.start!r}; give the prompt's "
-                "length to count generated tokens only"
-            )
-        if self.redraw not in ("all", "others"):
-            raise OptionError(
-                f"redraw: expected 'all' or 'others', received {self.redraw!r}; 'all' is VALL-E 2's"
-            )
+        for name, hint in (("top_p", "1 keeps all"), ("share", "1 requires a full window")):
+            check_number(name, getattr(self, name), 0, 1, hint, above_low=True)
+        check_int("top_k", self.top_k, 1, hint="the vocabulary's size keeps all")
+        check_int("window", self.window, 1, hint=_WINDOW_HINT)
+        check_int("start", self.start, 0, hint="the prompt's length leaves the prompt out")
+        check_choice("redraw", self.redraw, ("all", "others"), hint="'all' is VALL-E 2's")
 
-    def over_window(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
-        """All entries of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
 
         Args:
             scores: `[B, W, V]`, any float dtype.
-            line: `[B, N]` int64; ids outside 0..V-1 are passed over.
-            columns: `[B, W]` int64, length of each entry's prefix in `line`.
+            tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
+            columns: `[B, W]` int64, length of each position's prefix in `tokens`.
 
         Returns:
             `[B, W, V]` log-probabilities, the dtype of `scores`; -inf marks the impossible.
@@ -155,20 +131,20 @@ class RepetitionAwareSampling(WindowRule):
         Cost: one top-k; no host synchronisation; memory for B * W * (V + K) entries.
         """
         full = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        nucleus, repeated = self._nucleus(full), self._repeated(scores, line, columns)
+        nucleus, repeated = self._nucleus(full), self._repeated(scores, tokens, columns)
         if self.redraw == "all":
-            thrown = nucleus.where(repeated, 0)
-            law = nucleus.masked_fill(repeated, 0) + full * thrown.sum(-1, keepdim=True)
-            return law.log().to(scores.dtype)
+            discarded = nucleus.where(repeated, 0).sum(-1, keepdim=True)
+            probabilities = nucleus.masked_fill(repeated, 0) + full * discarded
+            return probabilities.log().to(scores.dtype)
         rest = _mass_of_others(full)
         repeated = repeated & (rest > torch.finfo(rest.dtype).tiny)  # else no other is possible
-        thrown = (nucleus / rest).where(repeated, 0)  # per unit of the others' mass
-        law = nucleus.masked_fill(repeated, 0) + full * (thrown.sum(-1, keepdim=True) - thrown)
-        return law.log().to(scores.dtype)
+        discarded = (nucleus / rest).where(repeated, 0)  # per unit of the others' mass
+        redrawn = full * (discarded.sum(-1, keepdim=True) - discarded)
+        return (nucleus.masked_fill(repeated, 0) + redrawn).log().to(scores.dtype)
 
     def _nucleus(self, full: Tensor) -> Tensor:
-        """The nucleus' law, `[B, W, V]`; ties are cut by id, which top-k leaves open."""
-        highest = full.topk(min(self.top_k, full.shape[-1]), dim=-1).values  # falling
+        """Distribution of the nucleus, `[B, W, V]`; at a tie, which topk leaves open, by id."""
+        highest = full.topk(min(self.top_k, full.shape[-1]), dim=-1).values  # descending
         before = pad(highest.cumsum(-1)[..., :-1], (1, 0))
         n_kept = (before < self.top_p).sum(-1, keepdim=True)
         least = highest.gather(-1, n_kept - 1)
@@ -177,23 +153,19 @@ class RepetitionAwareSampling(WindowRule):
         kept = full.where(above | (level & (level.cumsum(-1) <= n_level)), 0)
         return kept / kept.sum(-1, keepdim=True)
 
-    def _repeated(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
-        """Which tokens are thrown away, `[B, W, V]` bool."""
+    def _repeated(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        """Which tokens are repeated, `[B, W, V]` bool."""
         size = scores.shape[-1]
-        recent = recent_tokens(line, columns, self.window, size, self.start)
+        recent = recent_tokens(tokens, columns, self.window, size, self.start)
         counts = recent.new_zeros(*scores.shape[:-1], size + 1)
         counts = counts.scatter_add_(-1, recent, torch.ones_like(recent))[..., :size]
         return counts >= math.ceil(self.window * self.share)
 
 
 def _mass_of_others(full: Tensor) -> Tensor:
-    """1 - full, `[B, W, V]`; by addition for the likeliest token, where 1 - full would round."""
+    """1 - full, `[B, W, V]`; a sum for the likeliest token, where the difference would round."""
     peak = full.argmax(-1, keepdim=True)
     return (1 - full).scatter(-1, peak, full.scatter(-1, peak, 0).sum(-1, keepdim=True))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -205,7 +177,7 @@ class WindowedRepetitionPenalty(WindowRule):
 
     Args:
         penalty: > 0; above 1 against repetition, 1 changes nothing.
-        window: >= 1, tokens looked back at.
+        window: >= 1, recent tokens that count.
 
     Raises:
         OptionError: for a value outside its domain.
@@ -215,40 +187,35 @@ class WindowedRepetitionPenalty(WindowRule):
     window: int
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.penalty, Real) and not isinstance(self.penalty, bool)
-        if not is_number or not 0 < self.penalty < math.inf:
-            raise OptionError(
-                f"penalty: expected a finite number > 0, received {self.penalty!r}; 1 turns it off"
-            )
-        object.__setattr__(self, "penalty", float(self.penalty))
-        check_window(self.window)
+        check_number("penalty", self.penalty, 0, math.inf, "1 turns it off", above_low=True)
+        check_int("window", self.window, 1, hint=_WINDOW_HINT)
 
-    def over_window(self, scores: Tensor, line: Tensor, columns: Tensor) -> Tensor:
-        """All entries of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
 
         Args:
             scores: `[B, W, V]`, any float dtype.
-            line: `[B, N]` int64; ids outside 0..V-1 are passed over.
-            columns: `[B, W]` int64, length of each entry's prefix in `line`.
+            tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
+            columns: `[B, W]` int64, length of each position's prefix in `tokens`.
 
         Returns:
             `[B, W, V]`, the dtype of `scores`.
 
         Cost: no host synchronisation; memory for B * W * (V + min(window, N)) entries.
         """
-        recent = recent_tokens(line, columns, self.window, scores.shape[-1])
-        return _punish(scores, recent, self.penalty)
+        recent = recent_tokens(tokens, columns, self.window, scores.shape[-1])
+        return _penalize(scores, recent, self.penalty)
 
 
-def punish_prefix(
-    scores: Tensor, line: Tensor, columns: Tensor, *, penalty: float, ignored: int = 0
+def penalize_prefix(
+    scores: Tensor, tokens: Tensor, columns: Tensor, *, penalty: float, ignored: int = 0
 ) -> Tensor:
-    """What transformers' `RepetitionPenaltyLogitsProcessor` gives at every entry of a window.
+    """transformers' `RepetitionPenaltyLogitsProcessor` at every position of a window.
 
     Args:
         scores: `[B, W, V]`, any float dtype.
-        line: `[B, N]` int64; ids outside 0..V-1 are passed over.
-        columns: `[B, W]` int64, length of each entry's prefix in `line`.
+        tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
+        columns: `[B, W]` int64, length of each position's prefix in `tokens`.
         penalty: > 0.
         ignored: leading columns that do not count.
 
@@ -257,12 +224,12 @@ def punish_prefix(
 
     Cost: no host synchronisation; memory for B * W * (V + N) entries.
     """
-    before = recent_tokens(line, columns, line.shape[1], scores.shape[-1], ignored)
-    return _punish(scores, before, penalty)
+    before = recent_tokens(tokens, columns, tokens.shape[1], scores.shape[-1], ignored)
+    return _penalize(scores, before, penalty)
 
 
-def _punish(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """Scores `[B, W, V]`, tokens `[B, W, K]` in 0..V, where V is none; once for each token."""
+def _penalize(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+    """Penalize scores `[B, W, V]` of tokens `[B, W, K]` once each; V is no token."""
     padded = pad(scores, (0, 1))  # [B, W, V + 1]
     found = padded.gather(-1, tokens)
     found = torch.where(found < 0, found * penalty, found / penalty)

@@ -50,18 +50,18 @@ class _Tables(CausalLMWindow):
     @property
     def _shown(self) -> torch.Tensor:
         """Tables of the pass's rows."""
-        assert self._placement is not None
-        return self._table[: self._placement.rows]
+        assert self._kv_layout is not None
+        return self._table[: self._kv_layout.rows]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """As in `CausalLMWindow`; what a window has beyond the table scores nothing: zeros."""
         inside = super().forward(tokens[:, : self._table.shape[-1]], start)
         return F.pad(inside, (0, 0, 0, tokens.shape[1] - inside.shape[1]))
 
-    def _swapped(self) -> dict[str, Tensor]:
+    def _replaced_tensors(self) -> dict[str, Tensor]:
         """Every layer's causal table, replaced by the pass's."""
         names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
-        return super()._swapped() | dict.fromkeys(names, self._shown)
+        return super()._replaced_tensors() | dict.fromkeys(names, self._shown)
 
     def _run(self, **inputs: Any) -> Any:
         seen = inputs.pop("attention_mask") == 0  # [R, 1, W, span]

@@ -1,15 +1,15 @@
-"""CUDA graphs: a step is captured once per window width and launched as one thing from then on.
+"""CUDA graphs: a step is captured once per window width and replayed from then on.
 
 The graphs of a run and the static buffers they read and write form an entry of a cache, by
 `GraphKey`. A later run with the same key copies its inputs into these buffers and replays the same
-graphs; everything else of that run is new. An entry is in the hands of one run at a time: a run
-takes it out of the cache and brings it back when it has all its tokens, so nested and concurrent
-runs have entries of their own, and an interrupted run leaves none.
+graphs; everything else of that run is new. An entry belongs to one run at a time: a run takes it
+out of the cache and puts it back after its last token. So nested and concurrent runs have entries
+of their own, and an interrupted run puts none back.
 
-The first step of a width runs as it is, on a stream of its own (libraries set themselves up at
-their first call, which no graph may contain); the second is captured; from then on it is replayed.
-All widths of an entry share a memory pool, which is safe because they never run at once and leave
-nothing in it for one another.
+The first step of a width runs eagerly on a side stream, because libraries initialise themselves at
+their first call, which no graph may contain. The second step is captured, and later ones are
+replayed. All widths of an entry share a memory pool, which is safe because they never run at once
+and leave nothing in it for one another.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class GraphEntry(StaticBuffers):
     """The static buffers of one key, and the graphs that read and write them, by width.
 
     Attributes:
-        graphs: what replays a captured step.
+        graphs: replays a captured step, by the step's key.
         warm: keys of steps that ran once.
-        pool, stream: memory of the graphs, and where they are captured; None before the first.
+        pool, stream: memory and stream of the captures; None before the first.
     """
 
     graphs: dict[Hashable, Replay] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class GraphCache:
     """Entries of finished runs, the latest of each key.
 
     Args:
-        size: entries kept; the oldest goes first.
+        size: most entries; the oldest is dropped first.
     """
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
-        self.version = 0  # of a run that started before the last `clear`, nothing is kept
+        self.version = 0  # an entry taken before the last `clear` is not put back
         self._entries: dict[GraphKey, GraphEntry] = {}
         self._lock = RLock()  # freeing an entry may run code that clears a cache
 
@@ -68,7 +68,7 @@ class GraphCache:
     def take(self, key: GraphKey) -> GraphEntry | None:
         """Take the entry of a key out of the cache.
 
-        Entries of a model that died, or whose state is another one now, are dropped.
+        Entries of a model that was deleted, or whose state changed, are dropped.
         """
         with self._lock:
             for other in list(self._entries):
@@ -78,7 +78,7 @@ class GraphCache:
             return self._entries.pop(key, None)
 
     def put(self, key: GraphKey, entry: GraphEntry, version: int) -> None:
-        """Keep the entry of a run that started at `version`."""
+        """Put the entry of a run that started at `version` into the cache."""
         with self._lock:
             if version == self.version:
                 self._entries.pop(key, None)
@@ -87,7 +87,7 @@ class GraphCache:
                     del self._entries[next(iter(self._entries))]
 
     def clear(self) -> bool:
-        """Drop all entries; whether there were some."""
+        """Drop all entries; returns whether there were any."""
         with self._lock:
             self.version += 1
             found = bool(self._entries)
@@ -96,20 +96,20 @@ class GraphCache:
 
 
 class CudaGraphRunner:
-    """`mmaccel.samplers.window.step_runner.StepRunner` by CUDA graphs, on one device.
+    """A `mmaccel.samplers.window.step_runner.StepRunner` by CUDA graphs, on one device.
 
     Args:
         device: where the model is.
         sync_every: steps between two synchronisations with the host, at least 1.
-        falls_back: whether steps run eagerly where there is no memory for a graph; otherwise the
-            error is raised.
-        cache: entries that runs take and bring back; None keeps none.
+        falls_back: whether steps run eagerly without memory for a graph; otherwise the error is
+            raised.
+        cache: graphs of earlier runs; None shares no graphs between runs.
 
     Attributes:
         reason: why steps run eagerly although they should be captured; empty otherwise.
         captures: steps captured so far.
 
-    Memory: what one step of the widest window takes, as long as the entry lives.
+    Memory: that of one step of the widest window, as long as the entry lives.
     """
 
     is_static = True
@@ -145,13 +145,13 @@ class CudaGraphRunner:
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
         """See `StepRunner.reserve`."""
-        own: Any = model  # a key was made for a `GraphModel` alone
+        graph_model: Any = model  # only a `GraphModel` has a key
         if self._key is None:
             model.reserve(rows, positions)
         elif self._entry.model is None:
-            self._entry.model = own.reserve_static(rows, positions)
+            self._entry.model = graph_model.reserve_static(rows, positions)
         else:
-            own.load_static(self._entry.model)
+            graph_model.load_static(self._entry.model)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """See `StepRunner.run_step`.
@@ -170,12 +170,12 @@ class CudaGraphRunner:
             warm.add(key)
             self._warm_up(step)
             return False
-        replay, complaint = self._try(step)
+        replay, error = self._try_capture(step)
         if replay is None:  # a capture cannot use memory that is cached
             self.free_memory()
-            replay, complaint = self._try(step)
+            replay, error = self._try_capture(step)
         if replay is None:
-            return self._fall_back(step, complaint)
+            return self._fall_back(step, error)
         graphs[key] = replay
         self.captures += 1
         replay()
@@ -185,10 +185,10 @@ class CudaGraphRunner:
         """See `StepRunner.finish`."""
         if self._key is not None and not self.reason:
             self._cache.put(self._key, self._entry, self._version)
-        self.load(None, {})  # an entry in the cache is not ours any more
+        self.load(None, {})  # an entry in the cache belongs to another run from now on
 
     def free_memory(self) -> bool:
-        """See `StepRunner.free_memory`. The entry of the current run may be kept afterwards."""
+        """See `StepRunner.free_memory`. The current run may still put its entry back."""
         is_current = self._version == self._cache.version
         found = self._cache.clear()
         if is_current:
@@ -196,52 +196,53 @@ class CudaGraphRunner:
         self._empty_allocator()
         return found
 
-    def _try(self, step: Callable[[], None]) -> tuple[Replay | None, str]:
-        """A step as something to replay, or None and what the allocator said: the error itself
-        refers to the graph, and so to its memory.
+    def _try_capture(self, step: Callable[[], None]) -> tuple[Replay | None, str]:
+        """Capture a step; None and the error's text if there is no memory.
+
+        The error itself would keep the graph and its memory alive.
         """
         try:
             return self._capture(step), ""
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
-    def _fall_back(self, step: Callable[[], None], complaint: str) -> bool:
-        """Run a step, of which nothing had run, and all that follow eagerly; or raise."""
+    def _fall_back(self, step: Callable[[], None], error: str) -> bool:
+        """Run a step that was not captured, and all later ones, eagerly; or raise."""
         self._entry.graphs.clear()
         self._entry.pool = None
         self._empty_allocator()
         if not self.falls_back:
-            raise torch.OutOfMemoryError(f"no memory for a graph: {complaint}")
-        self.reason = f"no memory for a graph ({complaint[:120]})"
+            raise torch.OutOfMemoryError(f"no memory for a graph: {error}")
+        self.reason = f"no memory for a graph ({error[:120]})"
         step()
         return False
 
     def _warm_up(self, step: Callable[[], None]) -> None:
         """Run a step on the stream that graphs are captured on."""
-        stream, current = self._side(), torch.cuda.current_stream(self.device)
+        stream, current = self._side_stream(), torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             step()
         current.wait_stream(stream)
 
     def _capture(self, step: Callable[[], None]) -> Replay:
-        """A step as something to replay; nothing is computed."""
+        """Capture a step without running it; returns its replay."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(self._side()):
-            # a thread of the caller's may go on allocating meanwhile: only this one is checked
+        with torch.cuda.stream(self._side_stream()):
+            # other threads may allocate during the capture: only this thread is checked
             graph.capture_begin(self._entry.pool, capture_error_mode="thread_local")
             try:
                 step()
             except BaseException:
-                with suppress(RuntimeError):  # the capture is void; what voided it is raised
+                with suppress(RuntimeError):  # the capture is invalid; raise the first error
                     graph.capture_end()
                 raise
             graph.capture_end()
         self._entry.pool = graph.pool()
         return graph.replay
 
-    def _side(self) -> torch.cuda.Stream:
+    def _side_stream(self) -> torch.cuda.Stream:
         if self._entry.stream is None:
             self._entry.stream = torch.cuda.Stream(self.device)
         return self._entry.stream

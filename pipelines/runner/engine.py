@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mmaccel.canvas_contracts import kind_of
+from mmaccel.checks import check_int
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
@@ -33,10 +34,10 @@ class Engine:
             do nothing.
 
     Attributes:
-        cache: graphs and static buffers of the latest two kinds of runs, for later calls.
+        cache: graphs and static buffers of the latest two graph keys, for later calls.
 
     Raises:
-        OptionError: another value, or less than 1.
+        OptionError: another value of `cuda_graphs`, or `sync_every` below 1.
     """
 
     cuda_graphs: UseGraphs = "auto"
@@ -49,12 +50,10 @@ class Engine:
                 f"cuda_graphs: expected 'auto', True or False, received {self.cuda_graphs!r}; "
                 "auto uses them where that works"
             )
-        n = self.sync_every
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise OptionError(f"sync_every: expected an integer >= 1, received {n!r}; try 4")
+        check_int("sync_every", self.sync_every, 1, hint="try 4")
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
-        """Refuse early what `cuda_graphs=True` can never serve.
+        """Refuse what `cuda_graphs=True` can never serve.
 
         Raises:
             MissingBackendError: the model is on no CUDA device; or kernels that MMACCEL_KERNELS
@@ -76,12 +75,11 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Drop all graphs and their buffers; the engine may be used on."""
+        """Drop all graphs and their buffers; the engine stays usable."""
         self.cache.clear()
 
     def prepare(self, window: Any, prompt: Prompt, policy: Any, params: SamplingParams) -> None:
-        """Give a model in windows the runner of its next call; see `runner`. Passes over a canvas
-        run eagerly.
+        """Set the runner of a token model's next call; see `runner`. Canvas passes run eagerly.
 
         Raises:
             UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; and as
@@ -103,7 +101,7 @@ class Engine:
     def runner(
         self, window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
     ) -> StepRunner:
-        """What carries out the passes of a call.
+        """The step runner of a call.
 
         Raises:
             MissingBackendError, OptionError: as `check`.
@@ -132,9 +130,9 @@ def is_capturable(policy: Policy) -> bool:
 def find_obstacle(
     window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
 ) -> str | None:
-    """What keeps the passes of a call from being captured; None if nothing does.
+    """Why the passes of a call cannot be captured; None if they can.
 
-    Cost: at the first call for a model, two passes over two made-up tokens.
+    Cost: at the first call for a model, two passes over two tokens.
     """
     if window.device.type != "cuda":
         return f"the model on {window.device}; CUDA graphs need a CUDA device"
@@ -155,17 +153,17 @@ _CHECKED: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary
 
 
 def _check_sync(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
-    """The self-check of a model: why its forward pass cannot be captured; None if it can."""
+    """Self-check of a model: why its forward pass cannot be captured; None if it can."""
     options = getattr(window, "graph_options", None)  # another attention may synchronise
     checked = _CHECKED.setdefault(model, {})
-    own = (getattr(model, "dtype", None), None if options is None else options())
-    if own in checked:
-        return checked[own]
+    state = (getattr(model, "dtype", None), None if options is None else options())
+    if state in checked:
+        return checked[state]
     rows = prompt.tokens.shape[0]
     tokens = prompt.tokens[:, :1].clamp(min=0).expand(-1, 2)
     start = prompt.lengths.new_zeros(rows)
     window.reserve(rows, 3)
-    window.forward(tokens, start)  # what is set up once may synchronise
+    window.forward(tokens, start)  # the first call of a library may synchronise
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -177,5 +175,5 @@ def _check_sync(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
         reason = f"a {type(model).__name__}, whose forward pass synchronises with the host"
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    checked[own] = reason
+    checked[state] = reason
     return reason

@@ -1,4 +1,4 @@
-"""One run of a model at a time: its cache belongs to whoever decodes."""
+"""A lock that allows one run of a model at a time, because runs share the model's cache."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from mmaccel.errors import BusyError
 
-_running: set[int] = set()  # ids of models that decode now
+_running: set[int] = set()  # ids of models with a run in progress
 _guard = Lock()
 
 
 @contextmanager
 def alone(model: Any) -> Iterator[None]:
-    """Hold a model while a run lasts.
+    """Lock a model for one run.
 
     Raises:
-        BusyError: another run of this model has not ended (in a thread, or around this one).
+        BusyError: another run of this model has not ended (in a thread, or in a callback).
     """
     with _guard:
         if id(model) in _running:

@@ -1,8 +1,9 @@
-"""Static buffers of a token model: what its captured passes read and write beside the weights."""
+"""Buffers of a token model over a key/value cache: static for CUDA graphs, selectable by row."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -10,37 +11,42 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 
 
 class StaticModelBuffers:
-    """A token model whose buffers outlive a run; see `mmaccel.samplers.window.step_runner.GraphModel`.
+    """A token model over a `KVCacheLayout` whose buffers outlive a run.
 
-    A child names its attributes.
+    It is a `GraphModel` (see `mmaccel.samplers.window.step_runner`) and supports continuous
+    batching (see `SupportsContinuousBatching` in `mmaccel.samplers.window.scheduler`). A child
+    class names its attributes in the class variables.
 
     Attributes:
-        reserved: made by `reserve`; a later run takes them as they are.
-        row_inputs: tensors of one entry for each row, or None; every run has numbers of its own.
+        reserved: attributes that `reserve` sets; a later run uses them as they are.
+        row_inputs: tensors with one entry for each row, or None; every run has values of its own.
         constants: tensors that no run changes.
         options: numbers and texts that a captured pass depends on.
 
-    A change of the modules that does not move a parameter (an attribute, a hook, an adapter that is
+    A change of the modules that moves no parameter (an attribute, a hook, an adapter that is
     switched off) is not noticed: drop the graphs with `Handle.reset` or `Engine.close`.
     """
 
-    reserved: ClassVar[tuple[str, ...]] = ("_placement", "_cache", "attention_reason")
+    reserved: ClassVar[tuple[str, ...]] = ("_kv_layout", "_cache", "attention_reason")
     row_inputs: ClassVar[tuple[str, ...]] = ()
     constants: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
     model: Any
     device: Any
+    prefill: Any
     _cache: Any
+    _kv_layout: KVCacheLayout | None
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """See `GraphModel.graph_key`."""
         return self.model, model_state(self.model), self.graph_options()
 
     def graph_options(self) -> Hashable:
-        """What a captured pass depends on beside the weights."""
+        """What a captured pass depends on in addition to the weights."""
         return (
             type(self),
             *(getattr(self, name) for name in self.options),
@@ -67,21 +73,65 @@ class StaticModelBuffers:
                 static.copy_(self.fit(own, static))
         for name, value in buffers.items():
             setattr(self, name, value)
-        for layer in getattr(self._cache, "layers", self._cache):
+        for layer in self._cache_layers():
             layer.clear()
 
     def make_static(self, value: Tensor) -> Tensor:
-        """A static buffer for a row input, with these numbers in it."""
+        """A static buffer for a row input, with these values in it."""
         return value.clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:
         """A row input in the shape of the static buffer it is copied to."""
         return own
 
+    def offered(self) -> dict[str, Tensor | None]:
+        """See `SupportsContinuousBatching.offered`: the row inputs by name."""
+        return {name: getattr(self, name) for name in self.row_inputs}
+
+    def seat(self, offered: dict[str, Tensor | None], rows: Tensor | None) -> None:
+        """See `SupportsContinuousBatching.seat`. Static buffers are written in place."""
+        for name, value in offered.items():
+            if value is None or rows is None:
+                setattr(self, name, value)
+                continue
+            selected, current = value[rows.to(value.device)], getattr(self, name)
+            if current is value or current is None or len(current) != len(selected):
+                setattr(self, name, selected)
+            else:
+                current.copy_(self.fit(selected, current))
+
+    def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
+        """See `SupportsContinuousBatching.prefill_rows`. Cost: a pass over these rows alone."""
+        assert self._kv_layout is not None, "reserve comes first"
+        with self._select_inputs(rows), self._kv_layout.select(rows):
+            self.prefill(tokens, start)
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """See `SupportsContinuousBatching.keep_rows`. Cost: a copy of the rows' keys and values."""
+        assert self._kv_layout is not None, "reserve comes first"
+        for layer in self._cache_layers():
+            layer.keep(rows)
+        self._kv_layout.rows = self._kv_layout.max_rows = len(rows)
+
+    @contextmanager
+    def _select_inputs(self, rows: Tensor) -> Iterator[None]:
+        own = self.offered()
+        try:
+            for name, value in own.items():
+                setattr(self, name, None if value is None else value[rows])
+            yield
+        finally:
+            for name, value in own.items():
+                setattr(self, name, value)
+
+    def _cache_layers(self) -> Any:
+        return getattr(self._cache, "layers", self._cache)
+
 
 def model_state(model: nn.Module) -> Hashable:
-    """Where the parameters and buffers of a module live, whether it is in training mode, and the
-    attention that its configuration names. Cost: one look at each parameter.
+    """Addresses of a module's parameters and buffers, its training mode and attention's name.
+
+    Cost: one visit of each parameter.
     """
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     addresses = tuple(_address(tensor) for tensor in chain(model.parameters(), model.buffers()))

@@ -1,4 +1,4 @@
-"""Attaching: what changes, what does not, and what is left afterwards (nothing)."""
+"""Attaching: what changes, what does not, and that detaching leaves no trace."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 
 
-def _photograph(model: nn.Module) -> dict[str, Any]:
+def _snapshot(model: nn.Module) -> dict[str, Any]:
     """Class, attributes, hooks of every submodule; containers by content, the rest by identity."""
 
-    def look(value: Any) -> Any:
+    def describe(value: Any) -> Any:
         if isinstance(value, dict):
-            return type(value), [(key, look(item)) for key, item in value.items()]
+            return type(value), [(key, describe(item)) for key, item in value.items()]
         if isinstance(value, (list, tuple, set)):
-            return type(value), [look(item) for item in value]
+            return type(value), [describe(item) for item in value]
         if isinstance(value, (bool, int, float, str, type(None))):
             return value
         return id(value)
 
-    image = {name: (id(type(module)), look(vars(module))) for name, module in model.named_modules()}
-    image["config"] = look(model.config.to_dict())
-    image["generation_config"] = look(model.generation_config.to_dict())
-    image["class"] = look(dict(vars(type(model))))
-    return image
+    state = {
+        name: (id(type(module)), describe(vars(module))) for name, module in model.named_modules()
+    }
+    state["config"] = describe(model.config.to_dict())
+    state["generation_config"] = describe(model.generation_config.to_dict())
+    state["class"] = describe(dict(vars(type(model))))
+    return state
 
 
 def _use(model: Any, **options: Any) -> torch.Tensor:
@@ -46,18 +48,18 @@ def _use(model: Any, **options: Any) -> torch.Tensor:
 
 def test_nothing_is_left_behind() -> None:
     model = build_lm("llama")
-    before = _photograph(model)
+    before = _snapshot(model)
     with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
         _use(model, top_k=5)
         model.generate(**PROMPTS, max_new_tokens=4, num_return_sequences=2, do_sample=True)
         with pytest.warns(UserWarning, match="beam search"):
             model.generate(**PROMPTS, max_new_tokens=4, num_beams=2)
         assert len(run.history) == 3
-    assert _photograph(model) == before
+    assert _snapshot(model) == before
     gc.collect()
     assert not type(model).__subclasses__()
     run.detach()
-    assert _photograph(model) == before
+    assert _snapshot(model) == before
 
 
 def test_nothing_is_left_behind_by_an_exception() -> None:
@@ -70,13 +72,13 @@ def test_nothing_is_left_behind_by_an_exception() -> None:
         return torch.zeros(ids.shape[0], dtype=torch.bool)
 
     model = build_lm("llama")
-    before = _photograph(model)
+    before = _snapshot(model)
     with pytest.raises(Bang), mmaccel.attach(model, mmaccel.Jacobi(window=4)):
         _use(model, stopping_criteria=[explode])
-    assert _photograph(model) == before
+    assert _snapshot(model) == before
     with pytest.raises(Bang), mmaccel.attach(model, mmaccel.Jacobi(window=4)):
         _use(model, stopping_criteria=[explode], return_dict_in_generate=True, output_scores=True)
-    assert _photograph(model) == before
+    assert _snapshot(model) == before
 
 
 def test_another_model_of_the_class_is_not_influenced() -> None:
@@ -118,7 +120,7 @@ def test_copies_pickles_and_saved_files_are_of_the_plain_model(tmp_path: Path) -
     ]
 
 
-def test_signature_type_and_keys_look_the_same() -> None:
+def test_signature_type_and_keys_stay() -> None:
     from transformers import LlamaForCausalLM
 
     model = build_lm("llama")
@@ -131,9 +133,9 @@ def test_signature_type_and_keys_look_the_same() -> None:
         assert list(model.state_dict()) == list(build_lm("llama").state_dict())
 
 
-def test_a_compiled_wrapper_is_looked_into() -> None:
+def test_the_model_in_a_compiled_wrapper_is_found() -> None:
     model = build_lm("llama")
-    wrapper = torch.compile(model)  # compiles nothing before it is called
+    wrapper = torch.compile(model)  # compiles at its first call
     with mmaccel.attach(wrapper, mmaccel.Jacobi(window=4)) as run:
         wrapper.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
         assert run.stats.fallbacks == [] and run.stats.passes >= 1
@@ -164,10 +166,10 @@ def test_bad_arguments_are_refused_and_nothing_is_attached() -> None:
         with pytest.raises(UnsupportedModelError, match="AutoModelForCausalLM"):
             mmaccel.attach(target, mmaccel.Jacobi())
     assert type(model).__name__ == "LlamaForCausalLM"
-    mmaccel.attach(model, mmaccel.Jacobi()).detach()  # none of the above is in the way
+    mmaccel.attach(model, mmaccel.Jacobi()).detach()  # nothing was attached above
 
 
-def test_supports_says_what_is_in_the_way() -> None:
+def test_supports_gives_the_reason() -> None:
     yes, no = mmaccel.supports(build_lm("gpt2")), mmaccel.supports(build_lm("lfm2"))
     assert yes and yes.family == "causal_lm" and yes.reason == ""
     assert not no and no.family is None and "layers of other kinds" in no.reason
@@ -180,10 +182,10 @@ def test_statistics_are_complete() -> None:
         out = model.generate(**PROMPTS, max_new_tokens=20, min_new_tokens=20, do_sample=True)
         assert out.shape == (3, 24)
         assert run.stats.to_dict() == run.history[0].to_dict()
-        told = run.stats.to_dict()
-    assert told["tokens"] == 60 and told["exactness"] == "bitwise" and told["fallbacks"] == []
-    assert 4 <= told["passes"] <= 20 and told["prefill_passes"] == 1 and told["seconds"] > 0
-    assert told["tokens_per_pass"] == 60 / told["row_passes"]
+        stats = run.stats.to_dict()
+    assert stats["tokens"] == 60 and stats["exactness"] == "bitwise" and stats["fallbacks"] == []
+    assert 4 <= stats["passes"] <= 20 and stats["prefill_passes"] == 1 and stats["seconds"] > 0
+    assert stats["tokens_per_pass"] == 60 / stats["row_passes"]
 
 
 def test_a_handle_that_was_detached_is_not_used_again() -> None:

@@ -1,4 +1,4 @@
-"""The second door, for one call; and pipelines, of which one part generates."""
+"""`mmaccel.decoder` for one call; models inside wrappers and pipelines; families of others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import mmaccel
 from mmaccel import AttachError, OptionError, UnsupportedModelError
 from mmaccel.catalog import find_family, installed_families
 from tests.fixtures.tiny_lms import build_lm, left_padded
-from tests.fixtures.windows import build_bed, prompts
+from tests.fixtures.windows import build_model, prompts
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 
 
-def test_a_decoder_serves_one_call_and_attaches_nothing() -> None:
+def test_a_decoder_serves_calls_and_attaches_nothing() -> None:
     model = build_lm("llama")
     options: dict[str, Any] = dict(max_new_tokens=20, do_sample=False)
     plain = model.generate(**PROMPTS, **options)
@@ -95,7 +95,7 @@ def pipeline(**parts: Any) -> Any:
 
 
 def test_the_part_of_a_pipeline_that_generates_is_found() -> None:
-    model = build_bed("glm_image")
+    model = build_model("glm_image")
     pipe = pipeline(vision_language_encoder=model, vae=torch.nn.Linear(1, 1), scheduler=object())
     assert mmaccel.supports(pipe).family == "glm_image"
     inputs = prompts("glm_image", [[26, 27]])
@@ -120,11 +120,11 @@ def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert (
         find_family("llama") == find_family(None) == "mmaccel.pipelines.causal_lm.family:CausalLM"
     )
-    found = [SimpleNamespace(name="llama", value="tests.fixtures.windows:build_bed")]
+    found = [SimpleNamespace(name="llama", value="tests.fixtures.windows:build_model")]
     monkeypatch.setattr("mmaccel.catalog.entry_points", lambda group: found)
     installed_families.cache_clear()
     try:
-        assert find_family("llama") == "tests.fixtures.windows:build_bed"
+        assert find_family("llama") == "tests.fixtures.windows:build_model"
         assert find_family("janus") == "mmaccel.pipelines.models.janus:Janus"
     finally:
         installed_families.cache_clear()

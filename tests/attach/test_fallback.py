@@ -1,4 +1,4 @@
-"""What a policy cannot serve: the original runs, says so once, and the statistics say why."""
+"""Calls no policy can serve: the original runs, with one warning and a reason in the statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
 
 
 class _Counter:
-    """A processor that remembers its calls."""
+    """A processor whose result depends on earlier calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -122,14 +122,14 @@ def test_the_original_runs_with_one_warning(name: str) -> None:
         plain = _generate(model, options)
         n_passes = counter.passes - before
     with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
-        for _ in range(2):  # the second call is silent, and noted all the same
+        for _ in range(2):  # the second call warns no more, and has statistics too
             options = make(model)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 ours = _generate(model, options)
-            told = [w for w in caught if "mmaccel" in str(w.message)]
-            assert len(told) == (1 if len(run.history) == 1 else 0)
-            assert all(w.filename == __file__ for w in told)
+            warned = [w for w in caught if "mmaccel" in str(w.message)]
+            assert len(warned) == (1 if len(run.history) == 1 else 0)
+            assert all(w.filename == __file__ for w in warned)
             assert torch.equal(ours, plain)
     assert len(run.history) == 2
     for stats in run.history:
@@ -153,7 +153,7 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
 @pytest.mark.parametrize("name", ["strict", "assume_stateless"])
 @pytest.mark.parametrize("value", ["no", 1, None])
 def test_switches_are_true_or_false(name: str, value: Any) -> None:
-    """ "no" would count as true, and nobody would notice."""
+    """A string such as "no" would silently count as true."""
     with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
         mmaccel.attach(build_lm("llama"), "jacobi", **{name: value})
     with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
@@ -170,7 +170,7 @@ def test_what_the_original_refuses_is_refused_as_before() -> None:
             _generate(model, CASES["guidance"][1](model))
 
 
-def test_an_error_of_a_grammar_is_raised_where_it_is_real() -> None:
+def test_an_error_of_a_grammar_is_raised_if_its_prefix_is_accepted() -> None:
     @mmaccel.stateless
     def allow(row: int, ids: Tensor) -> list[int]:
         return [] if row == 1 and len(ids) == 8 else [5, 6, 7]
@@ -203,6 +203,9 @@ def test_training_modes_that_change_the_pass_run_the_original() -> None:
     with mmaccel.attach(model.eval(), mmaccel.Jacobi(window=4)) as run:
         model.generate(**PROMPTS, **SHORT)
     assert not run.stats.fallbacks
+    with mmaccel.attach(model.train(), mmaccel.Jacobi(window=4), strict=True):
+        with pytest.raises(AttachError, match="training mode with dropout"):
+            model.generate(**PROMPTS, **SHORT)
 
 
 def test_a_loop_of_the_callers_own_is_noticed() -> None:

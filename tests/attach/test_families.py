@@ -1,4 +1,4 @@
-"""Image families of transformers under a policy: the library's own tokens, its own law."""
+"""Image families of transformers under a policy: the library's own tokens and distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import mmaccel
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from mmaccel.pipelines.attach.generate_call import GenerateCall, find_obstacles
 from tests.fixtures.tiny_lms import PassCounter
-from tests.fixtures.windows import FAMILIES, LENGTHS, build_bed, build_janus, janus_prompts, prompts
+from tests.fixtures.windows import (
+    FAMILIES,
+    LENGTHS,
+    build_janus,
+    build_model,
+    janus_prompts,
+    prompts,
+)
 
 NAMES = list(FAMILIES)
 WITH_JANUS = [*NAMES, "janus"]  # whose images are made by a loop of its own
@@ -21,7 +28,7 @@ ROWS = [[26, 27, 28, 29], [30, 31], [33, 32, 31, 30, 29, 28], [39, 38, 37]]
 
 
 def build(name: str) -> Any:
-    return build_janus() if name == "janus" else build_bed(name)
+    return build_janus() if name == "janus" else build_model(name)
 
 
 def call(name: str, model: Any, rows: Any, **options: Any) -> Tensor:
@@ -45,7 +52,7 @@ def generate(
 
 
 def own(name: str, model: Any, rows: Any = ROWS, **options: Any) -> Tensor:
-    """New tokens of the library's own loop; Janus' is given the cache that 5.17 cannot prepare."""
+    """New tokens of the library's own loop; Janus gets the cache that 5.17 cannot prepare."""
     from transformers import DynamicCache
 
     given = {"past_key_values": DynamicCache()} if name == "janus" else {}
@@ -64,7 +71,7 @@ def test_greedy_is_the_librarys_own(name: str) -> None:
         ours, stats = generate(name, model, policy)
         assert torch.equal(ours, plain), policy
         assert stats.passes + stats.prefill_passes <= most
-    assert torch.equal(own(name, model), plain)  # nothing is left behind
+    assert torch.equal(own(name, model), plain)
     assert not {"_get_logits_processor", "prepare_inputs_for_generation"} & set(vars(model))
 
 
@@ -72,10 +79,10 @@ def test_greedy_is_the_librarys_own(name: str) -> None:
 def test_the_same_seed_gives_the_plain_policys_tokens(name: str) -> None:
     model = build(name)
     options: dict[str, Any] = dict(do_sample=True, top_k=12, temperature=0.9)
-    oracle, plain = generate(name, model, mmaccel.Autoregressive(), **options)
+    reference, plain = generate(name, model, mmaccel.Autoregressive(), **options)
     for window in (3, 8, 40):
         ours, stats = generate(name, model, mmaccel.Jacobi(window=window), **options)
-        assert torch.equal(ours, oracle) and stats.passes <= plain.passes
+        assert torch.equal(ours, reference) and stats.passes <= plain.passes
 
 
 @pytest.mark.parametrize("name", WITH_JANUS)
@@ -92,7 +99,7 @@ def test_a_ragged_batch_equals_single_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_end_token_inside_a_window_ends_the_row(name: str) -> None:
-    model = build_bed(name)
+    model = build_model(name)
     plain = own(name, model)
     end = int(plain[0, 9])
     options: dict[str, Any] = dict(eos_token_id=end, pad_token_id=0)
@@ -113,13 +120,15 @@ def test_a_streamer_sees_the_tokens_in_order(name: str) -> None:
         def end(self) -> None:
             self.seen.append(-1)
 
-    model, streamers = build_bed(name), [Streamer(), Streamer()]
+    model, streamers = build_model(name), [Streamer(), Streamer()]
     own(name, model, ROWS[:1], streamer=streamers[0])
     generate(name, model, mmaccel.Jacobi(window=8), rows=ROWS[:1], streamer=streamers[1])
     assert streamers[0].seen == streamers[1].seen and len(streamers[0].seen) > LENGTHS[name]
 
 
-def law_of(name: str, model: Any, length: int, kept: list[int], others: list[int]) -> Tensor:
+def distribution_of(
+    name: str, model: Any, length: int, kept: list[int], others: list[int]
+) -> Tensor:
     """Probability `[K^L]` of every sequence of `kept`, from logits of the library's own loop."""
     sequences = list(itertools.product(range(len(kept)), repeat=length))
     inputs = prompts(name, [ROWS[0]] * len(sequences))
@@ -129,38 +138,40 @@ def law_of(name: str, model: Any, length: int, kept: list[int], others: list[int
         return_dict_in_generate=True, output_logits=True,
         prefix_allowed_tokens_fn=lambda row, ids: [kept[sequences[row][len(ids) - start]]],
     )  # fmt: skip
-    law = torch.ones(len(sequences), dtype=torch.float64)
+    distribution = torch.ones(len(sequences), dtype=torch.float64)
     for slot, logits in enumerate(out.logits):
         steps = logits[:, kept].double().softmax(-1)
-        law *= steps.gather(1, torch.tensor([[s[slot]] for s in sequences]))[:, 0]
-    return law
+        distribution *= steps.gather(1, torch.tensor([[s[slot]] for s in sequences]))[:, 0]
+    return distribution
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
-def test_the_law_is_the_librarys_own(name: str, coupling: Any) -> None:
-    model, length = build_bed(name), 4
+def test_the_distribution_is_the_librarys_own(name: str, coupling: Any) -> None:
+    model, length = build_model(name), 4
     n_samples = 5000 if name == "glm_image" else 20_000  # its positions are made row by row
     size = model.get_output_embeddings().weight.shape[0]
     first = 27 if name == "chameleon" else 11  # as text, Chameleon makes no image tokens
     kept = [first, first + 1, first + 2]
     others = [token for token in range(size) if token not in kept]
-    law = law_of(name, model, length, kept, others)
+    distribution = distribution_of(name, model, length, kept, others)
     policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
     tokens, stats = generate(
         name, model, policy, seed=11, rows=[ROWS[0]] * n_samples, do_sample=True, top_k=0,
         suppress_tokens=others, max_new_tokens=length,
     )  # fmt: skip
     counts = count_sequences(tokens - first, len(kept))
-    test = g_test(counts, law)
+    test = g_test(counts, distribution)
     assert power(0.06, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
     assert test.p_value > 1e-4, test
-    wrong = law.view([len(kept)] * length).transpose(2, 3).flatten()  # the test can tell
+    wrong = (
+        distribution.view([len(kept)] * length).transpose(2, 3).flatten()
+    )  # the test detects a wrong distribution
     assert g_test(counts, wrong).p_value < 1e-4
 
 
 def test_glm_image_leaves_the_models_own_state_alone() -> None:
-    model = build_bed("glm_image")
+    model = build_model("glm_image")
     own("glm_image", model)
     before = model.model._cached_decode_position_ids.clone(), model.model._prefill_len
     generate("glm_image", model, mmaccel.Jacobi(window=6), rows=[ROWS[1]])
@@ -169,7 +180,7 @@ def test_glm_image_leaves_the_models_own_state_alone() -> None:
 
 
 def test_glm_image_without_grids_or_with_guidance_runs_the_original() -> None:
-    model = build_bed("glm_image")
+    model = build_model("glm_image")
     inputs = prompts("glm_image", ROWS[:1])
     ids = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
     none = inputs | {
@@ -186,7 +197,7 @@ def test_glm_image_without_grids_or_with_guidance_runs_the_original() -> None:
 
 
 def test_glm_image_makes_no_more_tokens_than_its_grids_have() -> None:
-    model, inputs = build_bed("glm_image"), prompts("glm_image", ROWS[:1])
+    model, inputs = build_model("glm_image"), prompts("glm_image", ROWS[:1])
     with mmaccel.attach(model, "jacobi", strict=True):
         model.generate(**inputs, max_new_tokens=22, do_sample=False)
         with pytest.raises(mmaccel.AttachError, match="more tokens than its grids have"):
@@ -194,9 +205,9 @@ def test_glm_image_makes_no_more_tokens_than_its_grids_have() -> None:
 
 
 @pytest.mark.parametrize("name", ["chameleon", "emu3"])
-def test_images_in_the_prompt_are_no_business_of_ours(name: str) -> None:
+def test_encoded_images_of_the_prompt_fall_back(name: str) -> None:
     """The loop is given an empty dictionary of encoded images, or one that holds some."""
-    model = build_bed(name)
+    model = build_model(name)
     found = []
 
     def sample(model: Any, input_ids: Tensor, **others: Any) -> Any:

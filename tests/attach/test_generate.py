@@ -1,4 +1,4 @@
-"""`generate` with a policy attached against plain `generate` and the token-by-token oracle."""
+"""`generate` under a policy against plain `generate` and the token-by-token reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = 16
 
 @mmaccel.stateless
 def _allow(row: int, ids: Tensor) -> list[int]:
-    """A grammar: parities that depend on row and place; a prefix that breaks it is an error."""
+    """A grammar: parities that depend on row and slot; a prefix that breaks it is an error."""
     made = ids[4:].tolist()
     wanted = [(row + i) % 2 for i in range(len(made) + 1)]
     if any(token % 2 != parity for token, parity in zip(made, wanted)):
@@ -27,7 +27,7 @@ def _allow(row: int, ids: Tensor) -> list[int]:
 
 
 class _Cap:
-    """A processor of the user's own: looks at the prefix, remembers nothing."""
+    """A processor of the user's own: reads the prefix, without memory."""
 
     is_stateless = True
 
@@ -75,7 +75,7 @@ def _run(model: Any, policy: Any, seed: Any = None, **options: Any) -> tuple[Ten
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
-@pytest.mark.parametrize("window", [1, 2, 7, 32, "adaptive"])
+@pytest.mark.parametrize("window", [1, 7, "adaptive"])
 def test_greedy_is_plain_greedy_row_by_row(name: str, window: Any) -> None:
     model = build_lm(name)
     plain = model.generate(**PROMPTS, max_new_tokens=LENGTH, do_sample=False)
@@ -112,24 +112,24 @@ def test_each_processor_greedy(name: str) -> None:
 @pytest.mark.parametrize("name", list(_options()))
 def test_each_processor_sampled(name: str) -> None:
     model, options = build_lm("llama"), _options()[name] | {"do_sample": True, "temperature": 0.8}
-    oracle, base = _run(model, mmaccel.Autoregressive(), seed=5, **options)
+    reference, base = _run(model, mmaccel.Autoregressive(), seed=5, **options)
     for window in (2, 7):
         ours, stats = _run(model, mmaccel.Jacobi(window=window), seed=5, **options)
-        assert torch.equal(ours, oracle) and stats.tokens == base.tokens
+        assert torch.equal(ours, reference) and stats.tokens == base.tokens
 
 
-@pytest.mark.parametrize("seed", [0, 1, [7, 7, 2**63]])
-def test_sampled_jacobi_is_the_oracle(seed: Any) -> None:
+@pytest.mark.parametrize("seed", [0, [7, 7, 2**63]])
+def test_sampled_jacobi_is_the_reference(seed: Any) -> None:
     model = build_lm("qwen2")
     options: dict[str, Any] = dict(do_sample=True, temperature=0.9, top_k=12, top_p=0.95)
-    oracle, _ = _run(model, mmaccel.Autoregressive(), seed=seed, **options)
-    for window in (1, 2, 7, 32):
+    reference, _ = _run(model, mmaccel.Autoregressive(), seed=seed, **options)
+    for window in (2, 7):
         for drafts in ("random", "left", "ngram", "neighbour"):
             policy = mmaccel.Jacobi(window=window, drafts=drafts)
-            assert torch.equal(_run(model, policy, seed=seed, **options)[0], oracle), policy
+            assert torch.equal(_run(model, policy, seed=seed, **options)[0], reference), policy
 
 
-def test_a_sampled_row_does_not_depend_on_its_company() -> None:
+def test_a_sampled_row_does_not_depend_on_other_rows() -> None:
     model = build_lm("llama")
     options: dict[str, Any] = dict(do_sample=True, top_k=12, eos_token_id=None)
     together, _ = _run(model, mmaccel.Jacobi(window=6), seed=[3, 4, 5], **options)
@@ -139,19 +139,19 @@ def test_a_sampled_row_does_not_depend_on_its_company() -> None:
         assert alone[0, len(ids) :].tolist() == together[row, 4:].tolist()
 
 
-def test_the_law_is_that_of_transformers() -> None:
+def test_the_distribution_is_that_of_transformers() -> None:
     model = build_lm("llama")
     options: dict[str, Any] = dict(do_sample=True, temperature=1.3, top_k=9, typical_p=0.9)
     prompt = {k: v[:1, 2:] for k, v in PROMPTS.items()}
-    told = model.generate(
+    plain = model.generate(
         **prompt, max_new_tokens=1, return_dict_in_generate=True, output_scores=True, **options
     )
-    law = told.scores[0][0].softmax(-1)
+    expected = plain.scores[0][0].softmax(-1)
     draws: dict[str, Any] = dict(num_return_sequences=4000, max_new_tokens=1)
     ours, _ = _run(model, mmaccel.Jacobi(), seed=0, **(options | prompt | draws))
     share = torch.bincount(ours[:, -1], minlength=VOCAB) / 4000
-    assert float((share - law).abs().sum()) / 2 < 0.03  # 9 tokens: 0.02 is what chance allows
-    assert bool((share[law == 0] == 0).all())
+    assert float((share - expected).abs().sum()) / 2 < 0.03  # 9 tokens: chance allows 0.02
+    assert bool((share[expected == 0] == 0).all())
 
 
 def test_manual_seed_reproduces_and_seed_overrides() -> None:

@@ -1,4 +1,4 @@
-"""A layout on a transformers model against the library's own generate, held to the same ids."""
+"""Layouts on transformers models against the library's own generate, restricted to the same ids."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ def test_greedy_is_that_of_prefix_allowed_tokens(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_sampled_law_is_that_of_prefix_allowed_tokens(case: str) -> None:
+def test_sampled_tokens_are_those_of_prefix_allowed_tokens(case: str) -> None:
     """Same seed, same scores: one draw whether the layout masks or the library's processor."""
     model, options = build_lm("llama"), SAMPLED | CASES[case]
     constrained = options | {"prefix_allowed_tokens_fn": allow}
-    oracle, _ = use(model, mmaccel.Autoregressive(), None, **constrained)
-    assert torch.equal(use(model, mmaccel.Autoregressive(), FRAMES, **options)[0], oracle)
+    reference, _ = use(model, mmaccel.Autoregressive(), None, **constrained)
+    assert torch.equal(use(model, mmaccel.Autoregressive(), FRAMES, **options)[0], reference)
     for window in (2, 8):
         policy = mmaccel.Jacobi(window=window, drafts="above")
         ours, stats = use(model, policy, FRAMES, **options)
-        assert torch.equal(ours, oracle) and stats.passes <= LENGTH
+        assert torch.equal(ours, reference) and stats.passes <= LENGTH
     loop = mmaccel.decoder("autoregressive", seed=5, strict=True, layout=FRAMES)
-    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), oracle)
+    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), reference)
 
 
 def test_grids_work_too() -> None:
@@ -119,7 +119,7 @@ FALLBACKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("layout, sampled", [(FRAMES, False), (FRAMES, True), (GRID, True)])
 @pytest.mark.parametrize("name", list(FALLBACKS))
-def test_a_fallback_is_held_to_the_layout(name: str, sampled: bool, layout: Any) -> None:
+def test_a_fallback_follows_the_layout(name: str, sampled: bool, layout: Any) -> None:
     model = build_lm("llama")
     options = PROMPTS | (SAMPLED | {"top_k": 4} if sampled else SHORT) | FALLBACKS[name](model)
     options |= {"return_dict_in_generate": True}
@@ -134,8 +134,8 @@ def test_a_fallback_is_held_to_the_layout(name: str, sampled: bool, layout: Any)
     assert torch.equal(ours, plain)
 
 
-def test_a_fallback_counts_slots_from_the_first_token_made() -> None:
-    """With embeddings in the prompt's place the loop has no ids of it."""
+def test_a_fallback_counts_slots_from_the_first_generated_token() -> None:
+    """With embeddings instead of ids the loop has no ids of the prompt."""
     model = build_lm("llama")
     plain = model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)[:, 4:]
     options = PROMPTS | _embeddings(model) | SHORT
@@ -152,8 +152,8 @@ def test_a_fallback_counts_slots_from_the_first_token_made() -> None:
     assert loop.stats is not None and loop.stats.fallbacks and torch.equal(ours, plain)
 
 
-def test_a_forced_token_stands_whatever_processors_say() -> None:
-    """Served or not; the library's own constraint would give way here."""
+def test_a_forced_token_survives_every_processor() -> None:
+    """Served or not; the library's own constraint would not hold here."""
     model, made = build_lm("llama"), []
     options = SHORT | {"forced_eos_token_id": EOS, "suppress_tokens": [31]}
     for more in ({}, {"output_scores": True}):

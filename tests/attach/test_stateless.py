@@ -1,4 +1,4 @@
-"""Processors of the caller's own: served where they are marked, else left to the original loop."""
+"""Processors of the caller's own: served if they are marked, otherwise the original loop runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Make = Callable[[], Any]
 
 
 class _Asked:
-    """Counts calls, which is no answer of its; what it answers depends on the row alone."""
+    """Counts its calls; the result depends on the row alone."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -79,7 +79,7 @@ def _function(inner: Any) -> Any:
     return asked
 
 
-# Form: of a counting object makes what the caller passes, and what a reason calls it.
+# Form: makes a processor of a counting object; and the name that a reason gives it.
 FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "object": (lambda inner: inner, "_Bonus|_Grammar"),
     "function": (_function, "asked"),
@@ -114,7 +114,7 @@ def test_unmarked_runs_the_original_marked_is_served(form: str, where: str) -> N
     with mmaccel.attach(model, mmaccel.Jacobi(window=6)) as run:
         with pytest.warns(UserWarning, match="may remember earlier calls"):
             made = model.generate(**PROMPTS, **_options(where, given))
-    assert torch.equal(made, plain) and inner.calls == n_calls  # nothing else asked it
+    assert torch.equal(made, plain) and inner.calls == n_calls  # nothing else called it
     (reason,) = run.stats.fallbacks
     argument = "[mmaccel.stateless(" if where == "logits_processor" else "mmaccel.stateless("
     assert any(f"the caller's own ({one})" in reason for one in name.split("|"))
@@ -169,7 +169,7 @@ def test_each_mark_is_served_bit_for_bit(mark: str, guided: bool) -> None:
 
 
 class _Trie:
-    """100 000 nodes that nobody may copy."""
+    """100 000 nodes that must not be copied."""
 
     def __init__(self) -> None:
         first = torch.arange(TRIE_NODES) * 7 % VOCAB
@@ -187,7 +187,7 @@ class _Trie:
         raise AssertionError("copied")
 
 
-def test_a_large_trie_is_asked_and_never_copied() -> None:
+def test_a_large_trie_is_called_and_never_copied() -> None:
     model, trie = build_lm("llama"), mmaccel.stateless(_Trie())
     options = GREEDY | {"prefix_allowed_tokens_fn": trie}
     plain = model.generate(**PROMPTS, **options)
@@ -211,7 +211,7 @@ def test_transformers_own_are_never_assumed_stateless() -> None:
     ]
 
 
-def test_the_mark_is_put_on_the_object_where_that_is_possible() -> None:
+def test_the_mark_is_an_attribute_or_a_wrapper() -> None:
     for given in (_Bonus(), _function(_Bonus()), partial(_call, _Bonus()), torch.nn.Identity()):
         marked: Any = mmaccel.stateless(given)
         assert marked is given and marked.is_stateless is True

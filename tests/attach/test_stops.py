@@ -16,21 +16,21 @@ POLICIES = [mmaccel.Autoregressive(), mmaccel.Jacobi(window=3), mmaccel.Jacobi(w
 
 
 class _Recorder:
-    """A streamer that keeps what it is given."""
+    """A streamer that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.calls: list[Any] = []
 
     def put(self, value: Tensor) -> None:
         assert value.device.type == "cpu"
-        self.heard.append(value.tolist())
+        self.calls.append(value.tolist())
 
     def end(self) -> None:
-        self.heard.append("end")
+        self.calls.append("end")
 
 
-class _Diary:
-    """A criterion that counts calls and keeps what it saw: wrong unless called as usual."""
+class _CallLog:
+    """A criterion that counts and records its calls, and so depends on their number and order."""
 
     def __init__(self, stops: dict[int, int]) -> None:
         self.stops, self.seen = stops, []  # type: ignore[var-annotated]
@@ -63,7 +63,7 @@ def _both(model: Any, policy: Any, make: Any = dict, **options: Any) -> tuple[An
 def test_an_end_token_inside_a_window_ends_its_row(policy: Any) -> None:
     model = build_lm("llama")
     ends = model.generate(**PROMPTS, max_new_tokens=30, do_sample=False, eos_token_id=None)
-    # ids that stand at different places in the rows, so that rows end at different times
+    # ids at different slots of the rows, so that rows end at different times
     for eos in (int(ends[0, 6]), int(ends[1, 9]), [int(ends[1, 7]), int(ends[2, 11])]):
         plain, ours, stats = _both(model, policy, max_new_tokens=30, eos_token_id=eos)
         assert torch.equal(ours, plain)
@@ -82,15 +82,15 @@ def test_an_end_token_inside_a_window_ends_its_row(policy: Any) -> None:
 def test_a_criterion_is_called_as_transformers_calls_it(policy: Any, eos: int | None) -> None:
     model = build_lm("llama")
     for stops in ({0: 4, 1: 9, 2: 6}, {0: 1, 1: 1, 2: 1}, {1: 5}):
-        diaries: list[_Diary] = []
+        logs: list[_CallLog] = []
 
-        def make(stops: dict[int, int] = stops, diaries: list[_Diary] = diaries) -> dict[str, Any]:
-            diaries.append(_Diary(stops))
-            return {"stopping_criteria": [diaries[-1]]}
+        def make(stops: dict[int, int] = stops, logs: list[_CallLog] = logs) -> dict[str, Any]:
+            logs.append(_CallLog(stops))
+            return {"stopping_criteria": [logs[-1]]}
 
         plain, ours, _ = _both(model, policy, make, max_new_tokens=14, eos_token_id=eos)
         assert torch.equal(ours, plain)
-        assert diaries[1].seen == diaries[0].seen
+        assert logs[1].seen == logs[0].seen
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -111,7 +111,7 @@ def test_stop_strings(policy: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_a_streamer_hears_the_same(policy: Any) -> None:
+def test_a_streamer_gets_the_same_tokens(policy: Any) -> None:
     model = build_lm("llama")
     eos = int(model.generate(**PROMPTS, max_new_tokens=9, do_sample=False)[0, 7])
     recorders: list[_Recorder] = []
@@ -122,9 +122,9 @@ def test_a_streamer_hears_the_same(policy: Any) -> None:
 
     plain, ours, _ = _both(model, policy, make, max_new_tokens=14, eos_token_id=eos)
     assert torch.equal(ours, plain)
-    assert recorders[0].heard == recorders[1].heard
-    assert recorders[1].heard[0] == PROMPTS["input_ids"].tolist()
-    assert len(recorders[1].heard) == 2 + ours.shape[1] - 4 and recorders[1].heard[-1] == "end"
+    assert recorders[0].calls == recorders[1].calls
+    assert recorders[1].calls[0] == PROMPTS["input_ids"].tolist()
+    assert len(recorders[1].calls) == 2 + ours.shape[1] - 4 and recorders[1].calls[-1] == "end"
 
 
 def test_text_arrives_while_a_thread_generates() -> None:

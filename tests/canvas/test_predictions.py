@@ -16,7 +16,7 @@ from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.toy_models import law_by_hand
+from tests.fixtures.toy_models import distribution_by_hand
 
 ROWS, SLOTS, TOKENS = 2, 5, 6  # id 6 is the mask token
 OTHERS: list[dict[str, Any]] = [
@@ -67,7 +67,7 @@ def read(layout: Any = None, **params: Any) -> SlotPredictions:
 
 
 def by_hand(row: int, slot: int, barred: int = -1, **params: Any) -> list[float]:
-    law = law_by_hand(**params, allowed=[v for v in range(TOKENS) if v != barred])
+    law = distribution_by_hand(**params, allowed=[v for v in range(TOKENS) if v != barred])
     return law([logits_of()[row, slot].tolist()], slot)
 
 

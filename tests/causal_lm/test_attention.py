@@ -1,4 +1,4 @@
-"""Models on window attention decode what they decode under their own, and keep nothing of it."""
+"""Models under window attention decode the tokens they decode under their own attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.causal_lm import attention as twin
+from mmaccel.pipelines.causal_lm import attention as attention_module
 from mmaccel.pipelines.causal_lm import model as window_model
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
@@ -23,7 +23,7 @@ from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
-from tests.fixtures.windows import build_bed, build_janus, janus_prompts, prompts
+from tests.fixtures.windows import build_janus, build_model, janus_prompts, prompts
 from tests.models.test_llamagen import CAPTIONS, CLASSES, build
 
 LMS = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt2", "cohere")
@@ -48,7 +48,7 @@ def build_any(name: str) -> Any:
         return model
     if name == "janus":
         return build_janus()
-    return build_lm(name) if name in LMS else build_bed(name)
+    return build_lm(name) if name in LMS else build_model(name)
 
 
 def open_window(model: Any, attention: str) -> CausalLMWindow:
@@ -61,7 +61,7 @@ def open_window(model: Any, attention: str) -> CausalLMWindow:
 
 @torch.no_grad()
 def two_passes(window: Any, vocab: int) -> Tensor:
-    """Logits of a ragged pass behind a prompt, and of one that takes some of it back."""
+    """Logits of a ragged pass after a prompt, and of one that rolls some of it back."""
     window.reserve(3, 24)
     ids = torch.randint(vocab, (3, 16), generator=torch.Generator().manual_seed(1))
     window.prefill(ids[:, :8], torch.zeros(1, dtype=torch.int64).expand(3))
@@ -76,7 +76,7 @@ def decode(window: Any, prompt: Prompt, length: int = 20, **options: Any) -> Any
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lists windows that `reserve` while the block runs, by why they keep the model's attention."""
+    """Collects, for every `reserve` in the block, why the model's own attention runs."""
     reasons: list[str] = []
 
     def find_reason(window: Any) -> str:
@@ -93,7 +93,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_logits_are_the_models_own(name: str) -> None:
     model = build_any(name)
     n_ids = min(40, open_window(model, "model").vocab_size)
-    own, ours = open_window(model, "model"), open_window(model, "twin")
+    own, ours = open_window(model, "model"), open_window(model, "kernel")
     ours.choices = []
     logits, wanted = two_passes(ours, n_ids), two_passes(own, n_ids)
     assert ours.attention_reason == "" and own.attention_reason == "attention='model'"
@@ -103,22 +103,22 @@ def test_logits_are_the_models_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"guidance_scale": 2.0, "top_k": 10}], ids=["", "guided"])
-@pytest.mark.parametrize("name", LMS)
+@pytest.mark.parametrize("name", FEW)
 def test_tokens_are_the_same(name: str, options: dict[str, Any]) -> None:
     rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
     model, prompt = build_any(name), make_prompt(rows, branches)
-    ours = decode(open_window(model, "twin"), prompt, **options)
+    ours = decode(open_window(model, "kernel"), prompt, **options)
     assert ours.tokens.equal(decode(open_window(model, "model"), prompt, **options).tokens)
     assert ours.stats.passes < 21
 
 
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("options", [{}, {"guidance_scale": 2.0}], ids=["", "guided"])
-def test_a_captured_step_makes_the_same_tokens(name: str, options: dict[str, Any]) -> None:
-    """`Replay` raises where a pass reads back."""
+def test_a_captured_step_gives_the_same_tokens(name: str, options: dict[str, Any]) -> None:
+    """`Replay` raises where a pass synchronises with the host."""
     rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
     prompt, runner = make_prompt(rows, branches), Replay()
-    window = CausalLMWindow(build_lm(name), stride=None, attention="twin")
+    window = CausalLMWindow(build_lm(name), stride=None, attention="kernel")
     window.runner = runner
     captured = decode(window, prompt, 40, **options)
     plain = decode(open_window(build_lm(name), "model"), prompt, 40, **options)
@@ -129,7 +129,7 @@ def test_a_captured_step_makes_the_same_tokens(name: str, options: dict[str, Any
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "chameleon", "emu3", "glm_image",
                                   "imagegpt", "janus"])  # fmt: skip
 def test_generate_through_attach(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left-padded rows; ImageGPT keeps its own attention."""
+    """Rows are left-padded; ImageGPT runs its own attention."""
     model, rows = build_any(name), [[9, 11, 12], [5, 7], [8, 8, 8, 9]]
     arguments = left_padded(rows) if name in LMS else prompts(name, rows)
     if name == "janus":
@@ -137,31 +137,31 @@ def test_generate_through_attach(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     length = {"glm_image": 21}.get(name, 16)
     options: dict[str, Any] = dict(max_new_tokens=length, do_sample=True, eos_token_id=None)
     made = {}
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         defaults: Any = CausalLMWindow.__init__.__kwdefaults__
         monkeypatch.setitem(defaults, "attention", attention)
         with counted(monkeypatch) as reasons, mmaccel.attach(model, "jacobi", seed=5) as run:
             made[attention] = model.generate(**arguments, **options)
         assert run.stats is not None and not run.stats.fallbacks
         wanted = {"attention='model'"} if attention == "model" else {""}
-        if attention == "twin" and name == "imagegpt":
+        if attention == "kernel" and name == "imagegpt":
             assert any("0 of 6 calls" in reason for reason in reasons)
         else:
-            assert wanted <= set(reasons) <= wanted | {"attention='model'"}  # trials
-    assert made["twin"].equal(made["model"])
+            assert wanted <= set(reasons) <= wanted | {"attention='model'"}  # self-checks
+    assert made["kernel"].equal(made["model"])
 
 
 def test_windows_of_image_tokens() -> None:
-    model, prompt = build_bed("chameleon"), make_prompt(ROWS)
+    model, prompt = build_model("chameleon"), make_prompt(ROWS)
     tokens = []
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         window = ImageTokenWindow(model, range(10, 26), (6,))
         window.attention = attention  # type: ignore[assignment]
         window.begin(prompt)
         tokens.append(decode(window, prompt).tokens)
         assert bool(window.attention_reason) == (attention == "model")
     codes, janus = [], build_janus()
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         image = JanusCodes(janus)
         image.attention = attention  # type: ignore[assignment]
         image.begin(prompt)
@@ -169,9 +169,9 @@ def test_windows_of_image_tokens() -> None:
     assert tokens[0].equal(tokens[1]) and codes[0].equal(codes[1])
 
 
-def test_llamagen_goes_to_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
-    own = twin.dispatch.run
+    own = attention_module.dispatch.run
 
     def run(what: Any, q: Tensor, *args: Any, **options: Any) -> Any:
         calls.append(tuple(q.shape))
@@ -179,17 +179,17 @@ def test_llamagen_goes_to_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("mmaccel.pipelines.models.llamagen.transformer.dispatch.run", run)
     made, model = {}, build(CLASSES)
-    for attention in ("model", "twin"):
+    for attention in ("model", "kernel"):
         window = LlamaGenWindow(model, attention)  # type: ignore[arg-type]
         prompt = window.condition(torch.tensor([1, 4, 2]), guided=True)
         made[attention] = decode(window, prompt, 16, guidance_scale=2.0)
-        assert bool(calls) == (attention == "twin")
-    assert made["twin"].tokens.equal(made["model"].tokens)
+        assert bool(calls) == (attention == "kernel")
+    assert made["kernel"].tokens.equal(made["model"].tokens)
     assert {shape[0] for shape in calls} == {6} and window.attention_reason == ""
-    captions = LlamaGenWindow(build(CAPTIONS), "twin")
+    captions = LlamaGenWindow(build(CAPTIONS), "kernel")
     mask = torch.tensor([[False, True, True, True, True, True]])
     captions.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
     captions.reserve(1, 20)
     assert captions.attention_reason == "captions with padding"
-    with pytest.raises(OptionError, match="auto, model, twin"):
+    with pytest.raises(OptionError, match="auto, model, kernel"):
         LlamaGenWindow(model, "flash")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Nothing of window attention is left behind, nothing meets another call, refusals say why."""
+"""Window attention restores the configuration, affects no other call, and refuses with a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.models.imagegpt import ImageGPT
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
-from tests.fixtures.windows import build_bed
+from tests.fixtures.windows import build_model
 from tests.models.test_llamagen import CAPTIONS, build
 
 PADDED = left_padded([[5, 6, 7, 8, 9], [4, 5], [7, 7, 8]])
@@ -37,13 +37,13 @@ def names(model: Any) -> list[str]:
     return [config._attn_implementation for config in configs]
 
 
-def run(model: Any, attention: Any = "twin") -> Tensor:
+def run(model: Any, attention: Any = "kernel") -> Tensor:
     window = CausalLMWindow(model, attention=attention)
     window.reserve(2, 12)
     return window.forward(IDS, START)
 
 
-def reason_of(model: Any, attention: Any = "twin") -> str:
+def reason_of(model: Any, attention: Any = "kernel") -> str:
     window = CausalLMWindow(model, attention=attention)
     window.reserve(2, 12)
     return window.attention_reason
@@ -52,7 +52,7 @@ def reason_of(model: Any, attention: Any = "twin") -> str:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_another_call_under_the_name_keeps_its_padding(name: str) -> None:
-    """Without the mask of the second interface the padding would be attended to."""
+    """Without a mask function under the name, padding would be attended to."""
     model = build_lm(name)
     own, bare = model(**PADDED).logits, model(PADDED["input_ids"]).logits
     run(model)  # registers
@@ -62,7 +62,7 @@ def test_another_call_under_the_name_keeps_its_padding(name: str) -> None:
     assert float((bare - own)[seen].abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("build", [lambda: build_lm("gemma3"), lambda: build_bed("emu3")])
+@pytest.mark.parametrize("build", [lambda: build_lm("gemma3"), lambda: build_model("emu3")])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_configuration_is_as_before(build: Any, implementation: str) -> None:
     model = build()
@@ -79,7 +79,7 @@ def test_the_configuration_is_as_before(build: Any, implementation: str) -> None
     assert model.config.to_dict() == saved and NAME not in repr(vars(model.config))
     assert len(pickle.dumps(model)) == len(pickled)
 
-    window = CausalLMWindow(model, attention="twin")
+    window = CausalLMWindow(model, attention="kernel")
     window.reserve(2, 12)
     hook = layer.register_forward_hook(_raise)
     with pytest.raises(ZeroDivisionError):
@@ -98,7 +98,7 @@ def test_a_model_with_the_same_configuration_is_left_alone() -> None:
     model, found = build_lm("llama"), []
     other, apart = type(model)(model.config).eval(), build_lm("llama")
     own = other(**PADDED).logits
-    window = CausalLMWindow(model, attention="twin")
+    window = CausalLMWindow(model, attention="kernel")
     window.reserve(2, 12)
 
     @torch.no_grad()
@@ -135,16 +135,16 @@ def test_sinks_are_refused() -> None:
 
 
 def test_refusals_say_why() -> None:
-    window = ImageGPT().wrap(build_bed("imagegpt"))
-    window.attention = "twin"
+    window = ImageGPT().wrap(build_model("imagegpt"))
+    window.attention = "kernel"
     window.reserve(2, 12)
     assert "0 of 6 calls of attention" in window.attention_reason
     assert "float64" in reason_of(build_lm("llama").double())
-    short = CausalLMWindow(build_lm("llama", max_position_embeddings=8), attention="twin")
+    short = CausalLMWindow(build_lm("llama", max_position_embeddings=8), attention="kernel")
     short.reserve(2, 8)
     assert short.attention_reason == "the model has 8 positions; a self-check needs 9"
     model = build_lm("llama")
-    for layer in model.model.layers:  # attends in other proportions than it says
+    for layer in model.model.layers:  # changes the attention output under the kernel alone
         layer.self_attn.register_forward_hook(_halve)
     assert "logits under the kernel are" in reason_of(model)
 
@@ -186,7 +186,7 @@ def _halve(module: Any, _: Any, out: Any) -> Any:
 
 
 @pytest.mark.parametrize("option", ["is_causal", "sinks", "layer_idx", "scale", "dropout"])
-def test_what_a_layer_wishes_beyond_the_kernel(option: str) -> None:
+def test_arguments_the_kernel_cannot_serve_are_refused(option: str) -> None:
     from transformers import AttentionInterface
 
     model = build_lm("llama")
@@ -196,7 +196,7 @@ def test_what_a_layer_wishes_beyond_the_kernel(option: str) -> None:
     mask, options = None, {"scaling": 0.3}
     if option == "layer_idx":
         layer = torch.nn.Identity()
-    wishes: dict[str, Any] = {
+    refused: dict[str, Any] = {
         "is_causal": {"is_causal": False},
         "sinks": {"s_aux": torch.zeros(4)},
         "scale": {"scaling": torch.tensor(0.3)},
@@ -205,7 +205,7 @@ def test_what_a_layer_wishes_beyond_the_kernel(option: str) -> None:
     with window_attention_in([], WindowPass(START, [None, None])):
         attend(model.model.layers[0].self_attn, q, q, q, mask, **options)
         with pytest.raises(UnsupportedModelError, match="expected plain causal attention"):
-            attend(layer, q, q, q, mask, **(options | wishes.get(option, {})))
+            attend(layer, q, q, q, mask, **(options | refused.get(option, {})))
         with pytest.raises(UnsupportedModelError, match="a mask of its own"):
             attend(layer, q, q, q, torch.zeros(2, 1, 3, 3), **options)
 
@@ -224,20 +224,20 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason_of(build_lm("llama"), "auto") == "MMACCEL_KERNELS=torch"
     assert reason_of(build_lm("llama")) == ""
     monkeypatch.setenv("MMACCEL_KERNELS", "triton")
-    for kind in ("auto", "twin"):
+    for kind in ("auto", "kernel"):
         with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
             reason_of(build_lm("llama"), kind)
     with pytest.raises(MissingBackendError, match="MMACCEL_KERNELS=triton"):
         check_windows(model := build_lm("llama"), CausalLMWindow(model))
     assert reason_of(build_lm("llama"), "model") == "attention='model'"
-    with pytest.raises(OptionError, match="auto, model, twin"):
+    with pytest.raises(OptionError, match="auto, model, kernel"):
         CausalLMWindow(build_lm("llama"), attention="flash")  # type: ignore[arg-type]
 
 
-def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
+def test_forced_triton_raises_for_a_model_with_other_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even where the kernel could run: the model keeps its own under `auto` alone."""
+    """Even where the kernel could run: a forced kernel is never replaced silently."""
     model = build_lm("llama")
     for layer in model.model.layers:
         layer.self_attn.register_forward_hook(_halve)
@@ -248,13 +248,15 @@ def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
         dispatch, "run", lambda function, *args, **options: function(*args, **options)
     )
     monkeypatch.setattr(dispatch, "decide", lambda *_, **__: dispatch.Choice("triton", "pretended"))
-    for kind in ("auto", "twin"):
+    for kind in ("auto", "kernel"):
         with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits under"):
             reason_of(model, kind)
     assert reason_of(build_lm("llama"), "auto") == ""
 
 
-def test_triton_is_told_of_captions_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_triton_raises_for_padded_prompts_of_llamagen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     window = LlamaGenWindow(build(CAPTIONS), "auto")
     mask = torch.tensor([[False, True, True, True, True, True]])
     window.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)

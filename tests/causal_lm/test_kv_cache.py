@@ -1,4 +1,4 @@
-"""The window cache: keys land at their rows' own places, and nowhere else."""
+"""The window cache: keys are written at the cache indices of their rows, and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def _states(rows: int, heads: int, width: int, size: int, base: float) -> torch.
 
 
 def test_rows_are_written_at_their_own_positions() -> None:
-    place = KVCacheLayout(rows=2, room=7)
-    layer = WindowLayer(place)
-    place.aim(torch.tensor([[0, 1], [3, 4]]), span=7)
+    layout = KVCacheLayout(rows=2, max_length=7)
+    layer = WindowLayer(layout)
+    layout.prepare(torch.tensor([[0, 1], [3, 4]]), visible_length=7)
     keys, values = _states(2, 3, 2, 4, 1000.0), _states(2, 3, 2, 5, 5000.0)
     seen_keys, seen_values = layer.update(keys, values)
     assert seen_keys.shape == (2, 3, 7, 4) and seen_values.shape == (2, 3, 7, 5)
@@ -29,13 +29,13 @@ def test_rows_are_written_at_their_own_positions() -> None:
 
 
 def test_a_later_pass_overwrites_and_moves_nothing() -> None:
-    place = KVCacheLayout(rows=1, room=6)
-    layer = WindowLayer(place)
-    place.aim(torch.tensor([[0, 1, 2]]), span=6)
+    layout = KVCacheLayout(rows=1, max_length=6)
+    layer = WindowLayer(layout)
+    layout.prepare(torch.tensor([[0, 1, 2]]), visible_length=6)
     first = _states(1, 1, 3, 2, 10.0)
     before, _ = layer.update(first, first)
     address = before.data_ptr()
-    place.aim(torch.tensor([[1, 2]]), span=4)
+    layout.prepare(torch.tensor([[1, 2]]), visible_length=4)
     second = _states(1, 1, 2, 2, 90.0)
     after, _ = layer.update(second, second)
     assert after.data_ptr() == address and after.shape == (1, 1, 4, 2)
@@ -44,10 +44,10 @@ def test_a_later_pass_overwrites_and_moves_nothing() -> None:
     assert torch.equal(after, expected)
 
 
-def test_what_reaches_beyond_goes_to_the_last_place_of_its_own_row() -> None:
-    place = KVCacheLayout(rows=2, room=4)
-    layer = WindowLayer(place)
-    place.aim(torch.tensor([[2, 3, 4], [0, 1, 2]]), span=99)
+def test_surplus_writes_go_to_the_last_index_of_their_own_row() -> None:
+    layout = KVCacheLayout(rows=2, max_length=4)
+    layer = WindowLayer(layout)
+    layout.prepare(torch.tensor([[2, 3, 4], [0, 1, 2]]), visible_length=99)
     keys = _states(2, 1, 3, 1, 1.0)
     seen, _ = layer.update(keys, keys)
     assert seen.shape == (2, 1, 4, 1)
@@ -55,53 +55,47 @@ def test_what_reaches_beyond_goes_to_the_last_place_of_its_own_row() -> None:
     assert seen[1, 0, :, 0].tolist() == [4.0, 5.0, 6.0, 0.0]
 
 
-def test_places_never_written_hold_no_nan() -> None:
-    place = KVCacheLayout(rows=1, room=5)
-    layer = WindowLayer(place)
-    place.aim(torch.tensor([[4]]), span=5)
+def test_indices_never_written_hold_no_nan() -> None:
+    layout = KVCacheLayout(rows=1, max_length=5)
+    layer = WindowLayer(layout)
+    layout.prepare(torch.tensor([[4]]), visible_length=5)
     seen, _ = layer.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2))
     assert bool(seen.isfinite().all())
 
 
 def test_a_pass_of_another_shape_is_refused() -> None:
-    place = KVCacheLayout(rows=2, room=5)
-    layer = WindowLayer(place)
+    layout = KVCacheLayout(rows=2, max_length=5)
+    layer = WindowLayer(layout)
     with pytest.raises(ShapeError, match="expected keys of 2 rows"):
         layer.update(torch.ones(2, 1, 1, 2), torch.ones(2, 1, 1, 2))
-    place.aim(torch.tensor([[0], [0]]), span=5)
+    layout.prepare(torch.tensor([[0], [0]]), visible_length=5)
     with pytest.raises(ShapeError, match=r"received \[1, 1, 2, 2\]"):
         layer.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
 
 
-def test_a_cache_of_transformers_passes_keys_on_to_the_layer() -> None:
-    place = KVCacheLayout(rows=1, room=3)
-    cache = make_cache(2, place)
-    place.aim(torch.tensor([[1]]), span=3)
+def test_a_transformers_cache_writes_to_the_right_layer_and_reports_the_visible_length() -> None:
+    layout = KVCacheLayout(rows=1, max_length=9)
+    cache = make_cache(2, layout)
+    layout.prepare(torch.tensor([[1]]), visible_length=3)
+    assert cache.get_seq_length() == 3 and cache.get_mask_sizes(1, 1) == (3, 0)
+    assert cache.get_max_length() == 9
     keys = torch.full((1, 1, 1, 1), 8.0)
     cache.update(keys, keys, 1)
     assert cache.layers[0].keys is None
     assert cache.layers[1].keys is not None and cache.layers[1].keys.flatten().tolist() == [0, 8, 0]
 
 
-def test_a_cache_of_transformers_tells_the_length_the_model_sees() -> None:
-    place = KVCacheLayout(rows=1, room=9)
-    cache = make_cache(2, place)
-    place.aim(torch.tensor([[1]]), span=4)
-    assert cache.get_seq_length() == 4 and cache.get_mask_sizes(1, 1) == (4, 0)
-    assert cache.get_max_length() == 9
-
-
-def test_places_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
-    place = KVCacheLayout(rows=3, room=4)
-    layer = WindowLayer(place)
-    place.aim(torch.tensor([[2, 0], [1, 3], [0, 1]]), span=4)
+def test_cache_indices_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
+    layout = KVCacheLayout(rows=3, max_length=4)
+    layer = WindowLayer(layout)
+    layout.prepare(torch.tensor([[2, 0], [1, 3], [0, 1]]), visible_length=4)
     before = layer.update(*(_states(3, 2, 2, 3, base) for base in (10.0, 500.0)))[0].clone()
-    place.aim(torch.tensor([[3, 1]]), span=4)
+    layout.prepare(torch.tensor([[3, 1]]), visible_length=4)
     keys = _states(1, 2, 2, 3, 90.0)
     seen, _ = layer.update(keys, keys)
     assert seen.shape == (1, 2, 4, 3)
     assert torch.equal(seen[0, :, [3, 1]], keys[0]) and torch.equal(seen[0, :, 2], before[0, :, 2])
-    place.aim(torch.tensor([[2], [2], [2]]), span=4)
+    layout.prepare(torch.tensor([[2], [2], [2]]), visible_length=4)
     one = keys[:, :, :1].expand(3, -1, -1, -1)
     three, _ = layer.update(one, one)
     assert torch.equal(three[1:, :, [0, 1, 3]], before[1:, :, [0, 1, 3]])

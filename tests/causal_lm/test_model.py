@@ -24,8 +24,8 @@ MODELS = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt
 LENGTH, PROMPTS = 26, [5, 3, 1]
 
 
-def _play(window: Any, truth: Tensor, seed: int) -> Tensor:
-    """Feed known rows raggedly, with wrong drafts between; the logits after every true prefix."""
+def _run_raggedly(window: Any, truth: Tensor, seed: int) -> Tensor:
+    """Process known rows raggedly, with wrong drafts between; the logits after each true prefix."""
     random = torch.Generator().manual_seed(seed)
     rows = truth.shape[0]
     lengths = torch.tensor(PROMPTS)
@@ -34,15 +34,15 @@ def _play(window: Any, truth: Tensor, seed: int) -> Tensor:
     head = truth[:, : max(PROMPTS)]
     first = window.forward(head, torch.zeros(rows, dtype=torch.int64))
     logits[:, : max(PROMPTS)] = first  # later positions are written again below
-    known = lengths.clone()  # true positions fed so far
+    known = lengths.clone()  # true positions processed so far
     while int(known.min()) < LENGTH:
         width = int(torch.randint(1, 9, (), generator=random))
         n_true = torch.randint(1, width + 1, (rows,), generator=random)
         positions = known[:, None] + torch.arange(width)
-        fed = truth.gather(1, positions.clamp(max=LENGTH - 1))
-        wrong = torch.randint(0, VOCAB, fed.shape, generator=random)
+        tokens = truth.gather(1, positions.clamp(max=LENGTH - 1))
+        wrong = torch.randint(0, VOCAB, tokens.shape, generator=random)
         is_true = torch.arange(width) < n_true[:, None]
-        out = window.forward(torch.where(is_true, fed, wrong), known)
+        out = window.forward(torch.where(is_true, tokens, wrong), known)
         for row in range(rows):
             for w in range(int(n_true[row])):
                 if int(known[row]) + w < LENGTH:
@@ -62,15 +62,14 @@ def _full(model: Any, truth: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("stride", ["auto", None, 8])
+@pytest.mark.parametrize(("attention", "stride"), [("sdpa", "auto"), ("sdpa", 8), ("eager", None)])
 def test_ragged_logits_equal_full_passes(name: str, attention: str, stride: Any) -> None:
     model = build_lm(name, attn_implementation=attention)
     fine = 1e-12 if attention == "sdpa" else 1e-6  # eager takes its softmax in float32 always
     for dtype, most in ((torch.float32, 1e-5), (torch.float64, fine)):
         model = model.to(dtype)
         expected = _full(model, _truth())
-        found = _play(CausalLMWindow(model, stride=stride), _truth(), seed=1)
+        found = _run_raggedly(CausalLMWindow(model, stride=stride), _truth(), seed=1)
         scale = expected.abs().amax().clamp(min=1.0)
         assert float((found - expected).abs().amax() / scale) <= most
 
@@ -92,7 +91,7 @@ def test_a_narrow_vocabulary_is_the_first_part_of_the_logits(name: str) -> None:
     hook = model.get_output_embeddings().register_forward_hook(
         lambda module, inputs, out: shapes.append(out.shape[-1])
     )
-    found = _play(window, _truth(), seed=2)
+    found = _run_raggedly(window, _truth(), seed=2)
     hook.remove()
     torch.testing.assert_close(found, _full(model, _truth())[..., :17], rtol=0, atol=1e-10)
     assert set(shapes) == {17}  # the rest was not computed
@@ -116,22 +115,22 @@ def test_a_pass_may_reach_beyond_the_end(name: str) -> None:
     torch.testing.assert_close(out[2], full[2, 4:20], rtol=0, atol=1e-10)
 
 
-def test_room_is_taken_once() -> None:
+def test_memory_is_allocated_once() -> None:
     window = CausalLMWindow(build_lm("llama"), stride=None)
     window.reserve(2, 40)
-    places = set()
+    addresses = set()
     for start in (0, 8, 3):
         out = window.forward(torch.ones(2, 8, dtype=torch.int64), torch.tensor([start, 0]))
         assert out.shape == (2, 8, VOCAB) and not out.requires_grad
         layers = window._cache.layers
         assert len(layers) == 2 and layers[0].keys.shape[0] == 2 * 41
-        places.add(tuple(layer.keys.data_ptr() for layer in layers))
-    assert len(places) == 1
+        addresses.add(tuple(layer.keys.data_ptr() for layer in layers))
+    assert len(addresses) == 1
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("vocab_size", [None, 17])
-def test_no_logits_of_the_prompt_are_made(name: str, vocab_size: int | None) -> None:
+def test_no_logits_of_the_prompt_are_computed(name: str, vocab_size: int | None) -> None:
     model, draft = build_lm(name), build_lm(name)
     widths: dict[str, list[int]] = {"model": [], "draft": []}
     for key, one in (("model", model), ("draft", draft)):
@@ -147,7 +146,7 @@ def test_no_logits_of_the_prompt_are_made(name: str, vocab_size: int | None) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_fed_counts_as_what_is_run(name: str) -> None:
+def test_prefill_equals_forward(name: str) -> None:
     model, truth = build_lm(name).double(), _truth()
     window = CausalLMWindow(model)
     window.reserve(3, LENGTH)
@@ -157,10 +156,10 @@ def test_what_is_fed_counts_as_what_is_run(name: str) -> None:
     assert isinstance(window, TokenModel)
 
 
-class _Silent(Recorder):
-    """Answers for no position of the prompt."""
+class _PrefillOnly(Recorder):
+    """Refuses `forward` at positions of the prompt."""
 
-    fed = 0
+    tokens_processed = 0
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         assert bool((start + 1 >= torch.tensor([5, 3])).all())
@@ -171,8 +170,8 @@ class _Silent(Recorder):
 
 
 @pytest.mark.parametrize("policy", [Jacobi(3), Autoregressive(), SpeculativeJacobi(3), "draft"])
-def test_every_policy_feeds_the_prompt(policy: Any) -> None:
-    models = [_Silent([0.0, 1.0, 2.0]), _Silent([0.0, 1.0, 2.0])]
+def test_every_policy_prefills_the_prompt(policy: Any) -> None:
+    models = [_PrefillOnly([0.0, 1.0, 2.0]), _PrefillOnly([0.0, 1.0, 2.0])]
     prompt = Prompt(torch.ones(2, 5, dtype=torch.int64), torch.tensor([5, 3]))
     chosen = Speculative(3, models[1]) if policy == "draft" else policy
     made = chosen.sample(models[0], prompt, 6, params=SamplingParams(), noise=Noise.from_seed(0, 2))
@@ -222,9 +221,11 @@ def test_what_is_no_causal_lm_with_ordinary_attention_is_refused() -> None:
 def test_bad_arguments_are_refused() -> None:
     model = build_lm("gpt2")
     for size in (0, VOCAB + 1):
-        with pytest.raises(OptionError, match=f"expected 1..{VOCAB}, received {size}"):
+        with pytest.raises(
+            OptionError, match=f"expected an integer in 1..{VOCAB}, received {size}"
+        ):
             CausalLMWindow(model, vocab_size=size)
-    with pytest.raises(OptionError, match="stride: expected at least 1"):
+    with pytest.raises(OptionError, match="stride: expected an integer >= 1"):
         CausalLMWindow(model, stride=0)
     window = CausalLMWindow(model)
     with pytest.raises(ShapeError, match="reserve first"):

@@ -1,7 +1,8 @@
 """Same seed, same tokens: `Jacobi` and `Autoregressive`, and both against loops written by hand.
 
 The hand-written loops share nothing with the samplers but the noise: plain Python over the toy
-language's logits, filters in floats (`tests.fixtures.toy_models.law_by_hand`), one row at a time.
+language's logits, filters in floats (`tests.fixtures.toy_models.distribution_by_hand`), one row at
+a time.
 """
 
 from __future__ import annotations

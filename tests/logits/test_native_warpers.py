@@ -1,4 +1,4 @@
-"""Warpers at the end of a call's processors become filters; the law stays transformers'."""
+"""Warpers at the end of a call's processors become sampling parameters of the same distribution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARM, K, P, M = (
 )  # fmt: skip
 
 
-Child = type("TopKLogitsWarper", (TopKLogitsWarper,), {})  # not transformers', by that name
+Child = type("TopKLogitsWarper", (TopKLogitsWarper,), {})  # same name, not transformers' class
 
 
 def flat(*processors: Any) -> list[tuple[Any, str]]:
@@ -40,7 +40,7 @@ def flat(*processors: Any) -> list[tuple[Any, str]]:
         ((WARM, K, P, M), 0, {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1}),
         ((K,), 0, {"top_k": 9}),
         ((RepetitionPenaltyLogitsProcessor(1.2), WARM, P), 1, {"temperature": 0.7, "top_p": 0.8}),
-        ((P, WARM), 1, {"temperature": 0.7}),  # top-p before temperature is another law
+        ((P, WARM), 1, {"temperature": 0.7}),  # top-p before temperature is another distribution
         ((K, TopKLogitsWarper(4)), 1, {"top_k": 4}),
         ((WARM, RepetitionPenaltyLogitsProcessor(1.2)), 2, {}),
         ((Child(5),), 1, {}),
@@ -49,33 +49,33 @@ def flat(*processors: Any) -> list[tuple[Any, str]]:
         ((TopPLogitsWarper(0.0),), 1, {}),
     ],
 )
-def test_what_is_taken(processors: Any, n_left: int, taken: dict[str, Any]) -> None:
+def test_which_warpers_are_turned(processors: Any, n_left: int, taken: dict[str, Any]) -> None:
     rest, options = take_warpers(flat(*processors), True)
     assert rest == flat(*processors)[:n_left] and options == taken
 
 
-def test_greedy_calls_keep_theirs() -> None:
+def test_greedy_calls_keep_their_warpers() -> None:
     assert take_warpers(flat(WARM, K), False) == (flat(WARM, K), {})
 
 
 @pytest.mark.parametrize("n_of", range(1, 16))
-def test_filters_are_the_same_law(n_of: int) -> None:
+def test_sampling_params_give_the_same_distribution(n_of: int) -> None:
     """Every selection of the four, on random scores and on scores with ties at the k-th."""
     chosen = [w for bit, w in enumerate((WARM, K, P, M)) if n_of >> bit & 1]
     scores = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(n_of)) * 3
     scores[:50] = scores[:50].round()
     expected = LogitsProcessorList(chosen)(torch.zeros(200, 1, dtype=torch.int64), scores.clone())
     _, options = take_warpers(flat(*chosen), True)
-    line, slots = torch.zeros(200, 1, dtype=torch.int64), torch.zeros(200, 1, dtype=torch.int64)
-    law = SamplingParams(**options).apply(scores[:, None], 1, line, slots + 1, slots, None)[:, 0]
+    slots = torch.zeros(200, 1, dtype=torch.int64)
+    found = SamplingParams(**options).apply(scores[:, None], 1, slots, slots + 1, slots, None)[:, 0]
     if P not in chosen:
-        torch.testing.assert_close(law.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)
         return
     # tied tokens at top-p's limit: either keeps some of them; what is kept has the same scores
-    kept, theirs = law.isfinite(), expected.isfinite()
+    kept, theirs = found.isfinite(), expected.isfinite()
     assert torch.equal(kept.sum(-1), theirs.sum(-1))
     lowest = [
-        s.masked_fill(~k, torch.inf).sort(-1).values for s, k in ((law, kept), (expected, theirs))
+        s.masked_fill(~k, torch.inf).sort(-1).values for s, k in ((found, kept), (expected, theirs))
     ]
     assert torch.equal(*lowest)
 

@@ -1,4 +1,4 @@
-"""The logits chain against transformers' own list, asked position by position."""
+"""The logits chain against transformers' own list, called position by position."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _processors() -> dict[str, Any]:
 
 
 def _scene(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, a line and columns of three rows that stand at slots 0, 3 and 2."""
+    """Scores, a token buffer and columns of three rows at slots 0, 3 and 2."""
     random = torch.Generator().manual_seed(seed)
     scores = 2 * torch.randn(3, WINDOW, VOCAB, generator=random)
     line = torch.randint(0, VOCAB, (3, ORIGIN + 12), generator=random)
@@ -80,7 +80,7 @@ def _by_hand(processors: list[Any], scores: Tensor, line: Tensor, columns: Tenso
 
 
 @pytest.mark.parametrize("name", list(_processors()))
-def test_every_processor_gives_what_it_gives_alone(name: str) -> None:
+def test_every_processor_gives_its_own_scores(name: str) -> None:
     processor = _processors()[name]
     scores, line, columns = _scene()
     kind = find_kind(processor)
@@ -93,7 +93,7 @@ def test_every_processor_gives_what_it_gives_alone(name: str) -> None:
     assert torch.equal(found, expected) and torch.equal(scores, before)
 
 
-def test_the_order_is_kept() -> None:
+def test_processors_run_in_order() -> None:
     table = _processors()
     names = ["repetition", "top_k", "ngram", "repetition, recent", "temperature"]
     names += ["repetition-aware", "top_p", "begin", "norm"]
@@ -106,8 +106,8 @@ def test_the_order_is_kept() -> None:
     assert not torch.equal(other, found)
 
 
-class _Choker:
-    """Chokes on prefixes that hold a certain token behind the prompt."""
+class _Raises:
+    """Raises at prefixes that hold a certain token after the prompt."""
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -118,20 +118,20 @@ class _Choker:
         return scores + 1
 
 
-def test_an_error_counts_only_if_its_token_is_kept() -> None:
+def test_an_error_is_raised_only_if_its_prefix_is_accepted() -> None:
     scores, line, columns = _scene(2)
     line[:, ORIGIN:] = 1
     line[1, ORIGIN + 4] = 9  # a draft of row 1, read by its entries 2, 3 and 4
-    chain = LogitsChain([(_Choker(9), "prefix")], PROMPT, ORIGIN)
+    chain = LogitsChain([(_Raises(9), "prefix")], PROMPT, ORIGIN)
     found = chain(scores, line, columns)
     expected = scores + 1
     expected[1, 2:] = scores[1, 2:]
-    assert torch.equal(found, expected)  # rows 0 and 2 are served in spite of their company
-    made = torch.tensor([0, 3, 2])
-    chain.check(made, made + torch.tensor([5, 2, 5]))  # row 1 keeps entries 0 and 1
+    assert torch.equal(found, expected)  # rows 0 and 2 are served
+    lengths = torch.tensor([0, 3, 2])
+    chain.check(lengths, lengths + torch.tensor([5, 2, 5]))  # row 1 accepts entries 0 and 1
     chain(scores, line, columns)
     with pytest.raises(LookupError, match="token 9"):
-        chain.check(made, made + torch.tensor([1, 3, 1]))
+        chain.check(lengths, lengths + torch.tensor([1, 3, 1]))
 
 
 def test_guidance_is_that_of_transformers() -> None:
@@ -153,7 +153,7 @@ def test_guidance_is_that_of_transformers() -> None:
     assert torch.equal(found[:, 0], expected)
 
 
-def test_suppressed_ids_are_looked_up_once_and_alike() -> None:
+def test_the_cached_suppression_mask_gives_the_same_scores() -> None:
     from transformers import SuppressTokensLogitsProcessor as Suppress
 
     processor = Suppress([3, 0, 7, 99])  # 99 is no id here

@@ -1,4 +1,4 @@
-"""Repetition rules over a window: the bits of single positions, the tokens of the plain loop."""
+"""Repetition rules over a window equal single positions bitwise, and give the plain tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _processors() -> dict[str, Any]:
 
 
 def _scene(width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Scores with ties and -inf, a line that repeats tokens, columns of rows at several slots."""
+    """Scores with ties and -inf, tokens that repeat, columns of rows at several slots."""
     random, origin = torch.Generator().manual_seed(seed), WIDTH + 2
     scores = 2 * torch.randn(3, width, VOCAB, generator=random)
     scores[:, :, 30:33] = float("-inf")
@@ -56,7 +56,7 @@ def _run(model: Any, policy: Any, processor: Any, seed: Any = None, **options: A
 
 
 @pytest.mark.parametrize("name", list(_processors()))
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", [1, 2, 8])
 def test_a_window_gives_the_bits_of_its_positions(name: str, width: int) -> None:
     processor = _processors()[name]
     scores, line, columns, origin = _scene(width, seed=width)
@@ -82,7 +82,7 @@ def test_the_windowed_penalty_is_transformers_on_the_last_tokens(window: int) ->
     assert torch.equal(found, whole) == (window >= 12)
 
 
-def test_ids_the_head_cannot_make_are_passed_over() -> None:
+def test_ids_outside_the_vocabulary_do_not_count() -> None:
     scores = torch.randn(1, 4, generator=torch.Generator().manual_seed(0))
     for processor in (
         mmaccel.WindowedRepetitionPenalty(2.0, 3),
@@ -99,40 +99,40 @@ def test_greedy_is_plain_greedy(name: str) -> None:
     options: dict[str, Any] = dict(do_sample=False, max_new_tokens=LENGTH, eos_token_id=ENDS)
     plain = model.generate(**PROMPTS, logits_processor=[processor], **options)
     assert not torch.equal(plain, model.generate(**PROMPTS, **options))
-    for window in range(1, 9):
+    for window in (1, 3, 8):
         ours = _run(model, mmaccel.Jacobi(window=window), processor, do_sample=False)
         assert torch.equal(ours, plain), window
 
 
 @pytest.mark.parametrize("name", list(_processors()))
-def test_sampled_jacobi_is_the_oracle(name: str) -> None:
+def test_sampled_jacobi_is_the_reference(name: str) -> None:
     model, processor = build_lm("llama"), _processors()[name]
     options: dict[str, Any] = dict(do_sample=True, top_k=0, seed=5)
-    oracle = _run(model, mmaccel.Autoregressive(), processor, **options)
-    ends = {int((row[WIDTH:] != PAD).sum()) for row in oracle}
+    reference = _run(model, mmaccel.Autoregressive(), processor, **options)
+    ends = {int((row[WIDTH:] != PAD).sum()) for row in reference}
     assert len(ends) > 1  # rows end at several places
-    for window in range(1, 9):
+    for window in (1, 3, 8):
         ours = _run(model, mmaccel.Jacobi(window=window), processor, **options)
-        assert torch.equal(ours, oracle), window
+        assert torch.equal(ours, reference), window
 
 
 @pytest.mark.parametrize("name", list(_processors()))
-def test_attached_calls_ask_for_windows_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attached_calls_use_window_forms_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, processor = build_lm("llama"), _processors()[name]
-    oracle = _run(model, mmaccel.Autoregressive(), processor, seed=3, do_sample=True)
+    reference = _run(model, mmaccel.Autoregressive(), processor, seed=3, do_sample=True)
 
     def refuse(*_: Any) -> None:
-        raise AssertionError("asked position by position")
+        raise AssertionError("called position by position")
 
     monkeypatch.setattr(type(processor), "__call__", refuse)
     with PassCounter(model) as counter:
         ours = _run(model, mmaccel.Jacobi(window=6), processor, seed=3, do_sample=True)
-    assert torch.equal(ours, oracle) and counter.passes <= LENGTH + 1
+    assert torch.equal(ours, reference) and counter.passes <= LENGTH + 1
 
 
 @pytest.mark.parametrize("name", list(_processors()))
-def test_no_answer_reads_a_tensor_back(name: str) -> None:
-    """Tensors without data raise as soon as anything is asked about their values."""
+def test_window_forms_never_synchronise(name: str) -> None:
+    """Tensors without data raise as soon as their values are read."""
     form = find_window_form(_processors()[name])
     assert form is not None
     scores, line, columns, _ = _scene(4)
@@ -157,7 +157,7 @@ class _Frozen:
         return scores + self.shift * (input_ids == 7).sum(1, keepdim=True)
 
 
-def test_other_classes_are_asked_position_by_position() -> None:
+def test_other_classes_are_called_position_by_position() -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     rows = RepetitionPenaltyLogitsProcessor(1.5)
@@ -189,8 +189,8 @@ def test_bad_arguments(kind: str, options: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize("gap", [60.0, 88.0, 95.0, 103.0, 120.0])
 @pytest.mark.parametrize("redraw", ["all", "others"])
-def test_a_token_far_ahead_of_the_others_leaves_a_law(gap: float, redraw: Any) -> None:
-    """Token 0 is repeated; drawing another is possible until that has no probability to hold."""
+def test_a_token_far_ahead_of_the_others_leaves_a_distribution(gap: float, redraw: Any) -> None:
+    """Token 0 is repeated; another is drawn as long as its probability does not underflow."""
     rule = mmaccel.RepetitionAwareSampling(redraw=redraw)
     law = rule(torch.tensor([[0]]), torch.tensor([[gap, 0.0, -2.0]])).exp()
     assert bool(law.isfinite().all()) and float(law.sum()) == pytest.approx(1, abs=1e-5)

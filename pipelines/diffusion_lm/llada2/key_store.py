@@ -57,8 +57,8 @@ class StoredCalls:
 
     def reserve(self, rows: int, room: int) -> None:
         """Forget everything and make room for `room` places in each of `rows` rows."""
-        self._placement = KVCacheLayout(rows, room, is_apart=True)
-        self._cache = make_cache(self._n_layers, self._placement)
+        self._kv_layout = KVCacheLayout(rows, room, reports_past_only=True)
+        self._cache = make_cache(self._n_layers, self._kv_layout)
 
     def run(self, tokens: Tensor, positions: Tensor, places: Tensor, reads: Tensor) -> Tensor:
         """One pass.
@@ -72,7 +72,7 @@ class StoredCalls:
             Logits `[R, C, V]`.
         """
         span = reads.shape[-1]
-        self._placement.aim(places, span)
+        self._kv_layout.prepare(places, span)
         reads = reads.expand(-1, tokens.shape[1], -1)
         index = torch.arange(span, device=reads.device)
         reads = reads | (~reads.any(-1, keepdim=True) & (index == places[..., None]))

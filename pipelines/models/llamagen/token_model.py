@@ -13,13 +13,13 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_masks
-from mmaccel.pipelines.causal_lm.model import SelectableRows
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_turns
+from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.step_runner import StepRunner
 
 
-class LlamaGenWindow(SelectableRows):
+class LlamaGenWindow(StaticModelBuffers):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:
@@ -36,7 +36,7 @@ class LlamaGenWindow(SelectableRows):
     row_inputs, constants = ("_conditions", "_seen"), ("_turns",)
 
     def __init__(
-        self, model: LlamaGenTransformer, attention: Literal["auto", "model", "twin"] = "auto"
+        self, model: LlamaGenTransformer, attention: Literal["auto", "model", "kernel"] = "auto"
     ) -> None:
         check_attention(attention)
         self.attention, self.attention_reason = attention, "nothing is reserved"
@@ -47,7 +47,7 @@ class LlamaGenWindow(SelectableRows):
         self.runner: StepRunner | None = None
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
-        self._placement: KVCacheLayout | None = None
+        self._kv_layout: KVCacheLayout | None = None
 
     @property
     def device(self) -> torch.device:
@@ -129,11 +129,11 @@ class LlamaGenWindow(SelectableRows):
             raise OptionError(
                 f"rows: expected {rows} conditions, received {received}; call condition first"
             )
-        self._placement = KVCacheLayout(rows, positions + 1)
+        self._kv_layout = KVCacheLayout(rows, positions + 1)
         self.attention_reason = self._find_reason(rows, positions + 1)
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
-        self._cache = [WindowLayer(self._placement) for _ in self.model.layers]
+        self._cache = [WindowLayer(self._kv_layout) for _ in self.model.layers]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
@@ -146,15 +146,15 @@ class LlamaGenWindow(SelectableRows):
 
     @torch.no_grad()
     def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True) -> Tensor:
-        place, conditions = self._placement, self._conditions
-        if place is None or conditions is None or tokens.shape[0] != place.rows:
+        layout, conditions = self._kv_layout, self._conditions
+        if layout is None or conditions is None or tokens.shape[0] != layout.rows:
             raise ShapeError(
                 f"tokens: expected as many rows as reserved, received {list(tokens.shape)}; "
                 "call condition and reserve"
             )
         n_first = conditions.shape[1]
         positions = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
-        place.aim(positions, place.room)
+        layout.prepare(positions, layout.max_length)
         is_first = positions < n_first
         at = positions.clamp(max=n_first - 1)[..., None].expand(-1, -1, conditions.shape[2])
         embedded = self.model.tok_embeddings(tokens.masked_fill(is_first, 0))
@@ -164,8 +164,9 @@ class LlamaGenWindow(SelectableRows):
         return self.model(hidden, turns[:, None], mask, self._cache, None if has_masks else start)
 
     def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        assert self._placement is not None
-        mask = make_masks(positions, self._placement.rows, self._placement.span, [None], dtype)
+        layout = self._kv_layout
+        assert layout is not None
+        mask = make_masks(positions, layout.rows, layout.visible_length, [None], dtype)
         assert isinstance(mask, Tensor)
         if self._seen is not None:  # padding is seen by itself alone, lest it see nothing: NaN
             keys = torch.arange(self._seen.shape[1], device=positions.device)
@@ -179,7 +180,7 @@ class LlamaGenWindow(SelectableRows):
             return "attention='model'"
         if self._seen is not None:
             return "captions with padding"
-        if self.attention == "twin":
+        if self.attention == "kernel":
             return ""
         if self.device.type != "cuda" and dispatch.mode() != "triton":
             return f"the model is on {self.device}"
