@@ -13,7 +13,7 @@ run_pytest() { .venv/bin/python -m pytest "$@"; }
 style() { .venv/bin/ruff check . && .venv/bin/ruff format --check .; }
 types() { bash scripts/types.sh .venv/bin/mypy; }
 documentation() { .venv/bin/mkdocs build --quiet --strict --site-dir "$logs/site"; }
-tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist "$distribution" "$@"; }
+tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@"; }
 # the two lanes below need a setting before Triton is imported, so a process of their own
 interpreted() { TRITON_INTERPRET=1 run_pytest -q tests/kernels/interpreted; }
 compiled() { MMACCEL_COMPILE=1 run_pytest -q tests/kernels/compiled; }
@@ -30,34 +30,34 @@ run_in_background() {
     for name in "$@"; do run_lane "$name" >"$logs/$name" 2>&1; done
 }
 
-kernels=(interpreted)
-selected=(-m "not slow")
+foreground=(tests -m "not slow")
+kernels="interpreted"
 if [ "${1:-}" = --all ]; then
     shift
-    kernels+=(compiled)
-    selected=()
+    foreground=(tests)
+    kernels="interpreted compiled"
 fi
 if [ $# -gt 0 ]; then
-    kernels=()
-    selected=("$@")
+    foreground=(tests "$@")
+    kernels=""
 fi
 
 make_environment
 install ".[test]"
-.venv/bin/python -c 'import triton' 2>/dev/null || kernels=()
-background=(types documentation "${kernels[@]}")
+.venv/bin/python -c 'import triton' 2>/dev/null || kernels=""
+background="types documentation $kernels"
 export OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1
 logs=$(mktemp -d)
 set -m  # the background lanes get a process group, so that an interrupted run ends them all
-run_in_background "${background[@]}" </dev/null &
+run_in_background $background </dev/null &
 set +m
 lanes=$!
 trap 'kill -- -"$lanes" 2>/dev/null || true; rm -rf "$logs"' EXIT
 
 run_lane style
-run_lane tests "${selected[@]}"
+run_lane "${foreground[@]}"
 wait "$lanes"
-for name in "${background[@]}"; do
+for name in $background; do
     if grep -q "^$name .*FAILED" "$logs/summary"; then
         printf '\n== %s ==\n' "$name"
         cat "$logs/$name"

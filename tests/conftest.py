@@ -1,6 +1,6 @@
 """For all tests: uninitialised memory is poisoned, the network is closed, torch has one thread.
 
-The marker `slow` is set here from the table in tests/slow.py.
+The tests that tests/slow.py lists get the marker `slow` here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tests.architecture.source import TOP_FOLDERS
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.speech import FAMILIES, build_speech
 from tests.fixtures.tiny_model import build_tiny
-from tests.slow import is_slow
+from tests.slow import find_slow
 
 _FOLDERS = [Path(mmaccel.__file__).parent]
 _FOLDERS += [Path(entry) / name for entry in mmaccel.__path__ for name in TOP_FOLDERS]
 _SOURCES = tuple(str(folder.resolve()) + os.sep for folder in _FOLDERS)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.slow)
+    for item in find_slow(items):
+        item.add_marker(pytest.mark.slow)
 
 
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
