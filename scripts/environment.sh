@@ -23,9 +23,9 @@ make_environment() {
     "$python" -m venv .venv
 }
 
-# install TARGET: one pip call, editable. Without an NVIDIA GPU it must not bring CUDA packages: the
-# bound on torch lets pip take a CPU build ("+cpu") from whatever index or folder offers one, and
-# PyTorch's own index of CPU builds is asked too, where it answers.
+# install TARGET: one editable pip install. Without an NVIDIA GPU it must not bring CUDA packages: the
+# bound on torch lets pip take a CPU build ("+cpu") from any index or folder that offers one. The
+# options add PyTorch's own index of CPU builds where it answers.
 install() {
     local options=(--quiet --disable-pip-version-check -e "$1")
     [ -z "${TRANSFORMERS:-}" ] || options+=("transformers==$TRANSFORMERS")

@@ -1,18 +1,68 @@
 #!/usr/bin/env bash
-# Everything that needs no GPU: style, types, tests. Makes .venv where there is none.
-#   PYTHON=python3.12 TRANSFORMERS=5.17.0 bash scripts/test.sh [arguments of pytest]
-# With arguments, only those tests; the kernels' two lanes run without any.
+# Everything that needs no GPU: style, types, documentation, tests. Makes .venv where there is none.
+#   bash scripts/test.sh                without the tests marked slow: six minutes on two cores
+#   bash scripts/test.sh --all          every test, and kernels compiled for GPUs: 25 minutes
+#   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not
+#   PYTHON=python3.12 TRANSFORMERS=5.17.0 WORKERS=4 bash scripts/test.sh
+# pytest runs WORKERS processes, by default one a core; all other checks run in the background.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
+
+run_pytest() { .venv/bin/python -m pytest "$@"; }
+style() { .venv/bin/ruff check . && .venv/bin/ruff format --check .; }
+types() { bash scripts/types.sh .venv/bin/mypy; }
+documentation() { .venv/bin/mkdocs build --quiet --strict --site-dir "$logs/site"; }
+tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@"; }
+# the two lanes below need a setting before Triton is imported, so a process of their own
+interpreted() { TRITON_INTERPRET=1 run_pytest -q tests/kernels/interpreted; }
+compiled() { MMACCEL_COMPILE=1 run_pytest -q tests/kernels/compiled; }
+
+# run_lane NAME [ARGUMENTS]: runs a function above; notes its result and seconds for the summary
+run_lane() {
+    local start=$SECONDS result=passed
+    "$@" || result=FAILED
+    printf '%-14s %s %4d s\n' "$1" "$result" $((SECONDS - start)) >>"$logs/summary"
+}
+
+run_in_background() {
+    local name
+    for name in "$@"; do run_lane "$name" >"$logs/$name" 2>&1; done
+}
+
+foreground=(tests -m "not slow")
+kernels="interpreted"
+if [ "${1:-}" = --all ]; then
+    shift
+    foreground=(tests)
+    kernels="interpreted compiled"
+fi
+if [ $# -gt 0 ]; then
+    foreground=(tests "$@")
+    kernels=""
+fi
+
 make_environment
 install ".[test]"
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-bash scripts/types.sh .venv/bin/mypy
-NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict --site-dir "$(mktemp -d)"
-.venv/bin/python -m pytest "$@"
-if [ $# -eq 0 ] && .venv/bin/python -c 'import triton' 2>/dev/null; then
-    TRITON_INTERPRET=1 .venv/bin/python -m pytest -q tests/kernels/interpreted
-    MMACCEL_COMPILE=1 .venv/bin/python -m pytest -q tests/kernels/compiled
-fi
+.venv/bin/python -c 'import triton' 2>/dev/null || kernels=""
+background="types documentation $kernels"
+export OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1
+logs=$(mktemp -d)
+set -m  # the background lanes get a process group, so that an interrupted run ends them all
+run_in_background $background </dev/null &
+set +m
+lanes=$!
+trap 'kill -- -"$lanes" 2>/dev/null || true; rm -rf "$logs"' EXIT
+
+run_lane style
+run_lane "${foreground[@]}"
+wait "$lanes"
+for name in $background; do
+    if grep -q "^$name .*FAILED" "$logs/summary"; then
+        printf '\n== %s ==\n' "$name"
+        cat "$logs/$name"
+    fi
+done
+printf '\n'
+cat "$logs/summary"
+! grep -q FAILED "$logs/summary"

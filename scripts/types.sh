@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks types as the package is installed, the four folders inside mmaccel, and of the code that
-# trains the embedded models and measures on GPUs.
+# Checks the types of the package as it is installed (the four folders at the top inside mmaccel), of
+# scripts/training and of the GPU benchmarks.
 #   bash scripts/types.sh [mypy]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,7 @@
-"""For all tests: uninitialised memory is poison, the network is closed, threads are few."""
+"""For all tests: uninitialised memory is poisoned, the network is closed, torch has one thread.
+
+The tests that tests/slow.py lists get the marker `slow` here.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,42 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; threads that wait only get in the way
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more
 
 import pytest
 import torch
 
 import mmaccel
+from tests.architecture.source import TOP_FOLDERS
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.speech import FAMILIES, build_speech
 from tests.fixtures.tiny_model import build_tiny
+from tests.slow import find_slow
 
-_FLOORS = ("kernels", "samplers", "pipelines", "tokenizers_vq")
-_HOMES = [Path(mmaccel.__file__).parent]
-_HOMES += [Path(entry) / floor for entry in mmaccel.__path__ for floor in _FLOORS]
-_OURS = tuple(str(home.resolve()) + os.sep for home in _HOMES)
+_FOLDERS = [Path(mmaccel.__file__).parent]
+_FOLDERS += [Path(entry) / name for entry in mmaccel.__path__ for name in TOP_FOLDERS]
+_SOURCES = tuple(str(folder.resolve()) + os.sep for folder in _FOLDERS)
 
 
-def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`make`, filling its result with NaN (or the lowest integer) if the package asked for it."""
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in find_slow(items):
+        item.add_marker(pytest.mark.slow)
 
-    def made(*args: Any, **options: Any) -> torch.Tensor:
-        tensor = make(*args, **options)
+
+def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`allocate`, which fills its result with NaN or the lowest integer when mmaccel calls it."""
+
+    def allocate_poisoned(*args: Any, **options: Any) -> torch.Tensor:
+        tensor = allocate(*args, **options)
         caller = sys._getframe(1).f_code.co_filename
-        if not caller.startswith(_OURS):
+        if not caller.startswith(_SOURCES):
             return tensor
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             return tensor.fill_(float("nan"))
         return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min)
 
-    return made
+    return allocate_poisoned
 
 
 @pytest.fixture(autouse=True)
@@ -67,18 +77,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def speech_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """Paths of tiny models that speak and of their codecs, by family; not to be changed."""
+    """Folders of a tiny speech model and of its codec, by family. Tests must not change them."""
     return {name: build_speech(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Path of an image family's tiny checkpoint, built once and not to be changed."""
-    made: dict[str, Path] = {}
+    """Folder of an image family's tiny checkpoint, built once. Tests must not change it."""
+    folders: dict[str, Path] = {}
 
     def build(family: str) -> Path:
-        if family not in made:
-            made[family] = build_checkpoint(family, tmp_path_factory.mktemp(family))
-        return made[family]
+        if family not in folders:
+            folders[family] = build_checkpoint(family, tmp_path_factory.mktemp(family))
+        return folders[family]
 
     return build

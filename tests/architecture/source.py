@@ -1,4 +1,4 @@
-"""Reading the sources: which module is where, and what it imports."""
+"""The sources: which file a module is, and what it imports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FLOORS = ("kernels", "tokenizers_vq", "samplers", "pipelines")
+# folders at the top of the repository that are installed inside mmaccel
+TOP_FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: what it names, its line, and whether it runs when its module does."""
+    """One import statement: the module it names, its line, whether importing its file runs it."""
 
     target: str
     line: int
@@ -22,7 +23,7 @@ class Import:
 def modules() -> dict[str, Path]:
     """Import name -> file, of all modules of the library."""
     found = {}
-    for top in ("mmaccel", *FLOORS):
+    for top in ("mmaccel", *TOP_FOLDERS):
         for file in sorted((ROOT / top).rglob("*.py")):
             parts = file.relative_to(ROOT).with_suffix("").parts
             parts = parts[:-1] if parts[-1] == "__init__" else parts

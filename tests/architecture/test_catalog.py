@@ -1,4 +1,4 @@
-"""Short names: every entry builds, presets hold, and an option a policy lacks is refused."""
+"""Short names: every entry builds, presets hold, an option that a policy lacks is refused."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def test_names_are_the_documented_ones() -> None:
 def test_every_name_builds(name: str) -> None:
     policy = make_policy(name)
     assert type(policy).__name__ == POLICIES[name].target.split(":")[1]
-    promises = dict.fromkeys(("autoregressive", "jacobi", "stepwise", "lossless-unmask"), "bitwise")
-    promises["gsd"] = "relaxed"
+    exceptions = dict.fromkeys(
+        ("autoregressive", "jacobi", "stepwise", "lossless-unmask"), "bitwise"
+    )
+    exceptions["gsd"] = "relaxed"
     usual = "distribution" if POLICIES[name].kind == "window" else "relaxed"
-    assert policy.exactness == promises.get(name, usual)
+    assert policy.exactness == exceptions.get(name, usual)
 
 
 def test_options_reach_the_policy() -> None:
@@ -36,7 +38,7 @@ def test_options_reach_the_policy() -> None:
 @pytest.mark.parametrize(
     ("name", "coupling"), [("sjd", "independent"), ("mc-sjd", "maximal"), ("gumbel-sjd", "gumbel")]
 )
-def test_presets_are_the_names_meaning(name: str, coupling: str) -> None:
+def test_a_short_name_presets_the_coupling(name: str, coupling: str) -> None:
     assert make_policy(name, window=5) == SpeculativeJacobi(window=5, coupling=coupling)
     with pytest.raises(OptionError, match="expected options out of window, drafts, received 'co"):
         make_policy(name, coupling="maximal")

@@ -1,4 +1,4 @@
-"""What `tests/conftest.py` promises: poisoned memory for the package alone, and no network."""
+"""`tests/conftest.py` poisons the memory that the package allocates, and closes the network."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ d = torch.empty(2, dtype=torch.int64)
 """
 
 
-def made_by(file: Path) -> dict[str, Any]:
-    """Run a program as if it stood in a file."""
+def run_as(file: Path) -> dict[str, Any]:
+    """The variables of PROGRAM, run as if it were the text of `file`."""
     names: dict[str, Any] = {}
     exec(compile(PROGRAM, str(file), "exec"), names)
     return names
 
 
-@pytest.mark.parametrize("floor", ["samplers", "pipelines"])
-def test_memory_the_package_asks_for_is_poisoned(floor: str) -> None:
-    home = ROOT if (ROOT / "mmaccel" / "errors.py").samefile(mmaccel.errors.__file__) else None
-    assert home is not None, "the tests run against another copy of mmaccel than this checkout's"
-    made = made_by(home / floor / "no_such_file.py")
+@pytest.mark.parametrize("folder", ["samplers", "pipelines"])
+def test_memory_of_the_package_is_poisoned(folder: str) -> None:
+    own = (ROOT / "mmaccel" / "errors.py").samefile(mmaccel.errors.__file__)
+    assert own, "the tests run against another copy of mmaccel than this checkout's"
+    made = run_as(ROOT / folder / "no_such_file.py")
     assert all(bool(made[name].isnan().all()) for name in "abc")
     assert made["d"].tolist() == [torch.iinfo(torch.int64).min] * 2
 
 
-def test_memory_others_ask_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: filled.append(self) or self)
-    made_by(Path(torch.__file__))
+    run_as(Path(torch.__file__))
     assert filled == []
 
 

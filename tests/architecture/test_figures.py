@@ -1,4 +1,4 @@
-"""Figures in the docs are measured: tables come from results, the model card from its JSON."""
+"""Figures in the documents are measured: tables come from benchmarks/results, cards from JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scripts.training.cards import (
 )
 from tests.architecture.source import ROOT
 
-SHELF = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
+WEIGHTS = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
 CARDS = {
     "scenes": write_scenes_card,
     "scenes-features": write_features_card,
@@ -43,12 +43,12 @@ def test_a_changed_figure_changes_the_table() -> None:
     assert "| 123.4 |" in filled and "old" not in filled
 
 
-def test_a_mark_that_nobody_fills_is_an_error() -> None:
+def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(OptionError, match="nonsense"):
         fill_tables("<!-- table: nonsense -->\n<!-- end -->", {})
 
 
-def test_the_routes_are_compared_in_tables_of_their_own() -> None:
+def test_routes_are_compared_in_a_table() -> None:
     row = {"batch_size": 8, "guidance": 2.0, "images": 3, "passes": 64.0, "tokens_per_pass": 4.0}
     rows = [
         row | dict(route="library", policy=None, seconds=2.0, speed_up=1.0, of_direct=None),
@@ -65,7 +65,7 @@ def test_the_routes_are_compared_in_tables_of_their_own() -> None:
     assert "Not yet measured." in fill_tables(marked, {})
 
 
-def test_canvas_policies_are_compared_model_by_model() -> None:
+def test_canvas_policies_are_compared_in_a_table() -> None:
     row = {"model": "m", "policy": "sure", "exactness": "relaxed", "rows": 4, "passes": 2.5}
     row |= {"tokens_per_pass": 3.25, "positions": 40.6, "nats": 0.125, "same": 3}
     row |= {"quality": {"right": 0.75}}
@@ -76,7 +76,7 @@ def test_canvas_policies_are_compared_model_by_model() -> None:
     assert "| same tokens | right |" in filled and "old" not in filled
 
 
-@pytest.mark.parametrize("folder", SHELF, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", WEIGHTS, ids=lambda folder: folder.name)
 def test_model_cards_are_written_from_their_figures(folder: Path) -> None:
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
     assert (folder / "README.md").read_text(encoding="utf-8") == CARDS[card["name"]](card)

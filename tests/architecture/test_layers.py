@@ -1,87 +1,84 @@
-"""Imports only go down, and heavy packages are imported where they are used."""
+"""Imports only go down the layers, and heavy packages are imported where they are used."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import pytest
 
 from tests.architecture.source import imports, modules
 
-# place -> (floor, apart): places that are `apart` on one floor never import each other
-PLACES = {
-    "mmaccel.errors": (0, False),
-    "mmaccel.checks": (0, False),
-    "mmaccel.results": (0, False),
-    "mmaccel.contracts": (0, False),
-    "mmaccel.canvas_contracts": (0, False),
-    "mmaccel.kernels": (1, False),
-    "mmaccel.tokenizers_vq": (2, False),
-    "mmaccel.samplers": (3, False),
-    "mmaccel.pipelines": (5, False),
-    "mmaccel.handle": (6, False),
-    "mmaccel.custom_generate": (6, False),
-    "mmaccel.catalog": (6, False),
-    "mmaccel.loading": (6, False),
-    "mmaccel.outputs": (6, False),
-    "mmaccel.batch": (6, False),
-    "mmaccel.evaluation": (7, True),
-    "mmaccel.demo": (7, True),
-    "mmaccel.commands": (7, True),
-    "mmaccel.comfy": (7, True),
-    "mmaccel.cli": (8, False),
-}
-# what a floor may import from others when it is itself imported
-OTHERS = {
-    0: {"torch"},
-    1: {"torch"},
-    2: {"torch", "einops", "safetensors"},
-    3: {"torch"},
-    5: {"torch"},
-    6: {"torch", "numpy", "einops", "safetensors"},
-    7: {"torch", "numpy", "einops", "safetensors"},
-    8: set(),
-}
+
+@dataclass(frozen=True)
+class Layer:
+    """Parts of mmaccel, and the packages that importing them may import.
+
+    Parts of one layer may import each other, except where the layer is `separate`.
+    """
+
+    parts: str
+    packages: str
+    separate: bool = False
 
 
-def place_of(module: str) -> str | None:
-    """The place a module belongs to; None for the package itself."""
+LAYERS = (  # from the lowest to the highest
+    Layer("errors checks results contracts canvas_contracts", "torch"),
+    Layer("kernels", "torch"),
+    Layer("tokenizers_vq", "torch einops safetensors"),
+    Layer("samplers", "torch"),
+    Layer("pipelines", "torch"),
+    Layer("handle custom_generate catalog loading outputs batch", "torch numpy einops safetensors"),
+    Layer("evaluation demo commands comfy", "torch numpy einops safetensors", separate=True),
+    Layer("cli", ""),
+)
+LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer.parts.split()}
+
+
+def part_of(module: str) -> str | None:
+    """The part a module belongs to; None for the package itself, whose names are lazy."""
     if module == "mmaccel":
         return None
-    place = ".".join(module.split(".")[:2])
-    assert place in PLACES, f"{module}: expected a place of the house, one of {', '.join(PLACES)}"
-    return place
+    part = module.split(".")[1]
+    assert part in LEVELS, f"{module}: expected a part in LAYERS, one of {', '.join(LEVELS)}"
+    return part
 
 
 def complaints(module: str, source: str) -> list[str]:
     """What is wrong with a module's imports."""
-    place, wrong = place_of(module), []
-    if place is None:
-        return []  # the table of lazy names, which has a test of its own
-    floor, apart = PLACES[place]
-    allowed = OTHERS[floor] | ({"typer"} if place in ("mmaccel.cli", "mmaccel.commands") else set())
-    allowed |= {"triton"} if floor == 1 and module.endswith("_triton") else set()
+    part, wrong = part_of(module), []
+    if part is None:
+        return []
+    level = LEVELS[part]
+    allowed = {*LAYERS[level].packages.split(), *sys.stdlib_module_names}
+    if part in ("cli", "commands"):
+        allowed.add("typer")
+    if part == "kernels" and module.endswith("_triton"):
+        allowed.add("triton")
     for found in imports(source):
         where, top = f"{module}:{found.line}", found.target.split(".")[0]
         if found.target.startswith("."):
             wrong.append(f"{where} imports relatively; write mmaccel.…")
         elif top == "mmaccel":
-            other = place_of(found.target)
-            if other is None or other == place:
+            other = part_of(found.target)
+            if other is None or other == part:
                 continue
-            their_floor, they_apart = PLACES[other]
-            if their_floor > floor or (their_floor == floor and apart and they_apart):
-                wrong.append(f"{where} (floor {floor}) imports {found.target} ({their_floor})")
+            if LEVELS[other] > level or (LEVELS[other] == level and LAYERS[level].separate):
+                wrong.append(f"{where} (layer {level}) imports {found.target} ({LEVELS[other]})")
         elif top == "triton" and not module.endswith("_triton"):
             wrong.append(f"{where} imports triton outside *_triton.py")
-        elif found.at_import and top not in allowed | sys.stdlib_module_names:
-            wrong.append(f"{where} imports {top} at module level on floor {floor}")
+        elif found.at_import and top not in allowed:
+            wrong.append(f"{where} imports {top} at module level in layer {level}")
     return wrong
 
 
-@pytest.mark.parametrize("module", list(modules()))
-def test_imports_only_go_down(module: str) -> None:
-    assert complaints(module, modules()[module].read_text(encoding="utf-8")) == []
+def test_every_part_exists() -> None:
+    assert {part_of(module) for module in modules()} - {None} == set(LEVELS)
+
+
+def test_imports_only_go_down() -> None:
+    sources = {name: file.read_text(encoding="utf-8") for name, file in modules().items()}
+    assert [text for name, source in sources.items() for text in complaints(name, source)] == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_imports_only_go_down(module: str) -> None:
         ("mmaccel.kernels.sample", "from .noise import philox"),
     ],
 )
-def test_this_test_finds_what_it_is_for(module: str, source: str) -> None:
+def test_a_forbidden_import_is_found(module: str, source: str) -> None:
     assert len(complaints(module, source)) == 1
 
 
@@ -115,5 +112,5 @@ def test_this_test_finds_what_it_is_for(module: str, source: str) -> None:
         ("mmaccel.samplers.x", "from mmaccel.samplers.y import z\nimport mmaccel.errors"),
     ],
 )
-def test_this_test_lets_the_rest_be(module: str, source: str) -> None:
+def test_an_allowed_import_is_not_reported(module: str, source: str) -> None:
     assert complaints(module, source) == []

@@ -49,9 +49,9 @@ def test_type_checkers_see_the_same_names() -> None:
 def test_name_is_importable_and_documented(name: str) -> None:
     value = getattr(mmaccel, name)
     assert value.__module__ == mmaccel._PUBLIC[name] and value.__name__ == name
-    own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
-    written = own and not own.startswith(f"{name}(")  # not the one dataclasses make up
-    assert written, f"{name} has no docstring"
+    docstring = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    generated_by_dataclass = f"{name}("
+    assert docstring and not docstring.startswith(generated_by_dataclass)
     assert name in dir(mmaccel) and name in mmaccel.__all__
 
 
@@ -73,7 +73,7 @@ def tensor_functions() -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "function"), list(tensor_functions()))
-def test_tensor_function_gives_shapes_or_says_where_they_are(name: str, function: Any) -> None:
+def test_docstring_of_a_tensor_function_gives_shapes(name: str, function: Any) -> None:
     text = function.__doc__ or ""
     assert "[" in text or "see `" in text.lower()
 
@@ -82,9 +82,7 @@ BASES = {"RunPolicy", "SelectorPolicy"}
 
 
 def policy_classes() -> set[str]:
-    """ "module:Class" of every class in samplers/ that can sample and says how exact it is, or
-    inherits that.
-    """
+    """The classes in samplers/ with `sample` and `exactness`, own or inherited, as module:Class."""
     found = set()
     for module, file in modules().items():
         if module.startswith("mmaccel.samplers."):
@@ -95,26 +93,24 @@ def policy_classes() -> set[str]:
                         ast.unparse(a.target) for a in node.body if isinstance(a, ast.AnnAssign)
                     }
                     own = "sample" in methods and "exactness" in fields | methods
-                    heir = bool(BASES & set(map(ast.unparse, node.bases)))
-                    if (own or heir) and node.name not in BASES:
+                    inherited = bool(BASES & set(map(ast.unparse, node.bases)))
+                    if (own or inherited) and node.name not in BASES:
                         found.add(f"{module}:{node.name}")
     return found
 
 
-def test_catalog_lists_the_policies_there_are() -> None:
+def test_catalog_lists_all_policies() -> None:
     assert {entry.target for entry in POLICIES.values()} == policy_classes()
 
 
-def test_catalog_says_what_policies_decode() -> None:
+def test_catalog_has_each_policys_kind() -> None:
     for entry in POLICIES.values():
         assert getattr(load(entry.target), "kind", "window") == entry.kind
 
 
-def test_catalog_lists_the_models_there_are() -> None:
-    shelf = ROOT / "mmaccel" / "demo" / "weights"
-    assert set(MODELS) | set(TEXT_MODELS) == {
-        file.parent.name for file in shelf.glob("*/config.json")
-    }
+def test_catalog_lists_all_models() -> None:
+    configs = (ROOT / "mmaccel" / "demo" / "weights").glob("*/config.json")
+    assert set(MODELS) | set(TEXT_MODELS) == {file.parent.name for file in configs}
 
 
 @pytest.mark.parametrize("target", sorted(policy_classes()))

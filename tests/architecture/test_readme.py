@@ -1,4 +1,4 @@
-"""The README: its Python runs, and the files it points to are there."""
+"""The README and three guides: their Python runs, their links and commands exist."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_model import N_CODES, build_tiny
 from tests.fixtures.video import build_video
 
-README = ROOT / "README.md"
-
-
-def text() -> str:
-    if not README.is_file():
-        pytest.skip("README.md is not written yet")
-    return README.read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def provide(name: str, folder: Path) -> Any:
-    """What a block whose first line is `# requires: …` takes from its reader."""
+    """A value that a Python block names in its first line, `# requires: NAME, …`."""
     from transformers import AutoModelForCausalLM
 
     if name == "inputs":
@@ -37,11 +31,11 @@ def provide(name: str, folder: Path) -> Any:
         return build_pipe("blocks")
     if name in ("video_model", "video_codec"):
         return build_video(folder)[name == "video_codec"]
-    if name == "picture":
+    if name == "image":
         return Image.new("RGB", (48, 32), "orange")
     if name in ("speech_model", "codec"):
         return build_speech("llasa", folder)[name == "codec"]
-    assert name == "model", f"README: expected '# requires: model, inputs', received {name!r}"
+    assert name == "model", f"# requires: expected a name of this function, received {name!r}"
     folder.mkdir()
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
@@ -66,8 +60,8 @@ def test_python_blocks_run_in_order(
         exec(compile(block, f"{page}, Python block {number}", "exec"), names)
 
 
-def test_local_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#\s]+)", text()) + re.findall(r'src="([^"]+)"', text())
+def test_local_links_exist() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", README) + re.findall(r'src="([^"]+)"', README)
     local = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in local if not (ROOT / link).exists()] == []
 
@@ -77,7 +71,7 @@ def test_commands_exist() -> None:
 
     known = {command.callback.__name__ for command in app.registered_commands}
     known |= {group.typer_instance.info.name for group in app.registered_groups}
-    used = set(re.findall(r"^\s*(?:\$ )?mmaccel ([a-z]+)", text(), re.MULTILINE))
+    used = set(re.findall(r"^\s*(?:\$ )?mmaccel ([a-z]+)", README, re.MULTILINE))
     assert used <= known
-    scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", text()))
+    scripts = set(re.findall(r"scripts/\w+\.(?:sh|py)", README))
     assert [script for script in scripts if not (ROOT / script).is_file()] == []

@@ -1,4 +1,4 @@
-"""The wheel: one top-level name, all modules, the weights, and it works where it is installed."""
+"""The wheel: all packages, one top-level name, the weights; it works where it is installed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import ROOT, modules
+from tests.architecture.source import ROOT, TOP_FOLDERS, modules
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a program to its end; its output."""
+    """The output of a program, which must succeed."""
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env={**os.environ, **environment}, text=True,
         capture_output=True, check=False, stdin=subprocess.DEVNULL,
@@ -25,15 +26,23 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+def test_pyproject_lists_every_package() -> None:
+    """setuptools installs only the packages that pyproject.toml lists."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {
+        module if file.stem == "__init__" else module.rpartition(".")[0]
+        for module, file in modules().items()
+    }
+    assert sorted(settings["tool"]["setuptools"]["packages"]) == sorted(packages)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a copy of this checkout (building leaves files behind)."""
-    if not (ROOT / "README.md").is_file():
-        pytest.skip("README.md is not written yet; the project cannot be built without it")
+    """A wheel of a copy of this checkout, because a build writes into the folder it builds."""
     folder = tmp_path_factory.mktemp("build")
     copy = folder / "copy"
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("mmaccel", "kernels", "samplers", "pipelines", "tokenizers_vq"):
+    for name in ("mmaccel", *TOP_FOLDERS):
         shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
@@ -49,16 +58,15 @@ def test_wheel_claims_one_name_and_holds_everything(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     info = f"mmaccel-{wheel.name.split('-')[1]}.dist-info"
     assert tops == {"mmaccel", info}
-    for module, file in modules().items():
-        inside = module.replace(".", "/") + ("/__init__.py" if file.stem == "__init__" else ".py")
-        assert inside in names
-    shelf = ROOT / "mmaccel" / "demo" / "weights"
-    for file in shelf.rglob("*"):
-        if file.is_file():
-            assert file.relative_to(ROOT).as_posix() in names
-    pack = ROOT / "mmaccel" / "comfy" / "pack"
-    for file in (pack / "pyproject.toml", *(pack / "example_workflows").rglob("*.json")):
-        assert file.relative_to(ROOT).as_posix() in names
+    expected = {
+        module.replace(".", "/") + ("/__init__.py" if file.stem == "__init__" else ".py")
+        for module, file in modules().items()
+    }
+    assert expected - names == set()
+    weights, pack = ROOT / "mmaccel" / "demo" / "weights", ROOT / "mmaccel" / "comfy" / "pack"
+    data = [pack / "pyproject.toml", *(pack / "example_workflows").rglob("*.json")]
+    data += [file for file in weights.rglob("*") if file.is_file()]
+    assert {file.relative_to(ROOT).as_posix() for file in data} - names == set()
     assert "mmaccel/py.typed" in names and f"{info}/licenses/LICENSE" in names
 
 
@@ -71,9 +79,9 @@ def test_installed_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Pat
         "print(mmaccel.__file__, n.__file__, j.__file__, find_source('scenes'), sep='\\n')"
     )
     out = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    places = out.split()
-    assert len(places) == 4
-    assert all(place.startswith(str(tmp_path / "site" / "mmaccel")) for place in places)
+    paths = out.split()
+    assert len(paths) == 4
+    assert all(path.startswith(str(tmp_path / "site" / "mmaccel")) for path in paths)
 
 
 def test_installed_console_script_answers() -> None:

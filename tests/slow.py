@@ -1,0 +1,60 @@
+"""Which tests are slow: `bash scripts/test.sh` leaves them out, `--all` runs them too.
+
+A test can also carry `@pytest.mark.slow` in its own file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+# Fixtures of slow tests: a browser, and a Ray cluster.
+FIXTURES = {"browser", "cluster"}
+
+# Folders, files and functions of slow tests. A comment names what the fast run has instead.
+SLOW = (
+    "tests/attach/test_families.py::test_the_law_is_the_librarys_own",  # test_distribution.py
+    "tests/batch/test_batch.py::test_a_kill_loses_nothing_and_repeats_nothing_noted",  # a full disk
+    "tests/batch/test_streams.py",  # processes on a pseudo-terminal; test_reports.py has the text
+    "tests/comfy/test_page.py",
+    "tests/comfy/test_server.py",
+    "tests/commands/test_bench_canvas.py",
+    "tests/commands/test_cli.py::test_ctrl_c_keeps_finished_images_and_removes_the_unfinished",
+    "tests/commands/test_cli_edges.py::test_a_terminal_that_knows_ascii_only",
+    "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
+    "tests/gpu/test_engine.py",  # the GPU benchmark on a CPU
+    "tests/text_to_image/test_fake_device.py",  # tests/attach/test_fake_device.py
+    "tests/training",
+)
+
+# Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
+# every n-th after it. Choose n without a common factor with the number of policies, so that every
+# policy takes part.
+SWEEPS = {
+    "tests/attach/test_distribution.py": 4,
+    "tests/attach/test_fake_device.py": 5,
+    "tests/canvas/test_model.py": 5,
+    "tests/diffusion_lm/test_llada2.py": 5,
+    "tests/exactness/test_canvas_batching.py": 5,
+    "tests/exactness/test_continuous_batching.py": 5,
+    "tests/exactness/test_distribution.py::test_filters": 3,
+    "tests/exactness/test_graph_reuse.py": 3,
+    "tests/text_to_image/test_models.py": 4,
+    "tests/text_to_image/test_models_bad.py": 4,
+    "tests/text_to_image/test_requests.py": 4,
+}
+
+
+def find_slow(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """The listed tests among the collected ones."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        step = SWEEPS.get(function) or SWEEPS.get(function.partition("::")[0], 1)
+        left_out = cases[function] % step != 0
+        cases[function] += 1
+        listed = any(f"{function}/".startswith((f"{e}/", f"{e}::")) for e in SLOW)
+        if left_out or listed or FIXTURES & set(getattr(item, "fixturenames", ())):
+            yield item
