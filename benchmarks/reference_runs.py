@@ -1096,7 +1096,9 @@ def main() -> int:
         kept = {name: row for name, row in recorded["runs"].items() if asked.only not in name}
         runs = kept | made
         lines = [f"  {json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs)]
-        text = f' "environment": {json.dumps(environment())},\n "runs": {{\n'
+        command = f"python benchmarks/reference_runs.py --write {file}"
+        text = f' "command": {json.dumps(command)},\n'
+        text += f' "environment": {json.dumps(environment())},\n "runs": {{\n'
         file.write_text("{\n" + text + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
         failed = sum("error" in row for row in made.values())
         if failed:

@@ -15,7 +15,8 @@ FIXTURES = {"browser", "cluster"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
-    "tests/attach/test_families.py::test_the_law_is_the_librarys_own",  # test_distribution.py
+    # tests/attach/test_distribution.py
+    "tests/attach/test_families.py::test_the_distribution_is_the_librarys_own",
     "tests/batch/test_batch.py::test_a_kill_loses_nothing_and_repeats_nothing_noted",  # a full disk
     "tests/batch/test_streams.py",  # processes on a pseudo-terminal; test_reports.py has the text
     "tests/comfy/test_page.py",
@@ -24,23 +25,34 @@ SLOW = (
     "tests/commands/test_cli.py::test_ctrl_c_keeps_finished_images_and_removes_the_unfinished",
     "tests/commands/test_cli_edges.py::test_a_terminal_that_knows_ascii_only",
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
+    "tests/evaluation/test_routes.py",  # benchmarks
+    "tests/evaluation/test_speed_baselines.py",
     "tests/gpu/test_engine.py",  # the GPU benchmark on a CPU
     "tests/text_to_image/test_fake_device.py",  # tests/attach/test_fake_device.py
     "tests/training",
+    "tests/window/test_memory.py",
 )
 
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
-# every n-th after it. Choose n without a common factor with the number of policies, so that every
-# policy takes part.
+# every n-th after it. Choose n without a common factor with the number of policies or settings, so
+# that both vary. The exactness tests of each policy (test_bitwise, test_canvas_bitwise and
+# test_distribution) run in full.
 SWEEPS = {
     "tests/attach/test_distribution.py": 4,
     "tests/attach/test_fake_device.py": 5,
+    "tests/attach/test_layout.py": 4,
+    "tests/canvas/test_batches.py": 3,
     "tests/canvas/test_model.py": 5,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_canvas_batching.py": 5,
     "tests/exactness/test_continuous_batching.py": 5,
-    "tests/exactness/test_distribution.py::test_filters": 3,
+    "tests/exactness/test_frames.py": 4,
+    "tests/exactness/test_graph_capture.py": 3,
     "tests/exactness/test_graph_reuse.py": 3,
+    "tests/exactness/test_the_test.py::test_without_a_bug_nothing_is_rejected": 3,
+    "tests/logits/test_repetition.py": 3,
+    "tests/runner/test_graph_families.py": 3,
+    "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,
     "tests/text_to_image/test_models_bad.py": 4,
     "tests/text_to_image/test_requests.py": 4,
