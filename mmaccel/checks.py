@@ -1,44 +1,64 @@
-"""Checks of the numbers that selectors and policies of canvas decoding take."""
+"""Checks of option values, shared by all public entry points.
+
+Each check raises `OptionError` with one line: the option's name, what was expected, what was
+received and `hint`, which says how to repair the call. A bool is never accepted as a number.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
 
 from mmaccel.errors import OptionError
 
 
-def check_number(name: str, value: Any, low: float, high: float, hint: str) -> None:
-    """Refuse what is no finite number in low..high.
+def check_int(name: str, value: Any, low: int, high: int | None = None, *, hint: str) -> None:
+    """Raise OptionError unless `value` is an integer in low..high; `high=None` sets no limit."""
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        domain = f">= {low}" if high is None else f"in {low}..{high}"
+        raise OptionError(f"{name}: expected an integer {domain}, received {value!r}; {hint}")
 
-    Raises:
-        OptionError: with the domain and `hint`.
+
+def check_number(
+    name: str, value: Any, low: float, high: float, hint: str, *, above_low: bool = False
+) -> None:
+    """Raise OptionError unless `value` is a finite number in low..high.
+
+    Args:
+        name: the option's name.
+        value: what the caller gave.
+        low: the least value.
+        high: the greatest value, `math.inf` for no limit.
+        hint: how to repair the call.
+        above_low: `low` itself is refused too.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and low <= value <= high):
-        domain = f">= {low:g}" if high == math.inf else f"in {low:g}..{high:g}"
-        kind = "a finite number" if high == math.inf else "a number"
-        raise OptionError(f"{name}: expected {kind} {domain}, received {value!r}; {hint}")
+    if is_number and math.isfinite(value) and low <= value <= high:
+        if not above_low or value > low:
+            return
+    if high == math.inf:
+        expected = f"a finite number {'>' if above_low else '>='} {low:g}"
+    else:
+        expected = f"a number {f'in ({low:g}, {high:g}]' if above_low else f'in {low:g}..{high:g}'}"
+    raise OptionError(f"{name}: expected {expected}, received {value!r}; {hint}")
 
 
-def check_integer(name: str, value: Any, low: int, hint: str) -> None:
-    """Refuse what is no integer of `low` or more.
-
-    Raises:
-        OptionError: with the domain and `hint`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise OptionError(f"{name}: expected an integer >= {low}, received {value!r}; {hint}")
-
-
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Refuse what is none of `choices`.
-
-    Raises:
-        OptionError: with the choices.
-    """
-    if not any(value == choice and type(value) is type(choice) for choice in choices):
+def check_choice(
+    name: str, value: Any, choices: Collection[Any], *, hint: str = "choose one of these"
+) -> None:
+    """Raise OptionError unless `value` is one of `choices`, of the same type."""
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
         known = ", ".join(map(str, choices))
-        raise OptionError(
-            f"{name}: expected one of {known}, received {value!r}; choose one of these"
-        )
+        raise OptionError(f"{name}: expected one of {known}, received {value!r}; {hint}")
+
+
+def check_path(
+    name: str, path: str | Path, kind: Literal["file", "folder"], *, hint: str = "check the path"
+) -> None:
+    """Raise OptionError unless `path` names an existing file or folder, as `kind` asks."""
+    exists = Path(path).is_file() if kind == "file" else Path(path).is_dir()
+    if not exists:
+        raise OptionError(f"{name}: expected a {kind}, received {str(path)!r}; {hint}")
