@@ -46,13 +46,13 @@ class SelectableRows(StaticModelBuffers):
     prefill: Any
     _placement: KVCacheLayout | None
 
-    def offered(self) -> dict[str, Tensor | None]:
-        """See `SupportsContinuousBatching.offered`: what stands in `row_inputs`."""
+    def get_row_inputs(self) -> dict[str, Tensor | None]:
+        """See `SupportsContinuousBatching.get_row_inputs`: what stands in `row_inputs`."""
         return {name: getattr(self, name) for name in self.row_inputs}
 
-    def seat(self, offered: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `SupportsContinuousBatching.seat`. A captured pass finds its tensors where they were."""
-        for name, value in offered.items():
+    def select_rows(self, row_inputs: dict[str, Tensor | None], rows: Tensor | None) -> None:
+        """See `SupportsContinuousBatching.select_rows`. A captured pass finds its tensors where they were."""
+        for name, value in row_inputs.items():
             if value is None or rows is None:
                 setattr(self, name, value)
                 continue
@@ -63,7 +63,7 @@ class SelectableRows(StaticModelBuffers):
                 place.copy_(self.fit(chosen, place))
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """See `SupportsContinuousBatching.feed_rows`. Cost: a pass over these rows alone."""
+        """See `SupportsContinuousBatching.prefill_rows`. Cost: a pass over these rows alone."""
         assert self._placement is not None, "reserve comes first"
         with self._only(rows), self._placement.only(rows):
             self.prefill(tokens, start)
@@ -78,7 +78,7 @@ class SelectableRows(StaticModelBuffers):
 
     @contextmanager
     def _only(self, rows: Tensor) -> Iterator[None]:
-        own = self.offered()
+        own = self.get_row_inputs()
         try:
             for name, value in own.items():
                 setattr(self, name, None if value is None else value[rows])

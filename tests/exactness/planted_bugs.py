@@ -19,6 +19,7 @@ from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window import speculative, speculative_jacobi
 from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.token_buffer import TokenBuffer
 from tests.fixtures.toy_models import ToyLanguage
 
 Patch = pytest.MonkeyPatch
@@ -40,9 +41,9 @@ def advance_together(patch: Patch) -> None:
     """No bug by itself: all rows of a group advance by the least of their accepted tokens."""
     accept = WindowRun.accept
 
-    def least(run: WindowRun, tokens: Tensor, n_kept: Tensor) -> None:
-        together = n_kept.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
-        accept(run, tokens, together.reshape(-1))
+    def least(run: WindowRun, tokens: Tensor, n_accepted: Tensor, *others: Any) -> None:
+        together = n_accepted.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
+        accept(run, tokens, together.reshape(-1), *others)
 
     patch.setattr(WindowRun, "accept", least)
 
@@ -61,14 +62,14 @@ def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor])
     def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
         drafts, p_draft = drafts_of(run, uniforms, p_last, first)
         if p_last is not None and last["drafts"].shape[1]:
-            index = run.slots[:, :-1] - last["first"]
-            inside = (index < last["drafts"].shape[1]) & run.standing()
+            index = run.buffer.slots[:, :-1] - last["first"]
+            inside = (index < last["drafts"].shape[1]) & run.buffer.is_predicted()
             index = index.clamp(max=last["drafts"].shape[1] - 1)
             stays = inside & (last["drafts"].gather(1, index) == drafts)
             stale = is_stale(stays, inside & last["accepted"].gather(1, index))
             old = last["law"].gather(1, index[..., None].expand_as(p_draft))
             p_draft = torch.where(stale[..., None], old, p_draft)
-        last.update(first=run.slots[:, :1], drafts=drafts, law=p_draft)
+        last.update(first=run.buffer.slots[:, :1], drafts=drafts, law=p_draft)
         return drafts, p_draft
 
     patch.setattr(speculative_jacobi, "exact_rule", spy)
@@ -148,12 +149,13 @@ def _alter_coins(patch: Patch, change: Callable[[Tensor, int], tuple[Tensor, int
 
 
 def feed_one_branch(patch: Patch) -> None:
-    """Every guidance branch is fed the conditional branch's last prompt token."""
+    """Every guidance branch processes the conditional branch's last prompt token."""
 
-    def prefill(run: WindowRun, columns: Tensor) -> Tensor:
-        return run.token_buffer.gather(1, columns).repeat(run.prompt.branches, 1)
+    def inputs(buffer: TokenBuffer, columns: Tensor) -> Tensor:
+        n_rows = buffer.last_of_prompt.shape[0]
+        return buffer.tokens.gather(1, columns).repeat(n_rows // len(columns), 1)
 
-    patch.setattr(WindowRun, "prefill", prefill)
+    patch.setattr(TokenBuffer, "model_inputs", inputs)
 
 
 def record_uniform_law(patch: Patch) -> None:

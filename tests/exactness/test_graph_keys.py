@@ -271,7 +271,7 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
 def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
-        sample = Jacobi.sample
+        sample, decode = Jacobi.sample, Jacobi.decode
         window = 6
 
     cache = GraphCache()
@@ -291,14 +291,16 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
     run = WindowRun(
         Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
-        noise=Noise.from_seed(0, 2), on_step=None, window=6,
+        noise=Noise.from_seed(0, 2),
     )  # fmt: skip
-    parts = {"": run, "noise.": run.noise, "counters.": run.counters}
+    parts = {
+        "": run, "buffer.": run.buffer, "noise.": run.noise, "counters.": run.counters,
+    }  # fmt: skip
     found = {
         prefix + name for prefix, part in parts.items()
         for name, value in vars(part).items() if isinstance(value, torch.Tensor)
     }  # fmt: skip
-    every_pass = {"slots", "columns"}  # made by `place` at the beginning of every pass
+    every_pass = {"buffer.slots", "buffer.columns"}  # set by `move_window` in every step
     assert found - every_pass == run.static_inputs().keys() - {"noise.schedule"}
 
 

@@ -139,5 +139,5 @@ def test_dispatch_finds_it_and_answers_on_a_processor(monkeypatch: pytest.Monkey
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     none = torch.zeros(1, dtype=torch.int64)
     args = (torch.randn(1, 1, 4), none[None] == 0, 0.0, none, none, none[None], none[0])
-    assert decide(unmask, *args).twin == "torch"
+    assert decide(unmask, *args).backend == "torch"
     assert all(torch.equal(a, b) for a, b in zip(run(unmask, *args), unmask(*args)))
