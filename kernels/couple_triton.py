@@ -28,8 +28,8 @@ PART = tl.constexpr(64)  # splits merged at a time
 WARPS = 4
 
 
-@triton.jit def _norms_kernel(scores, highs, sums, n_values, n_splits, width, row_stride,
-slot_stride):  # type: ignore[no-untyped-def]
+@triton.jit
+def _norms_kernel(scores, highs, sums, n_values, n_splits, width, row_stride, slot_stride):  # type: ignore[no-untyped-def]
     """Every split's largest score, NaN left out, and its sum of exponentials below that."""
     entry, split = tl.program_id(0), tl.program_id(1)
     row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
