@@ -33,7 +33,7 @@ class Tolerance:
 
     @staticmethod
     def of(dtype: torch.dtype) -> Tolerance:
-        """The rounding between passes of a model in `dtype` that use different attention kernels."""
+        """The rounding between passes of a model in `dtype` with different attention kernels."""
         return Tolerance(mean=1e-3 if dtype in _SINGLE else 0.05)
 
     @staticmethod

@@ -41,10 +41,10 @@ from mmaccel.samplers.canvas.model_pass import CanvasLook, live_rows
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.state import PER_ROW, Canvas
+from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
-from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.window.counters import count_gains
 
 

@@ -1,4 +1,4 @@
-"""Which twin of a kernel runs, and what is said where it cannot."""
+"""Which backend runs a kernel, and the message where it cannot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._twin_module)
+    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._triton_module)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -38,14 +38,14 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pretend(
     monkeypatch: pytest.MonkeyPatch, version: str = "3.7.1", refusal: str | None = None
 ) -> list[str]:
-    """A triton of that version, and a twin that notes its calls."""
+    """A triton of that version, and a kernel that records its calls."""
     called: list[str] = []
 
-    def twin(*args: object) -> str:
-        called.append("twin")
-        return "made by the twin"
+    def kernel(*args: object) -> str:
+        called.append("kernel")
+        return "made by Triton"
 
-    fake = SimpleNamespace(uniforms=twin, refuse_uniforms=lambda *args: refusal)
+    fake = SimpleNamespace(uniforms=kernel, refuse_uniforms=lambda *args: refusal)
     modules = {
         "triton": SimpleNamespace(__version__=version), "mmaccel.kernels.noise_triton": fake,
     }  # fmt: skip
@@ -63,9 +63,9 @@ def test_modes(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dispatch.mode() == (value or "auto")
 
 
-def test_another_mode_is_refused_by_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mode_is_refused_by_every_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "cuda")
-    doors = [
+    entries = [
         dispatch.mode,
         lambda: dispatch.run(uniforms, *CALL),
         lambda: dispatch.decide(uniforms, *CALL),
@@ -73,9 +73,9 @@ def test_another_mode_is_refused_by_every_door(monkeypatch: pytest.MonkeyPatch) 
         lambda: dispatch.check("cpu"),
         lambda: dispatch.survey("cpu"),
     ]
-    for door in doors:
+    for entry in entries:
         with pytest.raises(OptionError, match="MMACCEL_KERNELS: expected one of auto, torch"):
-            door()
+            entry()
 
 
 def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPa
 def test_auto_on_a_gpu_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     called = pretend(monkeypatch)
     on_gpu(monkeypatch)
-    assert dispatch.run(uniforms, *CALL) == "made by the twin" and called == ["twin"]
+    assert dispatch.run(uniforms, *CALL) == "made by Triton" and called == ["kernel"]
     assert dispatch.decide(uniforms, *CALL).backend == "triton"
     assert dispatch.takes("noise", "cuda")
     assert {choice.backend for choice in dispatch.survey("cuda").values()} == {"triton"}
@@ -158,7 +158,7 @@ def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.M
     distant = SimpleNamespace(device=there, dtype=torch.int64)
     monkeypatch.setattr(dispatch, "_tensors", lambda *_: [distant])
     monkeypatch.setattr(torch.cuda, "device", Guard)
-    assert dispatch.run(uniforms, *CALL) == "made by the twin"
+    assert dispatch.run(uniforms, *CALL) == "made by Triton"
     assert entered == [there, torch.device("cpu")]
 
 

@@ -1,4 +1,4 @@
-"""The window loop: what the model is fed, where rows stop, what is counted, what is refused."""
+"""The window loop: the model's inputs, where rows stop, counters, refused calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ROWS = [[1, 2, 3], [4]]
 
 
 def begin(
-    model: Recorder, prompt: Prompt, length: int = 6, policy: Jacobi = Jacobi(3), n_noise: int = 0
+    model: Recorder, prompt: Prompt, length: int = 6, policy: Jacobi | None = None, n_noise: int = 0
 ) -> WindowRun:
     params = SamplingParams(guidance_scale=1.0 if prompt.branches == 1 else 2.0)
     noise = Noise.from_seed(0, n_noise or prompt.batch)
-    return WindowRun(policy, model, prompt, length, params=params, noise=noise)
+    return WindowRun(policy or Jacobi(3), model, prompt, length, params=params, noise=noise)
 
 
 def step(run: WindowRun, drafts: list[list[int]], tokens: list[list[int]], kept: list[int]) -> None:
-    """One pass: new drafts, the window's new contents, and how many of them are kept."""
+    """One pass: new drafts, the window's new contents, and how many of them are accepted."""
     run.write_drafts(torch.tensor(drafts, dtype=torch.int64))
     run.forward()
     run.accept(torch.tensor(tokens), torch.tensor(kept))
@@ -32,7 +32,7 @@ def step(run: WindowRun, drafts: list[list[int]], tokens: list[list[int]], kept:
 def test_tokens_and_positions_of_ragged_rows() -> None:
     model = Recorder([0.0] * 10)
     run = begin(model, make_prompt(ROWS))
-    assert model.reserved == (2, 3 + 6 - 1)  # the last token is never fed
+    assert model.reserved == (2, 3 + 6 - 1)  # the last token is never processed
     assert run.buffer.tokens[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
     # The prompt without its last column; row 1 is padded with what the prompt holds there.
     assert model.calls == [([[1, 2], [4, 0]], [0, 0])]
@@ -42,7 +42,7 @@ def test_tokens_and_positions_of_ragged_rows() -> None:
     step(run, [[5, 6], [5, 6]], [[7, 8, 9], [5, 6, 8]], [1, 3])
     assert model.calls[1] == ([[3, 5, 6], [4, 5, 6]], [2, 0])  # last prompt token and drafts
     assert run.buffer.slots.tolist() == [[1, 2, 3], [3, 4, 5]]
-    # Row 0 still holds two predictions as drafts; row 1 kept all it had.
+    # Row 0 still holds two predictions as drafts; row 1 accepted all it had.
     assert run.buffer.is_predicted().tolist() == [[True, True], [False, False]]
 
     step(run, [[0, 0], [1, 2]], [[8, 9, 4], [1, 3, 0]], [3, 2])
