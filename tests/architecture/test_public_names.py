@@ -78,7 +78,7 @@ def test_docstring_of_a_tensor_function_gives_shapes(name: str, function: Any) -
     assert "[" in text or "see `" in text.lower()
 
 
-BASES = {"RunPolicy", "SelectorPolicy"}
+BASES = {"RunPolicy", "SelectorPolicy", "WindowPolicy"}
 
 
 def policy_classes() -> set[str]:

@@ -57,7 +57,7 @@ def test_another_key_is_captured_anew(other: tuple[Policy, Call], model: Any) ->
 
 
 def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
-    """Counting is part of the graph without one, and lies outside it with one."""
+    """Counting is part of the graph without a callback, and outside it with one."""
     cache, policy = GraphCache(), Jacobi(window=6)
     plain = decode(policy, CALLS[0], None, model)
     for on_step, n in (
@@ -71,7 +71,7 @@ def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
         assert made.stats.captures == n
 
 
-def test_a_result_and_its_arguments_stay_as_they_are(model: Any) -> None:
+def test_later_calls_change_no_result_and_no_argument(model: Any) -> None:
     cache, policy = GraphCache(), Jacobi(window=6)
     prompt = make_prompt([[5, 9, 11, 2], [7]], stop_tokens=torch.tensor([9]))
     noise, params = Noise.from_seed([3, 4], 2), SamplingParams()
@@ -104,7 +104,7 @@ def test_an_interrupted_run_leaves_nothing(kind: type[BaseException], model: Any
 
     limit = 0
     decode(policy, CALLS[0], cache, model, on_step)
-    for limit, n in ((3, 1), (6, 1)):  # with graphs at hand, and before there is one
+    for limit, n in ((3, 1), (6, 1)):  # with cached graphs, and before there is one
         calls = 0
         with pytest.raises(kind):
             decode(policy, CALLS[1], cache, model, on_step)
@@ -135,7 +135,7 @@ def test_a_run_within_a_run_has_tensors_of_its_own(model: Any) -> None:
 
 
 def test_two_threads_share_nothing(model: Any) -> None:
-    """Both want the same graphs; these belong to one thread at a time."""
+    """Both use the same key; its graphs belong to one thread at a time."""
     cache, policy = GraphCache(), Jacobi(window=6)
     decode(policy, CALLS[0], cache, model)
     made: dict[int, list[Generation]] = {0: [], 1: []}
@@ -237,10 +237,10 @@ def test_dropped_graphs_are_freed(model: Any) -> None:
         cache = GraphCache()
         decode(Jacobi(window=6), CALLS[0], cache, model)
         (entry,) = cache._entries.values()
-        token_buffer = ref(entry.inputs["token_buffer"])
+        tokens = ref(entry.inputs["buffer.tokens"])
         drop(cache)
         del entry, cache
-        assert token_buffer() is None
+        assert tokens() is None
 
 
 def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
 
 
 def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
-    """What stands behind a row's last position is masked; NaN would come through a mask."""
+    """Positions after a row's last one are masked; NaN would come through a mask."""
     cache, policy = GraphCache(), Jacobi(window=6)
     decode(policy, CALLS[0], cache, model)
     (entry,) = cache._entries.values()
@@ -271,7 +271,7 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
 def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
-        sample = Jacobi.sample
+        sample, decode = Jacobi.sample, Jacobi.decode
         window = 6
 
     cache = GraphCache()
@@ -282,8 +282,8 @@ def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None
 def test_copies_of_a_cache_are_empty(model: Any) -> None:
     cache = GraphCache(1)
     decode(Jacobi(window=6), CALLS[0], cache, model)
-    for twin in (deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-        assert len(twin) == 0 and twin.size == 1
+    for copied in (deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert len(copied) == 0 and copied.size == 1
 
 
 def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
@@ -291,14 +291,16 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
     run = WindowRun(
         Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
-        noise=Noise.from_seed(0, 2), on_step=None, window=6,
+        noise=Noise.from_seed(0, 2),
     )  # fmt: skip
-    parts = {"": run, "noise.": run.noise, "counters.": run.counters}
+    parts = {
+        "": run, "buffer.": run.buffer, "noise.": run.noise, "counters.": run.counters,
+    }  # fmt: skip
     found = {
         prefix + name for prefix, part in parts.items()
         for name, value in vars(part).items() if isinstance(value, torch.Tensor)
     }  # fmt: skip
-    every_pass = {"slots", "columns"}  # made by `place` at the beginning of every pass
+    every_pass = {"buffer.slots", "buffer.columns"}  # set by `move_window` in every step
     assert found - every_pass == run.static_inputs().keys() - {"noise.schedule"}
 
 
@@ -306,14 +308,14 @@ def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:
     noise, other = Noise.from_seed([3, 2**63], 2), Noise.from_seed(9, 2)
     slots = torch.arange(6).view(2, 3)
     noise.gumbel(slots, 5)
-    places = [tensor.data_ptr() for tensor in vars(noise).values()]
+    addresses = [tensor.data_ptr() for tensor in vars(noise).values()]
     noise.refill(other)
-    assert noise.gumbel(slots, 5).equal(other.gumbel(slots, 5)) and len(places) == 3
+    assert noise.gumbel(slots, 5).equal(other.gumbel(slots, 5)) and len(addresses) == 3
     assert noise.seeds.equal(other.seeds) and noise.items.equal(other.items)
-    assert [tensor.data_ptr() for tensor in vars(noise).values()] == places
+    assert [tensor.data_ptr() for tensor in vars(noise).values()] == addresses
 
 
-def test_room_is_rounded_up_for_cached_graphs_alone() -> None:
+def test_capacity_is_rounded_up_for_cached_graphs_alone() -> None:
     prompt = make_prompt([[1] * 70, [2]])
     assert measure(prompt, 30) == (70, 30, 99)
     assert measure(prompt, 30, rounded=True) == (128, 64, 191)
