@@ -74,9 +74,9 @@ class Denoiser(Protocol):
     def device(self) -> torch.device:
         """Where tokens are taken and logits given."""
 
-    def reserve(self, rows: int, places: int) -> None:
-        """Forget everything and make room for `rows` rows of `places` places; a pass may have
-        fewer rows, the first ones.
+    def reserve(self, rows: int, cache_size: int) -> None:
+        """Forget everything and make room for `rows` rows with `cache_size` cache indices each; a
+        pass may have fewer rows, the first ones.
 
         Raises:
             OptionError: if the model cannot take so many.

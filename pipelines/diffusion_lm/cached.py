@@ -168,18 +168,18 @@ class CachedDenoiser(ABC):
         """Of the model."""
         return self.model.dtype
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """Forget everything and make room; see `Denoiser.reserve`.
 
         Raises:
             OptionError: no rows or places, or a model in training mode that drops at random.
             UnsupportedModelError: nobody knows how many layers keep something.
         """
-        check_room(rows, places, None)
+        check_room(rows, cache_size, None)
         check_mode(self.model)
         spare = self.spare if self.supports_kv_cache else 0
-        self._placement = KVCacheLayout(rows, places + spare)
-        self._places = places
+        self._placement = KVCacheLayout(rows, cache_size + spare)
+        self._places = cache_size
         self._cache = None
         if self.supports_kv_cache:
             if self._n_layers is None:
@@ -188,7 +188,9 @@ class CachedDenoiser(ABC):
                     f"{type(self.model).__name__} without; its keys and values cannot be kept"
                 )
             self._cache = make_cache(self._n_layers, self._placement)
-        self._before = Predecessors(rows, places, self.block, self.device) if self.shift else None
+        self._before = (
+            Predecessors(rows, cache_size, self.block, self.device) if self.shift else None
+        )
 
     def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`.
@@ -251,7 +253,7 @@ class CachedDenoiser(ABC):
             room = "a call of reserve first" if place is None else f"{place.rows} x {self._places}"
             raise ShapeError(
                 f"entries: expected at most rows x places as reserved ({room}), received {rows} x "
-                f"{places}, {width} computed; call reserve(rows, places)"
+                f"{places}, {width} computed; call reserve(rows, cache_size)"
             )
 
 

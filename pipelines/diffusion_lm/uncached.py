@@ -96,15 +96,15 @@ class UncachedDenoiser:
         other = torch.where(tokens == size, self._mask, tokens - size - 1)
         return torch.where(tokens < size, tokens + self._first, other)
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`.
 
         Raises:
             OptionError: more places than the model has positions, or training mode.
         """
-        check_room(rows, places, self.max_positions)
+        check_room(rows, cache_size, self.max_positions)
         check_mode(self.model)
-        self._reserved = (rows, places)
+        self._reserved = (rows, cache_size)
 
     @torch.no_grad()
     def forward(self, entries: CanvasPass) -> Tensor:

@@ -64,8 +64,8 @@ class Blocks:
     def passes(self) -> int:
         return len(self.tokens_processed)
 
-    def reserve(self, rows: int, places: int) -> None:
-        self.kept = torch.zeros(rows, places, dtype=torch.float64)
+    def reserve(self, rows: int, cache_size: int) -> None:
+        self.kept = torch.zeros(rows, cache_size, dtype=torch.float64)
 
     def forward(self, entries: CanvasPass) -> Tensor:
         self.tokens_processed.append(entries.tokens)
@@ -222,9 +222,9 @@ def test_the_self_check_goes_by_the_models_device() -> None:
     """Not by the one that tensors are made on where nothing is said."""
 
     class Here(Blocks):
-        def reserve(self, rows: int, places: int) -> None:
+        def reserve(self, rows: int, cache_size: int) -> None:
             with torch.device("cpu"):
-                super().reserve(rows, places)
+                super().reserve(rows, cache_size)
 
         def forward(self, entries: CanvasPass) -> Tensor:
             with torch.device("cpu"):
