@@ -19,13 +19,13 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_state import Given
-from tests.fixtures.kv_reference import StoreOracle
+from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 4  # behind a prompt of 1
 LAWS = {name: 0.02 / 3**LENGTH + 0.98 * law for name, law in families(LENGTH, 3).items()}
 
 
-class Counted(StoreOracle):
+class Counted(KVReference):
     """Writes down the entries of every pass, and how many of the places each of them looks at."""
 
     def __init__(self, joint: Tensor) -> None:
@@ -88,11 +88,11 @@ def test_each_row_is_refreshed_after_its_own_commits() -> None:
     """
     policy = ConfidentParallel(0.7, cache=CachePlan("dual", refresh=2))
     noise, law = Noise.from_seed(5, ROWS), LAWS["templates"]
-    whole = decode(policy, StoreOracle(law), ROWS, noise=noise)
+    whole = decode(policy, KVReference(law), ROWS, noise=noise)
     positions = 0
     for row in range(ROWS):
         own = Noise(noise.seeds[row : row + 1], noise.items[row : row + 1])
-        alone = decode(policy, StoreOracle(law), noise=own)
+        alone = decode(policy, KVReference(law), noise=own)
         assert torch.equal(alone.tokens[0], whole.tokens[row])
         assert alone.passes[0] == whole.passes[row]
         positions += alone.stats.positions
@@ -104,7 +104,7 @@ def test_drafts_take_their_full_passes_when_stepwise_does(refresh: int) -> None:
     """And no more of them: what is between two is drafted, in passes of several canvases."""
     for name in ("markov", "copy pairs"):
         plan = CachePlan("dual", refresh=refresh)
-        plain = decode(Stepwise(cache=plan), StoreOracle(LAWS[name]), ROWS)
+        plain = decode(Stepwise(cache=plan), KVReference(LAWS[name]), ROWS)
         model = Counted(LAWS[name])
         made = decode(LosslessUnmask(4, cache=plan), model, ROWS)
         assert torch.equal(made.tokens, plain.tokens)
@@ -116,9 +116,9 @@ def test_a_far_field_by_hand() -> None:
     end = torch.tensor([2, 4, 6])
     for kind in ("none", "prefix", "dual", "vicinity"):
         for far, wanted in ((0, [2, 4, 6]), (1, [3, 5, 7]), (4, [6, 8, 10])):
-            assert CachePlan(kind, far=far).sight(end, LENGTH).tolist() == wanted
-        assert CachePlan(kind).sight(end, LENGTH).tolist() == [LENGTH] * 3
-    assert CachePlan("block").sight(end, LENGTH).tolist() == [2, 4, 6]
+            assert CachePlan(kind, far=far).visible_end(end, LENGTH).tolist() == wanted
+        assert CachePlan(kind).visible_end(end, LENGTH).tolist() == [LENGTH] * 3
+    assert CachePlan("block").visible_end(end, LENGTH).tolist() == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_drafts_see_no_farther_than_stepwise(far: int, temperature: float, order
     plan = CachePlan("none", far=far)
     for name in ("markov", "copy pairs"):
         given = (2, temperature, None, LAST)
-        plain = decode(Stepwise(order, 2, plan), StoreOracle(LAWS[name]), *given)
+        plain = decode(Stepwise(order, 2, plan), KVReference(LAWS[name]), *given)
         for drafts, layout in ((2, "rows"), (3, "rows"), (3, "entries")):
             policy = LosslessUnmask(drafts, order, 2, plan, layout)
-            made = decode(policy, StoreOracle(LAWS[name]), *given)
+            made = decode(policy, KVReference(LAWS[name]), *given)
             assert torch.equal(made.tokens, plain.tokens)
             assert made.stats.passes <= plain.stats.passes
             assert policy.exactness == "relaxed"
@@ -160,7 +160,7 @@ def test_what_is_far_away_makes_a_difference() -> None:
     law, made = LAWS["copy pairs"], {}  # slots 2 and 5 agree but for noise
     for far in (0, 1, 2, None):
         plan = CachePlan("none", far=far)
-        made[far] = decode(Stepwise("left", 2, plan), StoreOracle(law), 64, layout=LAST).tokens
+        made[far] = decode(Stepwise("left", 2, plan), KVReference(law), 64, layout=LAST).tokens
     agree = {far: float((tokens[:, 2] == 2).float().mean()) for far, tokens in made.items()}
     assert torch.equal(made[2], made[None]) and agree[None] > 0.9
     assert agree[0] == agree[1] < 0.7  # slot 5 is the second one behind the block of slot 2

@@ -22,7 +22,7 @@ from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtMost, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.kv_reference import StoreOracle
+from tests.fixtures.kv_reference import KVReference
 
 LAW = 0.01 / 81 + 0.99 * families(4, 3)["markov"]
 
@@ -45,7 +45,7 @@ class OneByOne(SelectorPolicy):
 
     exactness: ClassVar[Exactness] = "distribution"
 
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         return AtMost(1, ByOrder(run.order(self.by)))
 
 
@@ -72,7 +72,7 @@ class Lower(Late):
     value = float("-inf")
 
 
-class LateShadow(StoreOracle):
+class LateShadow(KVReference):
     """What shadows see has no law."""
 
     def forward(self, entries: CanvasPass) -> Tensor:
@@ -92,7 +92,7 @@ def test_shadows_without_a_law_end_the_run() -> None:
     policy = mmaccel.RevisedParallel(0.0, "shadow", block=4)
     with pytest.raises(NumericsError, match="expected finite logits"):
         decode(mmaccel.RevisedParallel(1.0, "shadow"), LateShadow(LAW))
-    assert decode(policy, StoreOracle(LAW)).stats.passes >= 1
+    assert decode(policy, KVReference(LAW)).stats.passes >= 1
 
 
 @pytest.mark.parametrize("policy", [mmaccel.Stepwise(), mmaccel.LosslessUnmask(1)], ids=repr)

@@ -116,20 +116,20 @@ def test_two_sure_ends_cost_one_commit() -> None:
 
 
 def test_settled_takes_all_once_nothing_changes() -> None:
-    memory, rule = SelectorState.of(run_of(2)), ConvergedBlock(0.1)
+    state, rule = SelectorState.of(run_of(2)), ConvergedBlock(0.1)
     sure = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]] * 3)[None]
     other = sure.roll(1, -1)
     low, high = [0.999] * 6, [0.6] * 6
     both = lambda *laws: torch.cat(laws)  # noqa: E731
     every, none = list(range(6)), []  # type: ignore[var-annotated]
-    assert taken(rule, seen_of([low, low], law=both(sure, sure)), memory) == [none, none]
-    assert taken(rule, seen_of([low, low], law=both(sure, other)), memory) == [every, none]
-    assert taken(rule, seen_of([high, low], law=both(sure, other)), memory) == [none, every]
+    assert taken(rule, seen_of([low, low], law=both(sure, sure)), state) == [none, none]
+    assert taken(rule, seen_of([low, low], law=both(sure, other)), state) == [every, none]
+    assert taken(rule, seen_of([high, low], law=both(sure, other)), state) == [none, every]
     closed = seen_of([low, low], closed=1, law=both(sure, other))
-    closed.law[:, 1] = 0.0  # what is not open may change
-    assert taken(rule, closed, memory) == [[0, 2, 3, 4, 5]] * 2
-    memory.run.canvas.start = torch.tensor([1, 0])
-    assert taken(rule, closed, memory) == [none, [0, 2, 3, 4, 5]]
+    closed.logits[:, 1] = 0.0  # what is not open may change
+    assert taken(rule, closed, state) == [[0, 2, 3, 4, 5]] * 2
+    state.run.canvas.start = torch.tensor([1, 0])
+    assert taken(rule, closed, state) == [none, [0, 2, 3, 4, 5]]
 
 
 def test_a_settled_run_takes_two_passes_and_is_charged() -> None:

@@ -25,13 +25,13 @@ MEAN, SPREAD = 0.577216, pi / sqrt(6)  # of standard Gumbel noise
 
 def rank_of(done: int, steps: int | None, choice: float = 4.5, sees: bool = False) -> Tensor:
     """What is added to the logarithm of each of many slots' probabilities."""
-    memory = SelectorState.of(run_of())
-    memory.passes = torch.tensor([done])
+    state = SelectorState.of(run_of())
+    state.block_passes = torch.tensor([done])
     peaks = torch.linspace(0.5, 0.99, MANY)
     seen = replace(seen_of([peaks.tolist()]), chance=peaks.flip(0)[None])
     own = seen.chance if sees else seen.peak
     assert own is not None
-    return NoisyRank(memory, choice, steps, sees).rank(seen) - own.log()
+    return NoisyRank(state, choice, steps, sees).rank(seen) - own.log()
 
 
 @pytest.mark.parametrize("sees", [False, True])
@@ -62,11 +62,11 @@ def test_noise_stays_where_there_is_no_last_pass() -> None:
 
 
 def test_every_pass_has_noise_of_its_own() -> None:
-    memory, ones = SelectorState.of(run_of()), torch.ones(1, dtype=torch.int64)
+    state, ones = SelectorState.of(run_of()), torch.ones(1, dtype=torch.int64)
     seen, found = seen_of([[0.5] * MANY]), []
     for _ in range(3):
-        found.append(NoisyRank(memory, 1.0, None, False).rank(seen)[0])
-        memory.run.ledger.charge(ones, torch.zeros(1), ones > 0)
+        found.append(NoisyRank(state, 1.0, None, False).rank(seen)[0])
+        state.run.bound.charge(ones, torch.zeros(1), ones > 0)
     assert float(torch.corrcoef(torch.stack(found)).triu(1).abs().max()) < 0.08
 
 

@@ -1,4 +1,4 @@
-"""SlotPredictions of a pass: thresholds read the model's law, entropies and draws the target law."""
+"""Predictions of a pass: thresholds use the model's distribution, draws the target distribution."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_number_is_of_the_law_it_is_said_to_be_of(params: dict[str, Any]) -
         assert float(seen.peak[row, slot]) == pytest.approx(first, abs=1e-5)
         assert float(seen.gap[row, slot]) == pytest.approx(first - second, abs=1e-5)
         assert float(seen.entropy[row, slot]) == pytest.approx(entropy(target), abs=1e-5)
-        assert seen.law[row, slot].softmax(-1).tolist() == pytest.approx(law, abs=1e-5)
+        assert seen.logits[row, slot].softmax(-1).tolist() == pytest.approx(law, abs=1e-5)
         assert seen.drawn is not None and seen.chance is not None
         chance = target[int(seen.drawn[row, slot])]
         assert float(seen.chance[row, slot]) == pytest.approx(chance, abs=1e-5) and chance > 0
@@ -120,7 +120,7 @@ def test_what_a_layout_bars_is_no_part_of_either_law() -> None:
     assert float(seen.entropy[0, 0]) == pytest.approx(entropy(target), abs=1e-5)
 
 
-@pytest.mark.parametrize("field", ["peak", "gap", "law"])
+@pytest.mark.parametrize("field", ["peak", "gap", "logits"])
 def test_thresholds_do_not_move_with_the_filters(field: str) -> None:
     plain = read()
     for params in OTHERS:

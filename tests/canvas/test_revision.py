@@ -14,13 +14,12 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.model_pass import ShadowLook
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
-from mmaccel.samplers.canvas.revision import RevisedRun, ShadowReviser
+from mmaccel.samplers.canvas.revision import ShadowPass, ShadowReviser
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.kv_reference import StoreOracle
+from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 6
 LAWS = {name: 0.02 / 3**LENGTH + 0.98 * law for name, law in families(LENGTH, 3).items()}
@@ -38,17 +37,17 @@ def decode(policy: Any, model: Any, rows: int = ROWS, **options: Any) -> Generat
 def test_a_shadow_sees_everything_but_the_token_it_checks(
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = StoreOracle(LAWS["markov"])
+    model = KVReference(LAWS["markov"])
     chances = []
-    look = ShadowLook.look
+    look = ShadowPass.forward
 
-    def spy(self: ShadowLook, canvas: Any, copies: int) -> Any:
+    def spy(self: ShadowPass, canvas: Any, copies: int) -> Any:
         found = look(self, canvas, copies)
         chances.append((canvas.tokens.clone(), canvas.start.clone(), self.left_out.clone()))
         return found
 
-    monkeypatch.setattr(ShadowLook, "look", spy)
-    monkeypatch.setattr(ShadowReviser, "most", lambda self, seen: torch.full((ROWS,), 2))
+    monkeypatch.setattr(ShadowPass, "forward", spy)
+    monkeypatch.setattr(ShadowReviser, "max_commits", lambda self, seen: torch.full((ROWS,), 2))
     decode(RevisedParallel(0.0, least=0.5, block=3, cache=cache), model)
     checked = 0
     for told, (canvas, start, left_out) in zip(model.told, chances, strict=True):
@@ -85,7 +84,7 @@ def test_every_run_ends_in_the_passes_its_file_gives(policy: RevisedParallel) ->
     bound = {"shadow": LENGTH, "edit": LENGTH + LENGTH // block * policy.budget, "redo": 2 * LENGTH}
     for name, law in LAWS.items():
         for temperature in (0.0, 1.0, 2.0):
-            model = StoreOracle(law)
+            model = KVReference(law)
             run = decode(policy, model, params=SamplingParams(temperature=temperature))
             assert run.stats.passes <= bound[policy.revise], name
             assert (run.tokens < 3).all() and (run.tokens >= 0).all()
@@ -97,10 +96,10 @@ def test_every_run_ends_in_the_passes_its_file_gives(policy: RevisedParallel) ->
 def test_rows_do_not_see_each_other(policy: RevisedParallel, stop: int | None) -> None:
     given = {} if stop is None else {"stop": torch.tensor([stop])}
     noise = Noise.from_seed(8, ROWS)
-    whole = decode(policy, StoreOracle(LAWS["copy pairs"]), noise=noise, **given)
+    whole = decode(policy, KVReference(LAWS["copy pairs"]), noise=noise, **given)
     for row in range(ROWS):
         own = Noise(noise.seeds[row : row + 1], noise.items[row : row + 1])
-        alone = decode(policy, StoreOracle(LAWS["copy pairs"]), 1, noise=own, **given)
+        alone = decode(policy, KVReference(LAWS["copy pairs"]), 1, noise=own, **given)
         assert torch.equal(alone.tokens[0], whole.tokens[row])
         assert alone.passes[0] == whole.passes[row] and alone.lengths[0] == whole.lengths[row]
 
@@ -118,8 +117,8 @@ def states_of(policy: RevisedParallel, model: Any) -> list[Tensor]:
 
 def test_two_forward_and_one_back_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check fails; what a pass takes back is one less than the pass before committed."""
-    monkeypatch.setattr(ShadowReviser, "most", lambda self, seen: torch.full((ROWS,), 2))
-    states = states_of(RevisedParallel(0.0, least=1.0), StoreOracle(LAWS["markov"]))
+    monkeypatch.setattr(ShadowReviser, "max_commits", lambda self, seen: torch.full((ROWS,), 2))
+    states = states_of(RevisedParallel(0.0, least=1.0), KVReference(LAWS["markov"]))
     filled = [(state >= 0).sum(1).tolist() for state in states]
     assert filled == [[n] * ROWS for n in (2, 3, 4, 5, 6)]
     back = [((a >= 0) & (b < 0)).sum(1) for a, b in zip(states, states[1:], strict=False)]
@@ -127,7 +126,7 @@ def test_two_forward_and_one_back_still_ends(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_unsure_is_redone_with_its_neighbours() -> None:
-    states = states_of(RevisedParallel(0.0, "redo", least=1.0), StoreOracle(LAWS["markov"]))
+    states = states_of(RevisedParallel(0.0, "redo", least=1.0), KVReference(LAWS["markov"]))
     filled = [(state >= 0).sum(1).tolist() for state in states]
     assert filled == [[n] * ROWS for n in range(LENGTH + 1)]  # opened before it moves on
 
@@ -135,8 +134,8 @@ def test_what_was_unsure_is_redone_with_its_neighbours() -> None:
 def test_a_bold_draft_redone_agrees_where_the_law_does() -> None:
     # the law's slots agree in pairs, and a draft of all of them at once does not see that
     law = LAWS["copy pairs"]
-    plain = decode(RevisedParallel(0.0, "edit", budget=0), StoreOracle(law)).tokens
-    off = decode(RevisedParallel(0.0, "redo", least=1.0), StoreOracle(law)).tokens
+    plain = decode(RevisedParallel(0.0, "edit", budget=0), KVReference(law)).tokens
+    off = decode(RevisedParallel(0.0, "redo", least=1.0), KVReference(law)).tokens
     half = LENGTH // 2
     agree = [(t[:, :half] == t[:, half:]).float().mean() for t in (plain, off)]
     assert agree[1] > agree[0]
@@ -161,14 +160,14 @@ def test_an_edit_replaces_a_token_and_nothing_else(monkeypatch: pytest.MonkeyPat
 
 def test_a_reviser_that_finds_nothing_leaves_stepwise_decoding() -> None:
     for law in LAWS.values():
-        plain = decode(Stepwise("confidence"), StoreOracle(law)).tokens
+        plain = decode(Stepwise("confidence"), KVReference(law)).tokens
         for policy in (RevisedParallel(1.0, least=0.0), RevisedParallel(1.0, "redo", least=0.0)):
-            assert torch.equal(decode(policy, StoreOracle(law)).tokens, plain)
+            assert torch.equal(decode(policy, KVReference(law)).tokens, plain)
 
 
 def test_stop_tokens_are_not_taken_back() -> None:
     for policy in REVISED:
-        run = decode(policy, StoreOracle(LAWS["markov"]), stop=torch.tensor([2]))
+        run = decode(policy, KVReference(LAWS["markov"]), stop=torch.tensor([2]))
         for tokens, length in zip(run.tokens, run.lengths.tolist(), strict=True):
             assert length == LENGTH or tokens[length - 1] == 2
 
@@ -176,7 +175,7 @@ def test_stop_tokens_are_not_taken_back() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(UnsupportedModelError, match="can be kept"):
         decode(RevisedParallel(), OracleDenoiser(LAWS["markov"]))
-    uniform = StoreOracle(LAWS["markov"])
+    uniform = KVReference(LAWS["markov"])
     uniform.mask_token = None  # type: ignore[assignment]
     with pytest.raises(OptionError, match="expected a model with a mask token"):
         decode(RevisedParallel(), uniform)
@@ -184,4 +183,3 @@ def test_what_it_refuses() -> None:
         RevisedParallel(revise="again")
     with pytest.raises(OptionError, match="budget: expected an integer >= 0"):
         replace(mmaccel.RevisedParallel(), budget=-1)
-    assert RevisedRun.looks is not ShadowLook

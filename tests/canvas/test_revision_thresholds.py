@@ -16,7 +16,7 @@ from mmaccel.samplers.canvas.revision import ShadowReviser
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_selectors import run_of, seen_of
-from tests.fixtures.kv_reference import StoreOracle
+from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 8
 PEAKS = [0.96, 0.88, 0.76, 0.68, 0.56, 0.44]
@@ -60,15 +60,16 @@ def test_a_shadow_takes_back_what_is_below_its_threshold(
     least: float, taken_back: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slots 0 to 2, then 3 to 5; then two of those before may go, the least likely ones first."""
-    monkeypatch.setattr(ShadowReviser, "most", three_a_pass)
-    states = states_of(RevisedParallel(0.0, least=least), StoreOracle(apart(PEAKS)))
+    monkeypatch.setattr(ShadowReviser, "max_commits", three_a_pass)
+    states = states_of(RevisedParallel(0.0, least=least), KVReference(apart(PEAKS)))
     assert open_in(states)[:2] == [[3, 4, 5], taken_back]
 
 
 def test_a_block_begins_with_nothing_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where two thirds of a block are new at its first pass, and the block before is full."""
-    monkeypatch.setattr(ShadowReviser, "most", lambda self, seen: three_a_pass(self, seen) - 1)
-    states = states_of(RevisedParallel(0.0, least=1.0, block=3), StoreOracle(apart(PEAKS)))
+    two = lambda self, seen: three_a_pass(self, seen) - 1  # noqa: E731
+    monkeypatch.setattr(ShadowReviser, "max_commits", two)
+    states = states_of(RevisedParallel(0.0, least=1.0, block=3), KVReference(apart(PEAKS)))
     assert open_in(states) == [[2, 3, 4, 5], [3, 4, 5], [5], []]
 
 
@@ -76,13 +77,13 @@ def test_a_pass_drafts_seven_tenths_but_5_to_20() -> None:
     reviser = ShadowReviser(run_of(), 0.9)  # type: ignore[arg-type]
     wanted = {1: 5, 5: 5, 8: 5, 9: 6, 11: 7, 16: 11, 23: 16, 29: 20, 33: 20, 64: 20, 256: 20}
     for n_open, most in wanted.items():
-        assert reviser.most(seen_of([[0.5] * n_open])).tolist() == [most], n_open
+        assert reviser.max_commits(seen_of([[0.5] * n_open])).tolist() == [most], n_open
     part = seen_of([[0.5] * 17], closed=3)  # what is not open does not count
-    assert reviser.most(part).tolist() == [11]
+    assert reviser.max_commits(part).tolist() == [11]
 
 
 def test_a_bold_pass_stays_within_what_the_reviser_allows() -> None:
-    states = states_of(RevisedParallel(0.0, least=0.0), StoreOracle(apart(PEAKS)))
+    states = states_of(RevisedParallel(0.0, least=0.0), KVReference(apart(PEAKS)))
     assert open_in(states) == [[5], []]
 
 

@@ -109,7 +109,7 @@ def test_bad_input_is_refused_before_the_first_pass() -> None:
     padded = Prompt(torch.tensor([[0, 3]]), torch.tensor([1]))  # the mask id is padding
     params = SamplingParams(processor=lambda scores, line, columns: scores)
     for kind, message, options in (
-        (OptionError, "at least 1 slot, received 0", {"length": 0}),
+        (OptionError, "length: expected an integer >= 1, received 0", {"length": 0}),
         (OptionError, "divides 4 slots, received 3; ask for 6", {"policy": Stepwise(block=3)}),
         (OptionError, "no mask token, received id 3 in row 0", {"prompt": masked, "rows": 1}),
         (OptionError, "expected no processor", {"params": params}),
@@ -131,11 +131,11 @@ def test_bad_input_is_refused_before_the_first_pass() -> None:
 def test_policies_refuse_bad_options() -> None:
     for make, message in (
         (lambda: Stepwise(order="best"), "order: expected one of confidence"),
-        (lambda: Stepwise(block=0), "block: expected an integer >= 1 or None, received 0"),
+        (lambda: Stepwise(block=0), "block: expected an integer >= 1, received 0; None takes"),
         (lambda: Stepwise(cache="fast"), "cache: expected one of none"),
         (lambda: LosslessUnmask(drafts=0), "drafts: expected an integer in 1..256, received 0"),
         (lambda: LosslessUnmask(drafts=True), "received True"),
-        (lambda: LosslessUnmask(order="sampled"), "does not look at what was drawn"),
+        (lambda: LosslessUnmask(order="sampled"), "does not depend on what was drawn"),
         (lambda: LosslessUnmask(layout="rows", cache="dual"), "layout: expected 'entries'"),
     ):
         with pytest.raises(OptionError, match=message):

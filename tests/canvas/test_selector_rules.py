@@ -43,18 +43,18 @@ def test_what_a_law_moved_is_its_divergence_from_the_one_before(
     for kl, is_calm in ((nats - 1e-3, False), (nats + 1e-3, nats < 1e9)):
         if kl < 0:
             continue
-        memory, rule = SelectorState.of(run_of()), Stable(kl, 1)
-        assert taken(rule, seen_as([before] * LENGTH), memory) == [[]]  # a block's first pass
+        state, rule = SelectorState.of(run_of()), Stable(kl, 1)
+        assert taken(rule, seen_as([before] * LENGTH), state) == [[]]  # a block's first pass
         mixed = seen_as([now] + [SURE if before == EVEN else EVEN] * (LENGTH - 1))
-        assert (0 in taken(rule, mixed, memory)[0]) == is_calm
+        assert (0 in taken(rule, mixed, state)[0]) == is_calm
 
 
 def test_a_law_that_loses_a_token_has_moved_by_what_it_had() -> None:
     """KL([1, 0] || [0.9, 0.1]) is log(1 / 0.9); a token that is gone adds nothing."""
     for kl, wanted in ((0.105, []), (0.106, list(range(LENGTH)))):
-        memory = SelectorState.of(run_of())
-        assert taken(Stable(kl, 1), seen_as([SURE] * LENGTH), memory) == [[]]
-        assert taken(Stable(kl, 1), seen_as([[1.0, 0.0]] * LENGTH), memory) == [wanted]
+        state = SelectorState.of(run_of())
+        assert taken(Stable(kl, 1), seen_as([SURE] * LENGTH), state) == [[]]
+        assert taken(Stable(kl, 1), seen_as([[1.0, 0.0]] * LENGTH), state) == [wanted]
 
 
 def commits_of(policy: Any, peaks: list[float]) -> list[list[int]]:
@@ -115,13 +115,13 @@ def test_a_block_ends_behind_a_delimiter_that_is_the_likeliest_token(
     names: list[str], delimiters: tuple[int, ...], tau: float, end: int
 ) -> None:
     seen = seen_as([LAWS[name] for name in names])
-    assert mmaccel.AdaptiveBlock(delimiters, tau).end(seen).tolist() == [end]
+    assert mmaccel.AdaptiveBlock(delimiters, tau).block_end(seen).tolist() == [end]
 
 
 def test_delimiters_of_slots_that_are_not_open_end_nothing() -> None:
     seen = seen_as([LAWS[name] for name in ("plain", "firmly", "plain", "first")])
     seen.is_open[0, 1] = False
-    assert mmaccel.AdaptiveBlock((1,)).end(seen).tolist() == [4]
+    assert mmaccel.AdaptiveBlock((1,)).block_end(seen).tolist() == [4]
 
 
 @pytest.mark.parametrize("chance, blocks", [(0.45, [0, 0, 0, 0, 0, 6]), (0.55, [0, 2, 2, 2, 2, 6])])
@@ -151,9 +151,9 @@ def test_a_budget_buys_the_largest_prefix_that_keeps_the_pace(spent: float, want
     entropy = torch.tensor([[0.02, 0.02, 0.02, 0.02, 1.0, 1.0]])
     seen = seen_of([[0.9] * LENGTH])
     seen.entropy.copy_(entropy)
-    memory = SelectorState.of(run_of())
-    memory.run.ledger.nats += spent
-    assert len(taken(BudgetBound(0.6), seen, memory)[0]) == wanted
+    state = SelectorState.of(run_of())
+    state.run.bound.nats += spent
+    assert len(taken(BudgetBound(0.6), seen, state)[0]) == wanted
 
 
 def test_laws_are_laws() -> None:

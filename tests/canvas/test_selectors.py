@@ -50,10 +50,10 @@ def seen_of(
 
 
 def taken(
-    selector: Any, seen: SlotPredictions, memory: SelectorState | None = None
+    selector: Any, seen: SlotPredictions, state: SelectorState | None = None
 ) -> list[list[int]]:
-    memory = SelectorState.of(run_of(len(seen.slots))) if memory is None else memory
-    return [row.nonzero()[:, 0].tolist() for row in memory.choose(selector, seen)]
+    state = SelectorState.of(run_of(len(seen.slots))) if state is None else state
+    return [row.nonzero()[:, 0].tolist() for row in state.choose(selector, seen)]
 
 
 def test_sets() -> None:
@@ -86,12 +86,12 @@ def test_only_what_says_so_sees_samples() -> None:
     assert not And(BY_PEAK, AtLeast(1, Quota("linear", 2, BY_PEAK))).sees_samples
 
     class Spy(Threshold):
-        def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
+        def select(self, seen: SlotPredictions, state: SelectorState) -> Tensor:
             assert seen.drawn is None is seen.chance
-            return super().select(seen, memory)
+            return super().select(seen, state)
 
     run = run_of()
-    SelectorState.of(run).choose(AtLeast(1, Spy()), run.look())
+    SelectorState.of(run).choose(AtLeast(1, Spy()), run.forward())
 
 
 def factor(peak: Tensor, f: float) -> int:
@@ -138,23 +138,23 @@ def test_entropy_and_budget() -> None:
     assert taken(EntropyBound(0.0), seen) == [[0]] == taken(BudgetBound(0.0), seen)
     # 4 of 6 slots may spend 4/6 of the budget
     assert taken(BudgetBound(edge * 6 / 4 + 1e-5), seen) == [[0, 1, 3, 4]]
-    memory = SelectorState.of(run_of())
-    memory.run.ledger.nats += edge / 2
-    assert len(taken(BudgetBound(edge * 6 / 4 + 1e-5), seen, memory)[0]) < 4
+    state = SelectorState.of(run_of())
+    state.run.bound.nats += edge / 2
+    assert len(taken(BudgetBound(edge * 6 / 4 + 1e-5), seen, state)[0]) < 4
 
 
 def test_stability_is_forgotten_where_a_block_moves() -> None:
     run = run_of(2)
-    memory, still = SelectorState.of(run), seen_of([[0.9] * 6, [0.9] * 6])
+    state, still = SelectorState.of(run), seen_of([[0.9] * 6, [0.9] * 6])
     rule = Stable(0.01, 2)
     counts = []
     for turn in range(5):
         if turn == 3:
             run.canvas.start = torch.tensor([0, 1])
-        counts.append([len(row) for row in taken(rule, still, memory)])
+        counts.append([len(row) for row in taken(rule, still, state)])
     assert counts == [[0, 0], [0, 0], [6, 6], [6, 0], [6, 0]]
     moved = seen_of([[0.5] * 3 + [0.9] * 3, [0.9] * 6])
-    assert taken(rule, moved, memory)[0] == [3, 4, 5]  # those whose law moved are not calm
+    assert taken(rule, moved, state)[0] == [3, 4, 5]  # those whose law moved are not calm
 
 
 def test_quotas_count_down_to_the_last_step() -> None:
@@ -163,11 +163,11 @@ def test_quotas_count_down_to_the_last_step() -> None:
         ("arccos", [2, 1, 3]),  # 6 arccos(t / 3) 2 / pi: 4.7, 3.2, 0
         ("linear", [2, 2, 2]),
     ):
-        memory, closed, found = SelectorState.of(run_of()), torch.zeros(1, 6, dtype=torch.bool), []
+        state, closed, found = SelectorState.of(run_of()), torch.zeros(1, 6, dtype=torch.bool), []
         for _ in range(3):
             seen = seen_of([[0.9, 0.8, 0.7, 0.6, 0.85, 0.75]])
             seen.is_open.copy_(~closed)
-            chosen = memory.choose(Quota(schedule, 3, BY_PEAK), seen)
+            chosen = state.choose(Quota(schedule, 3, BY_PEAK), seen)
             closed |= chosen
             found.append(int(chosen.sum()))
         assert found == wanted and closed.all()

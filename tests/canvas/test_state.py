@@ -64,18 +64,18 @@ def test_blocks_follow_each_other_row_by_row() -> None:
     chosen = torch.zeros(2, 6, dtype=torch.bool)
     chosen[1, 0] = True
     made.commit(chosen, torch.ones(2, 6, dtype=torch.int64))
-    assert made.begun.tolist() == [0, 1]
-    assert made.settle().tolist() == [False, True]
+    assert made.block_commits.tolist() == [0, 1]
+    assert made.update_blocks().tolist() == [False, True]
     assert made.start.tolist() == [0, 1]
     assert made.end.tolist() == [4, 5]
-    assert made.begun.tolist() == [0, 0]
+    assert made.block_commits.tolist() == [0, 0]
     assert made.active()[1].tolist() == [False, True, True, True, True, False]
 
 
 def test_a_full_canvas_has_no_block() -> None:
     made = canvas(length=2)
     made.commit(torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.int64))
-    made.settle()
+    made.update_blocks()
     assert not made.is_open.any()
     assert made.start.tolist() == made.end.tolist() == [2]
 
@@ -101,14 +101,14 @@ def test_given_slots_are_never_reopened_nor_replaced() -> None:
 def test_a_row_ends_behind_its_first_stop_token() -> None:
     made = canvas(stop=3)
     made.commit(slots(4), torch.full((1, 6), 3))
-    made.settle()
+    made.update_blocks()
     assert made.limit.tolist() == [5]
     made.commit(slots(2), torch.full((1, 6), 3))
-    made.settle()
+    made.update_blocks()
     assert made.limit.tolist() == [3]
     assert made.is_open.tolist() == [[True, True, False, False, False, False]]
     made.commit(slots(0, 1), torch.full((1, 6), 1))
-    made.settle()
+    made.update_blocks()
     assert not made.is_open.any()
 
 
@@ -135,15 +135,15 @@ def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
 
 
 def test_the_ledger_adds_up() -> None:
-    ledger = DivergenceBound(2, torch.device("cpu"))
+    bound = DivergenceBound(2, torch.device("cpu"))
     both, one = torch.tensor([True, True]), torch.tensor([True, False])
-    ledger.compute(10)
-    ledger.gain(torch.tensor([2, 0]))
-    ledger.charge(torch.tensor([1, 4]), torch.tensor([0.5, 0.25]), both)
-    ledger.compute(6)
-    ledger.charge(torch.tensor([1, 0]), torch.tensor([0.125, 0.0]), one)
+    bound.count_pass(10)
+    bound.add_gain(torch.tensor([2, 0]))
+    bound.charge(torch.tensor([1, 4]), torch.tensor([0.5, 0.25]), both)
+    bound.count_pass(6)
+    bound.charge(torch.tensor([1, 0]), torch.tensor([0.125, 0.0]), one)
     stats = Stats()
-    assert ledger.report(stats, torch.tensor([4, 4])).tolist() == [2, 1]
+    assert bound.report(stats, torch.tensor([4, 4])).tolist() == [2, 1]
     assert (stats.passes, stats.row_passes, stats.tokens, stats.positions) == (2, 3, 8, 16)
     assert math.isclose(stats.nats, 0.875)
     assert stats.accepted == [1, 0, 1, 1]  # 3 and 4 in the first pass, 1 in the second
@@ -162,7 +162,7 @@ def test_halton_order_by_hand() -> None:
 def test_a_plan_says_what_is_wrong_with_it() -> None:
     for options, message in (
         ({"kind": "half"}, "expected one of none, prefix"),
-        ({"refresh": 0}, "cache refresh: expected an integer >= 1 or None, received 0"),
+        ({"refresh": 0}, "cache refresh: expected an integer >= 1, received 0; None"),
         ({"margin": -1}, "cache margin: expected an integer >= 0, received -1"),
         ({"far": True}, "cache far"),
         ({"kind": "block", "refresh": 4}, "neither refresh nor far"),
@@ -175,10 +175,10 @@ def test_a_plan_says_what_is_wrong_with_it() -> None:
 
 
 def test_plans_that_keep_and_plans_that_are_exact() -> None:
-    assert not CachePlan().keeps and CachePlan().is_exact
-    assert not CachePlan("dual", refresh=1).keeps and CachePlan("dual", refresh=1).is_exact
-    assert CachePlan("dual").keeps and not CachePlan("dual").is_exact
-    assert CachePlan("block").keeps and CachePlan("block").is_exact
+    assert not CachePlan().reuses and CachePlan().is_exact
+    assert not CachePlan("dual", refresh=1).reuses and CachePlan("dual", refresh=1).is_exact
+    assert CachePlan("dual").reuses and not CachePlan("dual").is_exact
+    assert CachePlan("block").reuses and CachePlan("block").is_exact
     assert not CachePlan(far=8).is_exact
 
 
@@ -196,6 +196,11 @@ def test_columns_a_plan_computes() -> None:
 def test_when_a_full_pass_is_due() -> None:
     begun, moved = torch.tensor([0, 2, 3, 5]), torch.tensor([True, False, False, False])
     refreshed = torch.tensor([0, 0, 0, 3])
-    assert CachePlan("dual").is_due(begun, moved, refreshed).tolist() == [True, False, False, False]
-    every = CachePlan("dual", refresh=3).is_due(begun, moved, refreshed)
+    assert CachePlan("dual").needs_refresh(begun, moved, refreshed).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    every = CachePlan("dual", refresh=3).needs_refresh(begun, moved, refreshed)
     assert every.tolist() == [True, False, True, False]

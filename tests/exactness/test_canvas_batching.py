@@ -223,7 +223,7 @@ def test_a_model_that_keeps_something_for_its_rows_takes_no_places() -> None:
     """And none of its rows are left out."""
     model = Counted(bed("masked"))
     model.any_rows = False
-    with pytest.raises(OptionError, match="places: expected none for a Counted"):
+    with pytest.raises(OptionError, match="batching: expected None for a Counted"):
         decode(CASES["stepwise"], ALL, False, ContinuousBatching(2), model=model)
     assert not model.rows
     decode(CASES["stepwise"], ALL, False, model=model)

@@ -95,7 +95,7 @@ def paths_of(policy: Any, params: dict[str, Any]) -> Paths:
     weight = torch.ones(n, dtype=torch.float64)
     for (_, chosen), chance in zip(steps, chances, strict=True):
         weight = weight * torch.where(chosen, chance, 1.0).prod(1)
-    return Paths(weight.view((TOKENS,) * LENGTH), run.ledger.nats, steps)
+    return Paths(weight.view((TOKENS,) * LENGTH), run.bound.nats, steps)
 
 
 def costs_of(paths: Paths, params: dict[str, Any]) -> list[float]:

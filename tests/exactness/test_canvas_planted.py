@@ -17,7 +17,7 @@ from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, famili
 from mmaccel.samplers.canvas import predictions as evidence
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.layout import Columns
-from mmaccel.samplers.canvas.model_pass import CanvasLook
+from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
@@ -121,15 +121,15 @@ def leak_into_selectors(patch: Patch) -> None:
 
 def commit_stale_logits(patch: Patch) -> None:
     """What is committed was drawn from the logits of the pass before."""
-    look, last = CanvasLook.look, {}
+    look, last = ModelPass.forward, {}
 
-    def late(self: CanvasLook, canvas: Canvas, copies: int) -> Any:
+    def late(self: ModelPass, canvas: Canvas, copies: int) -> Any:
         seen, n = look(self, canvas, copies)
         before = last.get(self, seen)
         last[self] = seen
         return replace(before, is_open=seen.is_open, slots=seen.slots), n
 
-    patch.setattr(CanvasLook, "look", late)
+    patch.setattr(ModelPass, "forward", late)
 
 
 def edit_the_prompt(patch: Patch) -> None:
@@ -169,7 +169,7 @@ def overspend(patch: Patch) -> None:
     """A budget that forgets what earlier passes spent."""
 
     def forgotten(self: SelectorState) -> Tensor:
-        return torch.zeros_like(self.run.ledger.nats) - 1
+        return torch.zeros_like(self.run.bound.nats) - 1
 
     patch.setattr(SelectorState, "spent", property(forgotten))
 
