@@ -13,7 +13,7 @@ from mmaccel.catalog import POLICIES, find_policy, policy_names
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.masked_parallel import Quota
 from mmaccel.samplers.canvas.selector import SelectorState
-from tests.canvas.test_selectors import run_of
+from tests.fixtures.canvas import open_run
 
 RUN = {"block": None, "cache": CachePlan("none", margin=16, refresh=None, far=None)}
 SHARED = {**RUN, "end_threshold": None, "drop_suffix": False, "settled": None}
@@ -49,7 +49,7 @@ def test_fields_by_default(name: str) -> None:
 
 def test_defaults_that_depend_on_other_fields() -> None:
     assert mmaccel.EntropyBounded(budget_nats=1.0).gamma is None
-    run = run_of()
+    run = open_run()
     for order, schedule in (("confidence", "cosine"), ("halton", "arccos")):
         policy = mmaccel.MaskedParallel(8, order=order)
         rule = policy.selector(run, SelectorState.of(run))

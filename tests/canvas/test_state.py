@@ -1,4 +1,4 @@
-"""The canvas by hand: blocks, stop tokens, what may be changed, and what nats are."""
+"""Canvas, divergence bound, orders and cache plans by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASK = 9
 
 
 class Given:
-    """A layout of one row that knows some tokens."""
+    """A layout that forces some tokens."""
 
     columns = frame = 0
 
@@ -80,7 +80,7 @@ def test_a_full_canvas_has_no_block() -> None:
     assert made.start.tolist() == made.end.tolist() == [2]
 
 
-def test_what_is_committed_stays() -> None:
+def test_committed_tokens_stay() -> None:
     made = canvas()
     assert made.commit(slots(1, 3), torch.full((1, 6), 5)).tolist() == [2]
     assert made.commit(slots(1, 2), torch.full((1, 6), 7)).tolist() == [1]
@@ -98,7 +98,7 @@ def test_given_slots_are_never_reopened_nor_replaced() -> None:
     assert made.is_open[0, :2].tolist() == [True, False]
 
 
-def test_a_row_ends_behind_its_first_stop_token() -> None:
+def test_a_row_ends_after_its_first_stop_token() -> None:
     made = canvas(stop=3)
     made.commit(slots(4), torch.full((1, 6), 3))
     made.update_blocks()
@@ -112,7 +112,7 @@ def test_a_row_ends_behind_its_first_stop_token() -> None:
     assert not made.is_open.any()
 
 
-def test_copies_are_apart_and_one_of_them_can_be_taken() -> None:
+def test_copies_are_independent_and_one_of_them_can_be_taken() -> None:
     made = canvas(offsets=(0, 0))
     others = made.copies(2)
     chosen = torch.zeros(4, 6, dtype=torch.bool)
@@ -134,7 +134,7 @@ def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
     assert bound_nats(entropy, chosen).tolist() == [0.75, 0.0, 0.0]
 
 
-def test_the_ledger_adds_up() -> None:
+def test_the_divergence_bound_adds_up() -> None:
     bound = DivergenceBound(2, torch.device("cpu"))
     both, one = torch.tensor([True, True]), torch.tensor([True, False])
     bound.count_pass(10)
@@ -154,12 +154,12 @@ def test_halton_order_by_hand() -> None:
     assert halton_ranks(4, 2).tolist() == [2.0, 1.0, 0.0, 3.0]
     assert halton_ranks(4, 0).tolist() == [3.0, 1.0, 0.0, 2.0]
     assert sorted(halton_ranks(256, 16).tolist()) == list(range(256))
-    first = [k for k, turn in enumerate(halton_ranks(256, 16).tolist()) if turn < 4]
+    first = [k for k, rank in enumerate(halton_ranks(256, 16).tolist()) if rank < 4]
     rows, columns = {k // 16 // 4 for k in first}, {k % 16 // 4 for k in first}
     assert len(rows) >= 3 and len(columns) >= 3  # spread out
 
 
-def test_a_plan_says_what_is_wrong_with_it() -> None:
+def test_bad_plans_are_refused() -> None:
     for options, message in (
         ({"kind": "half"}, "expected one of none, prefix"),
         ({"refresh": 0}, "cache refresh: expected an integer >= 1, received 0; None"),
@@ -174,7 +174,7 @@ def test_a_plan_says_what_is_wrong_with_it() -> None:
     assert as_plan("dual") == CachePlan("dual")
 
 
-def test_plans_that_keep_and_plans_that_are_exact() -> None:
+def test_plans_that_reuse_and_plans_that_are_exact() -> None:
     assert not CachePlan().reuses and CachePlan().is_exact
     assert not CachePlan("dual", refresh=1).reuses and CachePlan("dual", refresh=1).is_exact
     assert CachePlan("dual").reuses and not CachePlan("dual").is_exact
@@ -193,7 +193,7 @@ def test_columns_a_plan_computes() -> None:
     assert found(CachePlan("vicinity", margin=2)) == [2, 3, 4, 5, 6, 7]
 
 
-def test_when_a_full_pass_is_due() -> None:
+def test_when_a_refresh_is_due() -> None:
     begun, moved = torch.tensor([0, 2, 3, 5]), torch.tensor([True, False, False, False])
     refreshed = torch.tensor([0, 0, 0, 3])
     assert CachePlan("dual").needs_refresh(begun, moved, refreshed).tolist() == [
