@@ -88,9 +88,9 @@ def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> Non
     run = open_run()
     run.canvas.stop_tokens = torch.tensor([0, END])
     sure = [0.0, 0.0, 1.0]
-    law = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
+    own = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
     is_open = torch.tensor([[False, True, True, True, True, False]])
-    seen = replace(predictions_of([[0.9] * 6], logits=law), is_open=is_open)
+    seen = replace(predictions_of([[0.9] * 6], logits=own), is_open=is_open)
     assert taken(EosThreshold(threshold), seen, SelectorState.of(run)) == [
         found
     ]  # 0.4 + 0.56, both end it
@@ -106,9 +106,9 @@ def test_slots_after_an_end_are_attended_to_by_default() -> None:
 def test_the_first_of_two_sure_ends_is_committed() -> None:
     run = open_run(2)
     run.canvas.stop_tokens = torch.tensor([END])
-    law = torch.full((2, 6, 3), 0.001)
-    law[0, 2:, END] = law[1, 5, END] = 1.0
-    seen = predictions_of([[0.9] * 6] * 2, logits=law.log())
+    own = torch.full((2, 6, 3), 0.001)
+    own[0, 2:, END] = own[1, 5, END] = 1.0
+    seen = predictions_of([[0.9] * 6] * 2, logits=own.log())
     assert taken(EosThreshold(0.9), seen, SelectorState.of(run)) == [[2], [5]]
 
 
@@ -117,7 +117,7 @@ def test_a_converged_block_is_taken_whole() -> None:
     sure = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]] * 3)[None]
     other = sure.roll(1, -1)
     low, high = [0.999] * 6, [0.6] * 6
-    both = lambda *laws: torch.cat(laws)  # noqa: E731
+    both = lambda *rows: torch.cat(rows)  # noqa: E731
     every, none = list(range(6)), []  # type: ignore[var-annotated]
     assert taken(rule, predictions_of([low, low], logits=both(sure, sure)), state) == [none, none]
     assert taken(rule, predictions_of([low, low], logits=both(sure, other)), state) == [every, none]
