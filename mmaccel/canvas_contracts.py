@@ -1,10 +1,11 @@
-"""Contracts of canvas decoding: what a model has to offer whose tokens are filled in any order.
+"""Contracts of canvas decoding: what a model offers whose tokens can be filled in any order.
 
-Shapes: **B** rows asked for, **G** guidance branches, **R** rows of a pass, **C** entries a pass
-computes per row, **P** places a row's keys and values can be kept at, **Q** entries whose logits
-are wanted, **V** vocabulary. *Slot* i of a row is its i-th generated token; *column* is the index
-in prompt and canvas together, prompts right-aligned, so that a slot has the same column in every
-row; *position* is what a model is told of a column, counted from the row's first token.
+Shapes: **B** rows asked for, **G** guidance branches, **R** rows of a pass, **C** entries that a
+pass computes per row, **P** cache indices of a row, **Q** entries whose logits are wanted, **L**
+slots of a canvas, **V** vocabulary. *Slot* i of a row is its i-th generated token. *Column* is the
+index in prompt and canvas together; prompts are right-aligned, so that a slot has the same column
+in every row. *Position* is the position id that a model receives for a column, counted from the
+row's first token. *Batch slot* b is the b-th row of the batch that is being decoded.
 """
 
 from __future__ import annotations
@@ -22,17 +23,16 @@ from mmaccel.results import Exactness, Generation
 
 @dataclass(frozen=True)
 class CanvasPass:
-    """What one forward pass computes, where it keeps it, and what it looks at.
+    """What one forward pass computes, where it caches the result, and what it attends to.
 
-    The three position sets of a cache plan: an entry is *computed*; its keys and values are
-    *written* to its place, before anything is read; places are *read*, fresh or kept from earlier
-    passes.
+    Every entry is *computed*. Its keys and values are *written* to its cache index before anything
+    is read. Cache indices are *read*: written by this pass or by earlier ones.
 
     Attributes:
         tokens: `[R, C]` int64.
         positions: `[R, C]` int64, not negative.
-        cache_indices: `[R, C]` int64 in 0..P-1. The last place takes entries that are nobody's.
-        reads: `[R, 1, P]` or `[R, C, P]` bool, the places each entry looks at.
+        cache_indices: `[R, C]` int64 in 0..P-1. The last index takes entries that are padding.
+        reads: `[R, 1, P]` or `[R, C, P]` bool, the cache indices that each entry attends to.
         queries: `[R, Q]` int64 in 0..C-1, entries whose logits are wanted.
     """
 
@@ -45,7 +45,7 @@ class CanvasPass:
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """Anything that predicts the tokens of masked positions from all others in one pass.
+    """A model that predicts the tokens of masked positions from all others in one pass.
 
     Attributes:
         vocab_size: V, the mask token included where it is one of the ids.
@@ -53,16 +53,18 @@ class Denoiser(Protocol):
             open slots hold random tokens.
         block: positions per block of a block-causal model, counted from a row's first token: an
             entry's logits depend on no later block. None where everything depends on everything.
-        has_store: whether keys and values can be kept at places of their own and read by later
-            passes, with a mask per entry. Without it every pass is over all columns in their
-            order: C = P, `places` counts, and `reads` is `[R, 1, P]`.
+        supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
+            later passes under a mask per entry. Without it every pass covers all columns in their
+            order: C = P, `cache_indices` counts from 0, and `reads` is `[R, 1, P]`.
 
-    It may have `max_positions`, int: prompt and canvas together that it was made for; and
-    `any_rows`, True where a row of a pass depends on its entries and on what was written at its
-    places, and on nothing that belongs to a row of the prompt. Only such a model takes `ContinuousBatching`,
-    and its passes leave out rows that have ended; and `is_self_checked`, True where whoever made it
-    has compared passes of it and found that it goes by `reads` and `block`: other models run
-    `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are kept.
+    Optional attributes:
+
+    - `max_positions`, int: the most positions of prompt and canvas together.
+    - `any_rows`, True where a row of a pass depends on its entries and on what was written at its
+      cache indices, and on nothing that belongs to a row of the prompt. Only such a model takes
+      `ContinuousBatching`, and its passes leave out rows that have ended.
+    - `is_self_checked`, True where the model was already checked to follow `reads` and `block`.
+      Other models run `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are cached.
     """
 
     vocab_size: int
@@ -72,11 +74,11 @@ class Denoiser(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tokens are taken and logits given."""
+        """Device of tokens and logits."""
 
-    def reserve(self, rows: int, places: int) -> None:
-        """Forget everything and make room for `rows` rows of `places` places; a pass may have
-        fewer rows, the first ones.
+    def reserve(self, rows: int, cache_size: int) -> None:
+        """Clear the cache and allocate `cache_size` cache indices for each of `rows` rows. A pass
+        may have fewer rows: the first ones.
 
         Raises:
             OptionError: if the model cannot take so many.
@@ -86,8 +88,8 @@ class Denoiser(Protocol):
         """Run one pass.
 
         Returns:
-            Logits `[R, Q, V]`, floating point: entry q scores the token that stands at the
-            position of `queries[:, q]` itself, whatever the model's own shift is.
+            Logits `[R, Q, V]`, floating point: entry q scores the token at the position of
+            `queries[:, q]` itself, whatever shift the model has.
         """
 
 
@@ -98,17 +100,17 @@ def kind_of(model: Any) -> str:
 
 @dataclass(frozen=True)
 class CanvasProgress:
-    """State handed to `on_step` after every pass.
+    """State that `on_step` receives after every pass.
 
     Attributes:
-        tokens: `[B, L]` int64; a copy. What stands where nothing is committed means nothing.
+        tokens: `[B, L]` int64; a copy. Slots that are not committed hold no meaningful token.
         is_committed: `[B, L]` bool.
         lengths: `[B]` int64, slots that hold a token and count.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
         nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.canvas.divergence`.
-        rows: which row of the prompt stands in each of the B places, where there are `ContinuousBatching`;
-            None where all rows do.
+        rows: the row of the prompt in each of the B batch slots under `ContinuousBatching`; None
+            where all rows are decoded together.
     """
 
     tokens: Tensor
@@ -121,7 +123,7 @@ class CanvasProgress:
 
 
 OnCanvasStep = Callable[[CanvasProgress], "Tensor | None"]
-"""Called after every pass. May return `[B]` int64: the number of slots each row is cut to; None
+"""Called after every pass. It may return `[B]` int64, the number of slots each row is cut to; None
 changes nothing. An exception from it stops the run and reaches the caller."""
 
 
@@ -132,7 +134,7 @@ class CanvasPolicy(Protocol):
 
     @property
     def exactness(self) -> Exactness:
-        """What it promises; a property, where that depends on the fields."""
+        """The policy's guarantee; a property, as it may depend on the fields."""
 
     def sample(
         self,
@@ -147,14 +149,14 @@ class CanvasPolicy(Protocol):
         """Fill `length` slots of every row of `prompt`. Randomness comes from `noise` alone.
 
         Raises:
-            CanvasInterrupt: in the place of KeyboardInterrupt, with what was committed.
+            CanvasInterrupt: instead of KeyboardInterrupt, with what was committed.
             OptionError, ShapeError, UnsupportedModelError: before the first pass.
-            NumericsError: an open slot has no law.
+            NumericsError: an open slot has invalid logits.
         """
 
 
 class CanvasInterrupt(KeyboardInterrupt):
-    """An interrupt that brings what was committed before it.
+    """An interrupt that carries what was committed before it.
 
     Attributes:
         generation: of the run so far; `tokens` are the mask token where nothing is committed.

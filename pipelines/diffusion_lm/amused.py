@@ -61,7 +61,7 @@ class GridDenoiser:
         tensors = [value for value in conditions.values() if isinstance(value, Tensor)]
         self.device: torch.device = tensors[0].device
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`; nothing is kept."""
 
     def forward(self, entries: CanvasPass) -> Tensor:

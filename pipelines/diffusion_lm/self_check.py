@@ -97,7 +97,7 @@ class DenoiserCheck:
         columns = Columns(prompt, self.length, model.block if model.supports_kv_cache else None)
         model.reserve(len(lengths), columns.n)
         slots = torch.arange(self.length, device=prompts.device).expand(len(lengths), -1)
-        return model.forward(columns.whole(canvas[None], columns.is_real, slots))
+        return model.forward(columns.as_rows(canvas[None], columns.is_real, slots))
 
     def _check_sight(self, prompts: Tensor, canvas: Tensor, before: Tensor) -> None:
         """The first slot looks at later ones of its block."""

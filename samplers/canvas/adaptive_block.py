@@ -1,12 +1,12 @@
-"""Adaptive blocks: a block ends where the model, at its first look, puts an end of a step.
+"""Adaptive blocks: a block ends where the model, at the block's first pass, predicts a delimiter.
 
 G. Lu et al., "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size", ICLR
 2026, arXiv 2509.26432, section 4.3, algorithm 1.
 
-Departures: a delimiter counts where it is the likeliest token, whatever was drawn; it is looked for
-in the block's own slots, so that a block has at most `block` of them (there in a share of the whole
-answer, which can be longer than the default block); the blocks of each row end where its own
-delimiters stand.
+Departures: a delimiter counts where it is the likeliest token, whatever was drawn; only the block's
+own slots are searched, so that a block has at most `block` of them (there in a share of the whole
+answer, which can be longer than the default block); the blocks of each row end at its own
+delimiters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AdaptiveBlock(SelectorPolicy):
             `block` slots.
         tau: probability a delimiter needs at a block's first pass.
         threshold: least probability of a slot's likeliest token, as in `ConfidentParallel`.
-        block: most slots of a block; None lets them run to the canvas's end.
+        block: most slots of a block; None lets them extend to the canvas's end.
         cache: as in `Stepwise`.
     """
 
@@ -60,18 +60,22 @@ class AdaptiveBlock(SelectorPolicy):
         check_number("tau", self.tau, 0, 1, "0.3 to 0.5 is usual")
         Threshold(self.threshold)
 
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+        """See `SelectorPolicy`."""
+        return AtLeast(1, Threshold(self.threshold))
+
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass.
 
         Raises:
             OptionError: a delimiter that is no token of the model.
-            UnsupportedModelError: a model whose own blocks cannot be moved.
+            UnsupportedModelError: a model with blocks of its own.
         """
         check_model(model)
         if self.delimiters and model.block is not None:
             raise UnsupportedModelError(
-                "adaptive-block: expected a model that looks at everything, received one of blocks "
-                f"of {model.block}; choose another policy"
+                "adaptive-block: expected a model that attends to everything, received one of "
+                f"blocks of {model.block}; choose another policy"
             )
         if max(self.delimiters, default=0) >= model.vocab_size:
             raise OptionError(
@@ -79,34 +83,38 @@ class AdaptiveBlock(SelectorPolicy):
                 f"{self.delimiters}; take them from the model's tokenizer"
             )
         run = super().open(model, prompt, length, **options)
-        run.canvas.follows = bool(self.delimiters)
+        run.canvas.blocks_are_adjacent = bool(self.delimiters)
         return run
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        memory = SelectorState.of(run)
-        selector = self.chooser(run, memory)
+        state = SelectorState.of(run)
+        selector = self.full_selector(run, state)
         with run.interruptible():
-            while run.is_open:
-                seen = run.look()
+            while run.sync():
+                predictions = run.forward()
                 if self.delimiters:
-                    is_first = run.canvas.start != memory.base
-                    run.canvas.shorten(torch.where(is_first, self.end(seen), run.canvas.end))
-                    is_open = seen.is_open & run.canvas.active().gather(1, seen.slots)
-                    seen = replace(seen, is_open=is_open)
-                run.commit(seen, memory.choose(selector, seen))
+                    predictions = self._shorten_new_blocks(run, predictions, state)
+                run.commit(predictions, state.choose(selector, predictions))
         return run.generation()
 
-    def end(self, seen: SlotPredictions) -> Tensor:
-        """`[B]` int64, the slot behind the likeliest delimiter, or one that is far away."""
-        chance = seen.law.softmax(-1)[..., list(self.delimiters)]  # [B, Q, D]
-        is_next = seen.is_open[..., None] & (
-            seen.law[..., list(self.delimiters)] == seen.law.amax(-1, keepdim=True)
-        )
-        best, where = torch.where(is_next, chance, -1.0).amax(-1).max(1)
-        slot = seen.slots.gather(1, where[:, None])[:, 0]
-        return torch.where(best > self.tau, slot + 1, torch.iinfo(torch.int64).max)
+    def _shorten_new_blocks(
+        self, run: CanvasRun, predictions: SlotPredictions, state: SelectorState
+    ) -> SlotPredictions:
+        """End blocks after their first pass's delimiter; the slots after it are not open now."""
+        canvas = run.canvas
+        is_first = canvas.start != state.block_start
+        canvas.shorten_block(torch.where(is_first, self.block_end(predictions), canvas.end))
+        is_open = predictions.is_open & canvas.active().gather(1, predictions.slots)
+        return replace(predictions, is_open=is_open)
 
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
-        return AtLeast(1, Threshold(self.threshold))
+    def block_end(self, predictions: SlotPredictions) -> Tensor:
+        """`[B]` int64, the slot after the likeliest delimiter, or the largest int64 without one."""
+        delimiters = list(self.delimiters)
+        probability = predictions.logits.softmax(-1)[..., delimiters]  # [B, Q, D]
+        highest = predictions.logits.amax(-1, keepdim=True)
+        is_likeliest = predictions.logits[..., delimiters] == highest
+        is_end = predictions.is_open[..., None] & is_likeliest
+        best, index = torch.where(is_end, probability, -1.0).amax(-1).max(1)
+        slot = predictions.slots.gather(1, index[:, None])[:, 0]
+        return torch.where(best > self.tau, slot + 1, torch.iinfo(torch.int64).max)

@@ -1,11 +1,10 @@
-"""What a canvas run refuses before its first pass.
+"""Checks of a canvas run before its first pass.
 
-Self-check before earlier blocks are cached for good: does the first block see later ones?
-
-A model that looks at later blocks, whatever its passes say, would be cached wrongly and nobody
-would see it. Models that were checked when they were wrapped say so (`is_self_checked`); others run
-three passes here that must agree on the first block, and differ in the second block alone: full of
-masks, of some tokens, of others.
+`check_run` refuses arguments that do not fit together. `check_leaks` is a self-check of the model
+before completed blocks are cached for good: does the first block depend on later ones? Such a model
+would be cached wrongly without any visible error. Models that were checked when they were wrapped
+say so (`is_self_checked`). Others run three passes that differ in the second block alone (full of
+mask tokens, and of two sets of other tokens) and must agree on the first block.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
+from mmaccel.checks import check_integer
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -23,6 +23,9 @@ from mmaccel.samplers.canvas.model_pass import takes_any_rows
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+
+_TOLERANCE = Tolerance(largest=1e-2)  # the passes have one shape, so that rounding is small
+_LOW = 8  # the first block's ids are below this
 
 
 def check_run(
@@ -35,19 +38,19 @@ def check_run(
     cache: CachePlan,
     layout: str,
 ) -> None:
-    """Refuse what cannot be right.
+    """Refuse arguments of a run that do not fit together.
 
     Raises:
-        OptionError: no model of masked tokens, no slots, more than the model has positions for,
-            blocks that do not divide them, places on a model that keeps something for its rows, a
-            mask token in the prompt, a processor, a block-causal cache on a model that is none, or
-            guidance whose branches begin their blocks elsewhere.
+        OptionError: a model that decodes token after token, no slots, more than the model has
+            positions for, blocks that do not divide them, continuous batching on a model that
+            keeps something for its rows, a mask token in the prompt, a logits processor, a
+            block-causal cache on another model, or guidance whose branches begin their blocks
+            elsewhere.
         ShapeError: noise for another batch.
-        UnsupportedModelError: a cache on a model that keeps nothing.
+        UnsupportedModelError: a cache on a model without one.
     """
     check_model(model)
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise OptionError(f"length: expected at least 1 slot, received {length!r}; ask for more")
+    check_integer("length", length, 1, "ask for at least 1 slot")
     if noise.seeds.shape[0] != prompt.batch:
         raise ShapeError(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
@@ -55,22 +58,22 @@ def check_run(
         )
     if prompt.batching is not None and not takes_any_rows(model):
         raise OptionError(
-            f"places: expected none for a {type(model).__name__}, which keeps something for each "
+            f"batching: expected None for a {type(model).__name__}, which keeps something for each "
             f"row of the prompt, received {prompt.batching!r}; decode batch by batch"
         )
     if params.processor is not None:
         raise OptionError(
-            "params: expected no processor, received one; a canvas has no prefix that it could "
-            "look at, use a layout for what may stand at a slot"
+            "params: expected no processor, received one; a canvas has no prefix for it, use a "
+            "layout for what may stand at a slot"
         )
     params.check_branches(prompt.branches)
     _check_positions(getattr(model, "max_positions", None), prompt, length)
     _check_mask(model.mask_token, prompt)
     _check_blocks(model, prompt, length, block)
-    if (cache.keeps or layout == "entries") and not model.supports_kv_cache:
+    if (cache.reuses or layout == "entries") and not model.supports_kv_cache:
         reason = getattr(model, "store_reason", "")
         way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
-        way = 'cache="none"' if cache.keeps else way
+        way = 'cache="none"' if cache.reuses else way
         raise UnsupportedModelError(
             f"cache: expected a model whose keys and values can be kept, for cache "
             f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
@@ -79,7 +82,7 @@ def check_run(
     if cache.kind == "block" and model.block is None:
         raise OptionError(
             "cache: expected a block-causal model for kind 'block', received one whose tokens "
-            'look at everything; choose "none" (exact), "prefix" or "dual"'
+            'attend to everything; choose "none" (exact), "prefix" or "dual"'
         )
     if cache.kind == "block" and block not in (None, model.block):
         raise OptionError(
@@ -98,16 +101,10 @@ def check_model(model: Any) -> None:
 
 
 def check_block(block: Any) -> None:
-    """Refuse slots per block that are no count.
-
-    Raises:
-        OptionError: with what is possible.
-    """
-    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
-        raise OptionError(
-            f"block: expected an integer >= 1 or None, received {block!r}; "
-            "None takes the whole canvas, or a block-causal model's own"
-        )
+    """Raises OptionError unless `block` is None or an integer of at least 1."""
+    if block is not None:
+        hint = "None takes the whole canvas, or a block-causal model's own"
+        check_integer("block", block, 1, hint)
 
 
 def _check_positions(most: int | None, prompt: Prompt, length: int) -> None:
@@ -123,7 +120,7 @@ def _check_positions(most: int | None, prompt: Prompt, length: int) -> None:
 def _check_mask(mask_token: int | None, prompt: Prompt) -> None:
     if mask_token is None:
         return
-    index = prompt.tokens.new_ones(prompt.tokens.shape).cumsum(1) - 1
+    index = torch.arange(prompt.tokens.shape[1], device=prompt.tokens.device)
     found = (prompt.tokens == mask_token) & (index < prompt.lengths[:, None])
     if bool(found.any()):
         row = int(found.any(1).nonzero()[0])
@@ -155,40 +152,37 @@ def _check_blocks(model: Denoiser, prompt: Prompt, length: int, block: int | Non
         )
 
 
-_TOLERANCE = Tolerance(largest=1e-2)  # the passes are of one shape: hardly anything is rounded
-_LOW = 8  # ids of the first block: below this
-
-
 @torch.no_grad()
 def check_leaks(model: Denoiser, rows: int) -> None:
-    """Refuse a block-causal model with a store whose first block looks at the second.
+    """Refuse a block-causal model with a KV cache whose first block depends on the second.
 
-    Where nothing can be compared (NaN, no two tokens, no position behind the first block) it
-    passes.
+    The check passes where nothing can be compared (NaN, fewer than two tokens, no position after
+    the first block).
 
     Args:
+        model: the denoiser.
         rows: of a pass.
 
     Raises:
-        UnsupportedModelError: it does.
+        UnsupportedModelError: the first block depends on the second.
     """
     block, mask = model.block, model.mask_token
     assert block is not None
     most = getattr(model, "max_positions", None)
-    behind = block if most is None else min(block, most - block)
+    later = block if most is None else min(block, most - block)
     low = [i for i in range(min(model.vocab_size, _LOW)) if i != mask]
-    if getattr(model, "is_self_checked", False) or behind < 1 or not low:
+    if getattr(model, "is_self_checked", False) or later < 1 or not low:
         return
     head = torch.tensor([low[k % len(low)] for k in range(block)], device="cpu")
     if mask is not None:
-        head[::2] = mask  # some models give committed tokens back, whatever they see
-    blank = torch.full((rows, behind), low[0] if mask is None else mask, device="cpu")
+        head[::2] = mask  # some models return committed tokens unchanged, whatever they see
+    blank = torch.full((rows, later), low[0] if mask is None else mask, device="cpu")
     wanted = _first_block(model, head, blank)
-    ids = is_possible(wanted).any(0).any(0).nonzero()[:, 0].cpu()  # no padding
+    ids = is_possible(wanted).any(0).any(0).nonzero()[:, 0].cpu()  # no padding of the vocabulary
     ids = ids if mask is None else ids[ids != mask]
     if bool(wanted.isnan().any()) or not len(ids):
         return
-    for tail in _tails(ids, rows, behind):
+    for tail in _tails(ids, rows, later):
         if compare_logits(wanted, _first_block(model, head, tail)).within(_TOLERANCE):
             continue
         raise UnsupportedModelError(
@@ -198,13 +192,13 @@ def check_leaks(model: Denoiser, rows: int) -> None:
         )
 
 
-def _tails(ids: Tensor, rows: int, behind: int) -> list[Tensor]:
-    """Two second blocks `[R, behind]` from all over the ids, the same for every model of a size;
-    they differ in every token, where there are two.
+def _tails(ids: Tensor, rows: int, width: int) -> list[Tensor]:
+    """Two second blocks `[R, width]` of ids from the whole vocabulary, the same for every model of
+    a size; they differ in every token, where there are two ids.
     """
     n, spread = len(ids), torch.Generator().manual_seed(0)
     mixed = ids[torch.randperm(n, generator=spread, device="cpu")]
-    at = torch.arange(rows * behind, device="cpu").view(rows, behind)
+    at = torch.arange(rows * width, device="cpu").view(rows, width)
     return [mixed[(at + shift) % n] for shift in (0, n // 2)]
 
 

@@ -3,31 +3,21 @@
 C. Wu et al., "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
 Parallel Decoding", 2025, arXiv 2505.22618, section 3.3.
 
-Departures: the rule "factor" is replaced by the Frechet profile, which contains it.
-
-Threshold: slots whose likeliest token is likely enough.
-
-C. Wu et al., "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
-Parallel Decoding", 2025, arXiv 2505.22618, section 3.3.
-
-Departures: the probability is the model's before temperature and truncation, and of the likeliest
-token, not of the drawn one.
-
-The Frechet profile: as many of the surest slots as can still be each other's likeliest tokens.
-
-C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.3, theorem 1 and the rule "factor", for
-the whole profile of confidences in the place of the weakest one (compare S. R. Kasa et al.,
-"Fast-dLLM++: Frechet Profile Decoding for Faster Diffusion LLM Inference", 2026, arXiv 2606.02955).
-
-Let e_1 <= ... <= e_n be what the likeliest tokens of n slots lack to probability 1. Whatever the
-joint law, all of them together have at least 1 - (e_1 + ... + e_n), by the union bound, and any
-other choice differs at some slot i, so that it has at most e_i <= e_n. Where e_1 + ... + e_n + e_n
-< 1 the product's likeliest choice is therefore the joint law's only one; at equality another can
-be as likely. The rule asks for sum + e_n <= factor. With equal e it is (n + 1) e <= factor, where
+The Frechet profile takes as many of the most confident slots as can be shown to be each other's
+likeliest tokens (theorem 1 and the rule "factor" there, for the whole profile of confidences
+instead of the lowest one; compare S. R. Kasa et al., "Fast-dLLM++: Frechet Profile Decoding for
+Faster Diffusion LLM Inference", 2026, arXiv 2606.02955). Let e_1 <= ... <= e_n be what the
+likeliest tokens of n slots lack to probability 1. Whatever the joint distribution, all of them
+together have at least 1 - (e_1 + ... + e_n), by the union bound, and any other choice differs at
+some slot i, so that it has at most e_i <= e_n. Where e_1 + ... + e_n + e_n < 1 the product's
+likeliest choice is therefore the joint distribution's only one; at equality another can be as
+likely. The rule asks for sum + e_n <= factor. With equal e it is (n + 1) e <= factor, where
 "factor" asks (n + 1) e_n < factor of every profile: as the sum is at most n e_n, it takes all that
 "factor" takes.
 
-Departures: derived here, so that constants may differ from the paper's; equality is let in.
+Departures: the probability is the model's before temperature and truncation, and of the likeliest
+token, not of the drawn one. The rule "factor" is replaced by the Frechet profile, which contains
+it; the profile is derived here, so that constants may differ from the paper's; equality is let in.
 """
 
 from __future__ import annotations
@@ -42,50 +32,6 @@ from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState, ranked
-
-
-@dataclass(frozen=True)
-class Threshold(LogitsOnly):
-    """Slots of `least` probability or more; it may be none."""
-
-    least: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number("threshold", self.least, 0, 1, "0.9 is usual")
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        return seen.is_open & (seen.peak >= self.least)
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return seen.peak
-
-
-@dataclass(frozen=True)
-class FrechetProfile(LogitsOnly):
-    """The longest prefix of the surest slots that stays within `factor`; one slot always does.
-
-    Up to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint law.
-    """
-
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("factor", self.factor, 0, float("inf"), "1 is the theorem's")
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        turns = ranked(seen.peak, seen.is_open)
-        lacks = torch.where(seen.is_open, 1 - seen.peak.double(), 0.0)
-        lacks = torch.empty_like(lacks).scatter_(1, turns, lacks)  # ascending
-        fits = lacks.cumsum(1) + lacks <= self.factor
-        n = fits.int().cumprod(1).sum(1, keepdim=True)
-        return seen.is_open & (turns < n.clamp(min=1))
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return seen.peak
 
 
 @dataclass(frozen=True)
@@ -109,8 +55,45 @@ class ConfidentParallel(SelectorPolicy):
         Threshold(self.threshold)
         FrechetProfile(self.factor)
 
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         if self.rule == "frechet":
             return FrechetProfile(self.factor)
         return AtLeast(1, Threshold(self.threshold))
+
+
+@dataclass(frozen=True)
+class Threshold(LogitsOnly):
+    """Slots of `least` probability or more; possibly none."""
+
+    least: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.least, 0, 1, "0.9 is usual")
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        return predictions.is_open & (predictions.peak >= self.least)
+
+
+@dataclass(frozen=True)
+class FrechetProfile(LogitsOnly):
+    """The longest prefix of the most confident slots that stays within `factor`; at least one.
+
+    Up to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("factor", self.factor, 0, float("inf"), "1 is the theorem's")
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        is_open = predictions.is_open
+        index = ranked(predictions.peak, is_open)
+        lacks = torch.where(is_open, 1 - predictions.peak.double(), 0.0)
+        lacks = torch.empty_like(lacks).scatter_(1, index, lacks)  # ascending
+        fits = lacks.cumsum(1) + lacks <= self.factor
+        n = fits.int().cumprod(1).sum(1, keepdim=True)
+        return is_open & (index < n.clamp(min=1))

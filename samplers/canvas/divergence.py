@@ -1,13 +1,14 @@
-"""The ledger: what a run committed, how much divergence that can have cost, and what it computed.
+"""What a run committed and computed, and a bound on the divergence that this cost.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", NeurIPS 2025, arXiv 2505.24857, section 5: slots S committed in one step from their
-marginals differ from a draw out of their joint law by a Kullback-Leibler divergence equal to their
-total correlation, which is at most the sum of their entropies less the largest of them.
+Unmasking", NeurIPS 2025, arXiv 2505.24857, section 5: if a set S of slots is committed in one step
+from their marginals, the Kullback-Leibler divergence from a draw out of their joint distribution
+equals their total correlation, which is at most the sum of their entropies less the largest.
 
-The costs of a row's steps add up (chain rule), so that rows that spend b nats on every path have a
-law within b nats of stepwise decoding, and within total variation sqrt(b / 2) (Pinsker). The bound
-is relative to the model's own conditionals, taken as those of one joint law.
+The costs of a row's steps add up (chain rule). If every path of a row spends at most b nats, its
+distribution is within b nats of stepwise decoding, and within total variation sqrt(b / 2)
+(Pinsker). The bound is relative to the model's own conditionals, taken as those of one joint
+distribution.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mmaccel.results import Stats
 
 
 def bound_nats(entropy: Tensor, chosen: Tensor) -> Tensor:
-    """What committing chosen slots at once costs at most.
+    """The most that committing chosen slots in one step costs.
 
     Args:
         entropy: `[B, Q]` float, nats.
@@ -33,46 +34,44 @@ def bound_nats(entropy: Tensor, chosen: Tensor) -> Tensor:
 
 
 class DivergenceBound:
-    """Of B rows.
+    """Counts and costs of B rows.
 
     Attributes:
         nats: `[B]` float64, spent so far.
         positions: `[]` int64, entries that went through the model.
         passes: passes so far.
+        row_passes: `[B]` int64, passes that every row has taken part in, up to the last `charge`.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.nats = torch.zeros(batch, dtype=torch.float64, device=device)
         self.positions = torch.zeros((), dtype=torch.int64, device=device)
         self.passes = 0
+        self.row_passes = torch.zeros(batch, dtype=torch.int64, device=device)
         self._gains: list[Tensor] = []  # [B] each
         self._extra = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._taken = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._since = [0] * batch
-        # passes and nats of rows whose places others have taken
+        self._since = [0] * batch  # index into _gains where the row of each batch slot began
+        # passes and nats of rows that have left their batch slot
         self._left = torch.zeros(2, dtype=torch.float64, device=device)
 
-    @property
-    def row_passes(self) -> Tensor:
-        """`[B]` int64, passes that every row has taken part in, up to the last `charge`."""
-        return self._taken
+    def restart(self, batch_slots: Tensor) -> None:
+        """Begin new rows in `batch_slots`, `[n]` int64; the sums over all rows stay."""
+        left = [self.row_passes[batch_slots].sum().double(), self.nats[batch_slots].sum()]
+        self._left += torch.stack(left)
+        self.nats = self.nats.index_fill(0, batch_slots, 0.0)
+        self.row_passes = self.row_passes.index_fill(0, batch_slots, 0)
+        for batch_slot in batch_slots.tolist():
+            self._since[batch_slot] = len(self._gains)
 
-    def restart(self, places: Tensor) -> None:
-        """Count anew in some places, `[n]` int64; the sums of all rows stay."""
-        self._left += torch.stack([self._taken[places].sum().double(), self.nats[places].sum()])
-        self.nats = self.nats.index_fill(0, places, 0.0)
-        self._taken = self._taken.index_fill(0, places, 0)
-        for place in places.tolist():
-            self._since[place] = len(self._gains)
+    def row(self, batch_slot: int) -> tuple[list[int], int, float]:
+        """Of the row in a batch slot: slots gained in each pass that gained some, passes, nats."""
+        since = self._gains[self._since[batch_slot] :]
+        own = torch.stack(since)[:, batch_slot].tolist() if since else []
+        gains = [n for n in own if n > 0]
+        return gains, int(self.row_passes[batch_slot]), float(self.nats[batch_slot])
 
-    def row(self, place: int) -> tuple[list[int], int, float]:
-        """Of the row in a place: slots gained in each pass that gained some, passes, nats."""
-        since = self._gains[self._since[place] :]
-        own = torch.stack(since)[:, place].tolist() if since else []
-        return [n for n in own if n > 0], int(self._taken[place]), float(self.nats[place])
-
-    def compute(self, n_entries: int | Tensor) -> None:
-        """Count a pass over so many entries."""
+    def count_pass(self, n_entries: int | Tensor) -> None:
+        """Count a pass over `n_entries` entries."""
         self.passes += 1
         self.positions += n_entries
 
@@ -85,22 +84,22 @@ class DivergenceBound:
             was_open: `[B]` bool, rows that took part.
         """
         self._gains.append(n_new + self._extra)
-        self._taken += was_open | (self._extra > 0)
+        self.row_passes = self.row_passes + (was_open | (self._extra > 0))
         self._extra = torch.zeros_like(n_new)
-        self.nats += nats
+        self.nats = self.nats + nats
 
-    def gain(self, n_new: Tensor) -> None:
-        """Slots `[B]` int64 that the pass gained on top of what the next `charge` tells."""
+    def add_gain(self, n_new: Tensor) -> None:
+        """Slots `[B]` int64 that the pass gained on top of those of the next `charge`."""
         self._extra = n_new
 
     def report(self, stats: Stats, lengths: Tensor) -> Tensor:
-        """Fill in statistics; returns `[B]` int64, passes every row took part in."""
+        """Fill in statistics; returns `[B]` int64, passes that every row took part in."""
         stats.passes = self.passes
-        stats.row_passes = int(self._taken.sum() + self._left[0])
+        stats.row_passes = int(self.row_passes.sum() + self._left[0])
         stats.tokens = int(lengths.sum())
         stats.nats = float(self.nats.sum() + self._left[1])
         stats.positions = int(self.positions)
         if self._gains:
             gains = torch.stack(self._gains)
             stats.accepted = torch.bincount(gains[gains > 0] - 1).tolist()
-        return self._taken.clone()
+        return self.row_passes.clone()

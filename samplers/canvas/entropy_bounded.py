@@ -1,27 +1,16 @@
 """Entropy-bounded unmasking: as many slots a pass as their entropies allow.
 
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
-Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4.
-
-Departures: a budget in nats for the whole sequence can take the place of the bound per step.
-
-The entropy bound: as many of the most certain slots as cost no more than gamma nats.
-
-H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
 Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4 (the rule) and 5 (the bound): slots drawn from
-their marginals instead of their joint law diverge from it by at most the sum of their entropies
-less the largest.
+their marginals instead of their joint distribution diverge from it by at most the sum of their
+entropies less the largest. Costs of steps add up (see `mmaccel.samplers.canvas.divergence`). So a
+bound on their sum bounds the divergence of the whole sequence's distribution from stepwise decoding
+in the same order.
 
-Departures: none in the rule; ties go to the lowest slot.
-
-A budget in nats for the whole sequence, spent at an even pace.
-
-The cost of a step is that of H. Ben-Hamu et al., 2025, arXiv 2505.24857; costs of steps add up
-(see `mmaccel.samplers.canvas.divergence`), so that a bound on their sum bounds the divergence of the whole
-sequence's law from stepwise decoding in the same order.
-
-Departures: the paper bounds every step alone. Here, after k more commits of L, at most the share
-(committed + k) / L of the budget may be spent; what a step leaves over is there for later ones.
+Departures: ties go to the lowest slot. The paper bounds every step alone; here a budget in nats for
+the whole sequence is possible instead, spent at an even pace: when k more slots of L are committed,
+at most the share (committed + k) / L of the budget may be spent. What one step does not spend is
+left for later ones.
 """
 
 from __future__ import annotations
@@ -38,66 +27,6 @@ from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import LogitsOnly, Selector, SelectorState, ranked
-
-
-@dataclass(frozen=True)
-class EntropyBound(LogitsOnly):
-    """The longest prefix, by entropy, that costs at most `gamma`; one slot costs nothing."""
-
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number("gamma", self.gamma, 0, float("inf"), "0.1 is usual, 0 is exact")
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        turns, costs = prefix_costs(seen)
-        n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
-        return seen.is_open & (turns < n)
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return -seen.entropy
-
-
-def prefix_costs(seen: SlotPredictions) -> tuple[Tensor, Tensor]:
-    """Slots by entropy.
-
-    Returns:
-        Turns `[B, Q]` int64 of the slots, and `[B, Q]` float64: nats that the first k + 1 of them
-        cost at most, the same for all that are no open slots any more.
-    """
-    turns = ranked(-seen.entropy, seen.is_open)
-    spread = torch.where(seen.is_open, seen.entropy.double(), 0.0)
-    spread = torch.empty_like(spread).scatter_(1, turns, spread)
-    return turns, (spread.cumsum(1) - spread.cummax(1).values).clamp(min=0)
-
-
-@dataclass(frozen=True)
-class BudgetBound(LogitsOnly):
-    """The largest prefix, by entropy, that keeps the pace; one slot costs nothing and always does.
-
-    So a budget below what two slots cost commits one slot a pass and spends nothing.
-    """
-
-    nats: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("budget_nats", self.nats, 0, float("inf"), "0 is exact")
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        turns, costs = prefix_costs(seen)
-        more = torch.arange(1, turns.shape[1] + 1, device=turns.device)
-        more = torch.minimum(more, seen.is_open.sum(1, keepdim=True))
-        share = (memory.n_done[:, None] + more) / memory.n_slots[:, None].clamp(min=1).double()
-        fits = memory.spent[:, None] + costs <= self.nats * share
-        n = (fits * more).amax(1, keepdim=True).clamp(min=1)
-        return seen.is_open & (turns < n)
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return -seen.entropy
 
 
 @dataclass(frozen=True)
@@ -124,7 +53,7 @@ class EntropyBounded(SelectorPolicy):
             )
         if self.gamma is None and self.budget_nats is None:
             object.__setattr__(self, "gamma", 0.1)
-        _ = self._rule
+        _ = self._rule  # checks the values
 
     @property
     def _rule(self) -> EntropyBound | BudgetBound:
@@ -133,16 +62,77 @@ class EntropyBounded(SelectorPolicy):
         assert self.budget_nats is not None
         return BudgetBound(self.budget_nats)
 
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return self._rule
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        made = super().decode(run)
-        if self.budget_nats is not None and made.stats.accepted == [made.stats.row_passes]:
-            made.stats.notes.append(
+        generation = super().decode(run)
+        stats = generation.stats
+        if self.budget_nats is not None and stats.accepted == [stats.row_passes]:
+            stats.notes.append(
                 f"budget_nats: {self.budget_nats:g} bought no second slot at any pass; one slot a "
                 "pass was committed, and nothing spent"
             )
-        return made
+        return generation
+
+
+@dataclass(frozen=True)
+class EntropyBound(LogitsOnly):
+    """The longest prefix, by entropy, that costs at most `gamma`; one slot costs nothing."""
+
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("gamma", self.gamma, 0, float("inf"), "0.1 is usual, 0 is exact")
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        index, costs = prefix_costs(predictions)
+        n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
+        return predictions.is_open & (index < n)
+
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        """See `Selector`."""
+        return -predictions.entropy
+
+
+@dataclass(frozen=True)
+class BudgetBound(LogitsOnly):
+    """The largest prefix, by entropy, that keeps the pace of the budget. One slot costs nothing and
+    is always taken, so that a budget below what two slots cost commits one slot a pass.
+    """
+
+    nats: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("budget_nats", self.nats, 0, float("inf"), "0 is exact")
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        index, costs = prefix_costs(predictions)
+        more = torch.arange(1, index.shape[1] + 1, device=index.device)
+        more = torch.minimum(more, predictions.is_open.sum(1, keepdim=True))
+        total = state.n_slots[:, None].clamp(min=1).double()
+        share = (state.n_committed[:, None] + more) / total
+        fits = state.spent[:, None] + costs <= self.nats * share
+        n = (fits * more).amax(1, keepdim=True).clamp(min=1)
+        return predictions.is_open & (index < n)
+
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        """See `Selector`."""
+        return -predictions.entropy
+
+
+def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:
+    """Slots in ascending order of entropy, and what prefixes of them cost.
+
+    Returns:
+        Index of each slot in that order, `[B, Q]` int64, and `[B, Q]` float64: nats that the first
+        k + 1 of them cost at most; closed slots come last and add nothing.
+    """
+    index = ranked(-predictions.entropy, predictions.is_open)
+    spread = torch.where(predictions.is_open, predictions.entropy.double(), 0.0)
+    spread = torch.empty_like(spread).scatter_(1, index, spread)
+    return index, (spread.cumsum(1) - spread.cummax(1).values).clamp(min=0)

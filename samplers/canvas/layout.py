@@ -1,8 +1,9 @@
 """From canvases to forward passes: which columns are computed, written and read.
 
-Two shapes of a pass. *Whole*: every column of every canvas, several canvases as more rows.
-*Chosen*: some columns of a row, several canvases as more entries of the same row, each of which
-sees its own copies and what earlier passes left; see `mmaccel.samplers.canvas.cache_plan`.
+A pass has one of two shapes. *As rows*: every column of every canvas is computed; several canvases
+are further rows. *As entries*: some columns of a row are computed; several canvases are further
+entries of the same row, each of which attends to its own canvas and to what earlier passes wrote.
+See `mmaccel.samplers.canvas.cache_plan`.
 """
 
 from __future__ import annotations
@@ -16,27 +17,30 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 
 
-class Sets(NamedTuple):
-    """Position sets of a pass over chosen columns, `[R, N]` bool each."""
+class ColumnSets(NamedTuple):
+    """Columns of a pass as entries, `[R, N]` bool each."""
 
     computed: Tensor
-    written: Tensor  # of those computed: what goes to the column's own place
-    seen: Tensor  # what may be looked at, fresh or kept
+    written: Tensor  # of those computed: what goes to the column's own cache index
+    visible: Tensor  # what may be attended to, written by this pass or an earlier one
 
 
 class Columns:
-    """Columns of a run: T of the prompt, right-aligned, and L slots behind them.
+    """Columns of a run: T of the prompt, right-aligned, then L slots.
+
+    Cache index i < N belongs to column i. *Scratch* indices follow, for entries that are computed
+    and not written for later passes. The last index takes padding.
 
     Args:
         prompt: R = G * B rows, branch-major.
         length: L.
-        block: positions per block that an entry must not look beyond; None for none.
-        copies: most canvases of a pass over chosen columns.
+        block: positions per block; an entry attends to no later block. None for no blocks.
+        copies: most canvases of a pass as entries.
         scratch: most columns of a canvas that such a pass computes without writing.
 
     Attributes:
         n: N = T + L.
-        cache_size: P, N and room for what is computed and not written, and one that is nobody's.
+        cache_size: P, cache indices of a row.
         first: T, the column of slot 0.
         pad: `[R]` int64, columns before a row's first token.
     """
@@ -56,27 +60,27 @@ class Columns:
         self._blocks = None if block is None else self.positions // block
 
     def tokens(self, canvases: Tensor) -> Tensor:
-        """Canvases `[K, B, L]` behind their prompts, `[G, K, B, N]`."""
+        """Prompts followed by canvases `[K, B, L]`, `[G, K, B, N]`."""
         copies, batch, _ = canvases.shape
         shape = (self.branches, copies, batch, -1)
         prompts = self._prompt.view(self.branches, 1, batch, -1).expand(shape)
         return torch.cat([prompts, canvases.expand(self.branches, -1, -1, -1)], -1)
 
-    def rows(self, per_row: Tensor) -> Tensor:
+    def to_pass_rows(self, per_row: Tensor) -> Tensor:
         """`[B]` of the canvas to `[R]` of the pass."""
         return per_row.repeat(self.branches)
 
-    def whole(self, canvases: Tensor, seen: Tensor, slots: Tensor) -> CanvasPass:
-        """Everything of K canvases, as G * K * B rows.
+    def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
+        """All columns of K canvases, as G * K * B rows.
 
         Args:
             canvases: `[K, B, L]` int64.
-            seen: `[R, N]` bool.
+            visible: `[R, N]` bool.
             slots: `[B, Q]` int64, whose logits are wanted.
         """
         copies = canvases.shape[0]
         tokens = self.tokens(canvases).flatten(0, 2)  # [G * K * B, N]
-        reads = seen[:, None]  # [R, 1, N]
+        reads = visible[:, None]  # [R, 1, N]
         if self._blocks is not None:
             reads = reads & (self._blocks[:, None] <= self._blocks[..., None])  # [R, N, N]
         return CanvasPass(
@@ -87,13 +91,21 @@ class Columns:
             (slots + self.first).repeat(self.branches * copies, 1),
         )
 
-    def chosen(self, canvases: Tensor, sets: Sets, slots: Tensor) -> CanvasPass:
+    def _repeat(self, per_row: Tensor, copies: int) -> Tensor:
+        """`[G * B, ...]` to `[G * K * B, ...]`."""
+        if copies == 1:
+            return per_row
+        split = per_row.unflatten(0, (self.branches, 1, -1))
+        return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)
+
+    def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> CanvasPass:
         """Some columns of K canvases, in R rows.
 
         Args:
             canvases: `[K, B, L]` int64; with K above 1 nothing is written.
             sets: the same for all K.
-            slots: `[B, Q]` int64, whose logits are wanted; computed, where they mean anything.
+            slots: `[B, Q]` int64, whose logits are wanted; logits of slots that are not computed
+                mean nothing.
 
         Cost: one host synchronisation, for the number of entries.
         """
@@ -101,16 +113,16 @@ class Columns:
         count = int(sets.computed.sum(1).max())
         columns = (~sets.computed).int().argsort(dim=1, stable=True)[:, :count]  # [R, C]
         is_real = sets.computed.gather(1, columns)
-        is_own = sets.written.gather(1, columns)
-        is_fresh = is_real & ~is_own
+        is_written = sets.written.gather(1, columns)
+        is_scratch = is_real & ~is_written
         step = torch.arange(copies, device=columns.device)[:, None]  # [K, 1]
-        rank = is_fresh.cumsum(1) - 1  # [R, C]
-        aside = self.n + step * self._scratch + rank[:, None]  # [R, K, C]
-        own = torch.where(is_own, columns, self.cache_size - 1)
-        places = torch.where(is_fresh[:, None], aside, own[:, None])
+        rank = is_scratch.cumsum(1) - 1  # [R, C]
+        scratch = self.n + step * self._scratch + rank[:, None]  # [R, K, C]
+        own = torch.where(is_written, columns, self.cache_size - 1)
+        cache_indices = torch.where(is_scratch[:, None], scratch, own[:, None])
         tokens = self.tokens(canvases).transpose(1, 2).flatten(0, 1)  # [R, K, N]
         tokens = tokens.gather(2, columns[:, None].expand(-1, copies, -1))
-        reads = self._reads(sets, columns, is_fresh, aside)  # [R, K, 1 or C, P]
+        reads = self._reads(sets, columns, is_scratch, scratch)  # [R, K, 1 or C, P]
         if copies > 1:
             reads = reads.expand(-1, -1, count, -1)
         order = (sets.computed.cumsum(1) - 1).clamp(min=0)  # [R, N], entry of a column
@@ -119,38 +131,33 @@ class Columns:
         return CanvasPass(
             tokens.flatten(1),
             self.positions.gather(1, columns).repeat(1, copies),
-            places.flatten(1),
+            cache_indices.flatten(1),
             reads.flatten(1, 2),
             queries.view(rows, -1),
         )
 
-    def in_rows(self, logits: Tensor, copies: int) -> Tensor:
+    def _reads(
+        self, sets: ColumnSets, columns: Tensor, is_scratch: Tensor, scratch: Tensor
+    ) -> Tensor:
+        """Cache indices that the entries of each copy attend to, `[R, K, 1 or C, P]` bool."""
+        rows, copies, _ = scratch.shape
+        cached = sets.visible & (~sets.computed | sets.written)  # [R, N]
+        scratch = torch.where(is_scratch[:, None], scratch, self.cache_size - 1)
+        reads = cached.new_zeros(rows, copies, self.cache_size)
+        reads.scatter_(2, scratch, True)
+        reads[..., -1] = False
+        reads[..., : self.n] = cached[:, None]
+        if self._blocks is None:
+            return reads[:, :, None]
+        blocks = self._blocks.new_zeros(rows, copies, self.cache_size)
+        own = self._blocks.gather(1, columns)  # [R, C]
+        blocks.scatter_(2, scratch, own[:, None].expand(-1, copies, -1))
+        blocks[..., : self.n] = self._blocks[:, None]
+        return reads[:, :, None] & (blocks[:, :, None] <= own[:, None, :, None])
+
+    def logits_as_rows(self, logits: Tensor, copies: int) -> Tensor:
         """Logits of entries `[R, K * Q, V]` as rows `[G * K * B, Q, V]`."""
         if copies == 1:
             return logits
         split = logits.unflatten(1, (copies, -1)).unflatten(0, (self.branches, -1))
         return split.transpose(1, 2).flatten(0, 2)
-
-    def _reads(self, sets: Sets, columns: Tensor, is_fresh: Tensor, aside: Tensor) -> Tensor:
-        """Places that the entries of each copy look at, `[R, K, 1 or C, P]` bool."""
-        rows, copies, count = aside.shape
-        kept = sets.seen & (~sets.computed | sets.written)  # [R, N]
-        aside = torch.where(is_fresh[:, None], aside, self.cache_size - 1)
-        reads = kept.new_zeros(rows, copies, self.cache_size)
-        reads.scatter_(2, aside, True)
-        reads[..., -1] = False
-        reads[..., : self.n] = kept[:, None]
-        if self._blocks is None:
-            return reads[:, :, None]
-        blocks = self._blocks.new_zeros(rows, copies, self.cache_size)
-        own = self._blocks.gather(1, columns)  # [R, C]
-        blocks.scatter_(2, aside, own[:, None].expand(-1, copies, -1))
-        blocks[..., : self.n] = self._blocks[:, None]
-        return reads[:, :, None] & (blocks[:, :, None] <= own[:, None, :, None])
-
-    def _repeat(self, per_row: Tensor, copies: int) -> Tensor:
-        """`[G * B, ...]` to `[G * K * B, ...]`."""
-        if copies == 1:
-            return per_row
-        split = per_row.unflatten(0, (self.branches, 1, -1))
-        return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)

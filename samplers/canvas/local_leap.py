@@ -1,17 +1,11 @@
-"""LocalLeap: sure slots, and around them slots that are nearly sure.
+"""LocalLeap: slots that are sure, and around them slots that are nearly sure.
 
 F. Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Propagation"
-(LocalLeap), 2025, arXiv 2510.07081.
+(LocalLeap), 2025, arXiv 2510.07081: slots of high confidence are anchors; inside a radius around
+them the threshold is lower. Anchors are open slots of this pass; distance is counted in slots.
 
-Departures: none in the rule; where there is no anchor, the surest slot is committed, as there.
-
-Local leaps: around a slot that is sure, others are trusted earlier.
-
-F. Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Propagation"
-(LocalLeap), 2025, arXiv 2510.07081: high-confidence slots are anchors; inside a radius around them
-the threshold is lower. Anchors are open slots of this pass; distance is counted in slots.
-
-Departures: none in the rule.
+Departures: none in the rule; where there is no anchor, the most confident slot is committed, as in
+the paper.
 """
 
 from __future__ import annotations
@@ -21,36 +15,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import check_integer, check_number
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState
-
-
-@dataclass(frozen=True)
-class Local(LogitsOnly):
-    """Anchors, slots of probability `anchor`, and slots of `relaxed` at most `radius` from one."""
-
-    anchor: float = 0.9
-    radius: int = 4
-    relaxed: float = 0.75
-
-    def __post_init__(self) -> None:
-        check_number("anchor", self.anchor, 0, 1, "0.9 is usual")
-        check_int("radius", self.radius, 0, hint="0 takes the anchors alone")
-        check_number("relaxed", self.relaxed, 0, 1, "0.75 is usual, `anchor` turns it off")
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        anchors = seen.is_open & (seen.peak >= self.anchor)
-        width = 2 * min(self.radius, anchors.shape[1]) + 1
-        near = max_pool1d(anchors[:, None].float(), width, 1, width // 2)[:, 0] > 0
-        return anchors | (near & seen.is_open & (seen.peak >= self.relaxed))
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return seen.peak
 
 
 @dataclass(frozen=True)
@@ -72,6 +41,28 @@ class LocalLeap(SelectorPolicy):
         super().__post_init__()
         Local(self.anchor, self.radius, self.relaxed)
 
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return AtLeast(1, Local(self.anchor, self.radius, self.relaxed))
+
+
+@dataclass(frozen=True)
+class Local(LogitsOnly):
+    """Anchors, slots of probability `anchor`, and slots of `relaxed` at most `radius` from one."""
+
+    anchor: float = 0.9
+    radius: int = 4
+    relaxed: float = 0.75
+
+    def __post_init__(self) -> None:
+        check_number("anchor", self.anchor, 0, 1, "0.9 is usual")
+        check_integer("radius", self.radius, 0, "0 takes the anchors alone")
+        check_number("relaxed", self.relaxed, 0, 1, "0.75 is usual, `anchor` turns it off")
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        is_open, peak = predictions.is_open, predictions.peak
+        anchors = is_open & (peak >= self.anchor)
+        width = 2 * min(self.radius, anchors.shape[1]) + 1
+        near = max_pool1d(anchors[:, None].float(), width, 1, width // 2)[:, 0] > 0
+        return anchors | (near & is_open & (peak >= self.relaxed))

@@ -5,17 +5,15 @@ Language Models" (FreeDave), 2025, arXiv 2510.00294 (nested drafts, verified in 
 and Y. Gao et al., "Self Speculative Decoding for Diffusion Large Language Models", 2025, arXiv
 2510.04147.
 
-From what is known of a canvas guess the next slots that stepwise decoding will commit and what it
-will put there: canvases d1, d2, ..., each with one more. One pass looks at all of them. d1 is
-certain; d(k+1) is right as long as it is what stepwise decoding makes of d(k).
+From the last predictions guess the next slots that stepwise decoding will commit and their tokens:
+canvases d1, d2, ..., each with one more. One pass predicts all of them. d1 is certain; d(k+1) is
+right as long as it is what stepwise decoding makes of d(k).
 
 Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run,
-and the choice of slots does not look at what is drawn, so that the stepwise result is a function of
-the canvas, and equality can be checked token by token. Every slot's noise is used once, when it is
-committed, so that the law is that of fresh noise. Where the order looks at no logits, guesses of a
-rejected draft are kept for the next one ("carried"), as in Jacobi decoding.
-
-A canvas run that looks at several canvases in one pass and goes on from one of them.
+and the choice of slots does not depend on what is drawn, so that the stepwise result is a function
+of the canvas, and equality can be checked token by token. Every slot's noise is used once, when it
+is committed, so that the distribution is that of fresh noise. Where the order does not depend on
+logits, guesses of a rejected draft are reused for the next one ("carried"), as in Jacobi decoding.
 """
 
 from __future__ import annotations
@@ -27,57 +25,16 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
+from mmaccel.checks import check_choice
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.orders import Order, check_order
+from mmaccel.samplers.canvas.orders import ORDERS, Order
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.state import Canvas
-
-
-class DraftRun(CanvasRun):
-    """`CanvasRun` with drafts; the same arguments."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the next pass writes what later ones read, or is some row's first: it takes one
-        canvas only.
-        """
-        return self.is_new or self._eyes.is_due(self.canvas)
-
-    def look_along(self, drafts: Canvas, copies: int) -> list[SlotPredictions]:
-        """One pass over several canvases at once.
-
-        Args:
-            drafts: `[K * B]` rows, copies of the canvas with more committed in the active block.
-            copies: K.
-
-        Returns:
-            SlotPredictions `[B, Q]` of each.
-        """
-        seen, n_entries = self._eyes.look(drafts, copies)
-        self.ledger.compute(n_entries)
-        return seen.split(copies)
-
-    def accept(self, drafts: Canvas, index: Tensor) -> None:
-        """Go on from one of the copies `[K * B]` that were looked at, `index` `[B]` in 0..K-1.
-
-        What that committed is counted with the next `commit`.
-        """
-        before = self.canvas.is_committed.sum(1)
-        self.canvas.take(drafts, index)
-        self.ledger.gain(self.canvas.is_committed.sum(1) - before)
-
-    def still_open(self, seen: SlotPredictions) -> Tensor:
-        """`[B, Q]` bool, slots of `seen` that are open yet and in the active block yet."""
-        return seen.is_open & self.canvas.active().gather(1, seen.slots)
-
-    def room_ahead(self, most: int) -> Tensor:
-        """`[B]` int64, up to `most`: slots that can be committed before a full pass is due."""
-        return self._eyes.room_ahead(self.canvas, most)
 
 
 @dataclass(frozen=True)
@@ -85,11 +42,11 @@ class LosslessUnmask(RunPolicy):
     """`Stepwise` with the same order, block and cache, in fewer passes.
 
     Args:
-        drafts: canvases a pass looks at, 1..256; 1 is `Stepwise`.
+        drafts: canvases that a pass computes, 1..256; 1 is `Stepwise`.
         order: which slot is next, one of `mmaccel.samplers.canvas.orders.ORDERS` but "sampled".
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
-            what is cached; None takes entries where a cache is kept and rows otherwise.
+            what is cached; None takes entries with a cache and rows otherwise.
     """
 
     drafts: int = 8
@@ -100,22 +57,20 @@ class LosslessUnmask(RunPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.drafts, bool) or not isinstance(self.drafts, int):
-            received = repr(self.drafts)
-        else:
-            received = "" if 1 <= self.drafts <= 256 else str(self.drafts)
-        if received:
+        is_integer = isinstance(self.drafts, int) and not isinstance(self.drafts, bool)
+        if not (is_integer and 1 <= self.drafts <= 256):
             raise OptionError(
-                f"drafts: expected an integer in 1..256, received {received}; 4 to 16 suits most"
+                f"drafts: expected an integer in 1..256, received {self.drafts!r}; 4 to 16 suits "
+                "most"
             )
-        check_order(self.order)
+        check_choice("order", self.order, ORDERS)
         if self.order == "sampled":
             raise OptionError(
-                "order: expected one that does not look at what was drawn, received 'sampled'; "
+                "order: expected one that does not depend on what was drawn, received 'sampled'; "
                 "choose 'confidence', or decode with Stepwise"
             )
         if self.layout not in (None, "rows", "entries") or (
-            self.layout == "rows" and as_plan(self.cache).keeps
+            self.layout == "rows" and as_plan(self.cache).reuses
         ):
             raise OptionError(
                 "layout: expected 'entries', 'rows' (without a cache) or None, received "
@@ -124,13 +79,18 @@ class LosslessUnmask(RunPolicy):
 
     @property
     def exactness(self) -> Exactness:
-        """Bitwise as `Stepwise`; with a stale cache that law itself is another."""
+        """Bitwise as `Stepwise`; with a stale cache its own distribution is not the model's."""
         return "bitwise" if as_plan(self.cache).is_exact else "relaxed"
 
     @property
     def run_type(self) -> type[CanvasRun]:
-        """What runs it."""
+        """See `mmaccel.samplers.canvas.policy.RunPolicy`."""
         return DraftRun
+
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
+        """A run of this policy, before its first pass."""
+        layout = self.layout or ("entries" if as_plan(self.cache).reuses else "rows")
+        return super().open(model, prompt, length, copies=self.drafts, layout=layout, **options)
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
@@ -138,32 +98,67 @@ class LosslessUnmask(RunPolicy):
         order = run.order(self.order)
         carried = None
         with run.interruptible():
-            seen = run.look() if run.is_open else None
-            while seen is not None:
-                run.commit(seen, order.first(seen))
-                if not run.is_open:
+            predictions = run.forward() if run.sync() else None
+            while predictions is not None:
+                run.commit(predictions, order.first(predictions))
+                if not run.sync():
                     break
-                if self.drafts == 1 or run.is_due:
-                    seen, carried = run.look(), None
+                if self.drafts == 1 or run.needs_single_pass:
+                    predictions, carried = run.forward(), None
                     continue
-                chain = Chain(run, order, seen, carried, self.drafts)
-                seen, carried = chain.verify()
+                chain = DraftChain(run, order, predictions, carried, self.drafts)
+                predictions, carried = chain.verify()
         return run.generation()
 
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
-        layout = self.layout or ("entries" if as_plan(self.cache).keeps else "rows")
-        return super().open(model, prompt, length, copies=self.drafts, layout=layout, **options)
+
+class DraftRun(CanvasRun):
+    """A run that computes several canvases in one pass and goes on from one of them; the same
+    arguments as `CanvasRun`.
+    """
+
+    @property
+    def needs_single_pass(self) -> bool:
+        """Whether the next pass writes to the cache, or is some row's first: it takes one canvas
+        only.
+        """
+        return self.has_new_rows or self.model_pass.is_refresh_due(self.canvas)
+
+    def forward_drafts(self, drafts: Canvas, copies: int) -> list[SlotPredictions]:
+        """One pass over several canvases at once.
+
+        Args:
+            drafts: `[K * B]` rows, copies of the canvas with more committed in the active block.
+            copies: K.
+
+        Returns:
+            SlotPredictions `[B, Q]` of each.
+        """
+        predictions, n_entries = self.model_pass.forward(drafts, copies)
+        self.bound.count_pass(n_entries)
+        return predictions.split(copies)
+
+    def accept(self, drafts: Canvas, index: Tensor) -> None:
+        """Go on from one of the copies `[K * B]` of a pass, `index` `[B]` in 0..K-1.
+
+        What it has committed is counted with the next `commit`.
+        """
+        before = self.canvas.is_committed.sum(1)
+        self.canvas.take(drafts, index)
+        self.bound.add_gain(self.canvas.is_committed.sum(1) - before)
+
+    def still_open(self, predictions: SlotPredictions) -> Tensor:
+        """`[B, Q]` bool, slots of `predictions` that are still open in the same active block."""
+        return predictions.is_open & self.canvas.active().gather(1, predictions.slots)
 
 
-class Chain:
-    """Nested drafts from a canvas on.
+class DraftChain:
+    """Nested drafts, beginning with the run's canvas.
 
     Args:
         run: its canvas is the first draft.
         order: of the slots.
-        seen: of the canvas before its last commit.
-        carried: `[B, Q]` int64, better guesses of tokens than those of `seen`, or None.
+        predictions: of the canvas before its last commit.
+        carried: `[B, Q]` int64, better guesses of tokens than those of `predictions`, or None.
         length: K, drafts.
     """
 
@@ -171,52 +166,53 @@ class Chain:
         self,
         run: DraftRun,
         order: Order,
-        seen: SlotPredictions,
+        predictions: SlotPredictions,
         carried: Tensor | None,
         length: int,
     ) -> None:
-        assert seen.drawn is not None
+        assert predictions.drawn is not None
         self._run, self._order, self._length = run, order, length
-        still = run.still_open(seen)  # [B, Q], what is left of the same block
-        ahead = order.ahead(replace(seen, is_open=still))  # [B, Q]
-        place = torch.arange(ahead.shape[1], device=ahead.device).expand_as(ahead)
-        turn = torch.empty_like(ahead).scatter_(1, ahead, place)
-        room = run.room_ahead(length - 1)  # [B], commits before a refresh is due
-        usable = torch.minimum(still.sum(1) - 1, room)  # the block's last slot is left open
-        self._turn = torch.where(still & (turn < usable[:, None]), turn, length)  # [B, Q]
-        self._tokens = seen.drawn if carried is None else carried
+        is_open = run.still_open(predictions)  # [B, Q]
+        indices = order.argsort(replace(predictions, is_open=is_open))  # [B, Q]
+        steps = torch.arange(indices.shape[1], device=indices.device).expand_as(indices)
+        step = torch.empty_like(indices).scatter_(1, indices, steps)
+        most = run.model_pass.commits_before_refresh(run.canvas, length - 1)  # [B]
+        usable = torch.minimum(is_open.sum(1) - 1, most)  # the block's last slot is left open
+        # [B, Q], slot is committed from draft step + 1 on; K where it is in no draft
+        self._step = torch.where(is_open & (step < usable[:, None]), step, length)
+        self._tokens = predictions.drawn if carried is None else carried
 
     def verify(self) -> tuple[SlotPredictions, Tensor | None]:
-        """One pass; moves the canvas to the last draft that is right.
+        """One pass; the run goes on from the last draft that is right.
 
         Returns:
-            SlotPredictions of the canvas, and guesses `[B, Q]` for the next chain, if they are any good.
+            SlotPredictions of the canvas, and guesses `[B, Q]` for the next chain or None.
         """
         run, length = self._run, self._length
         drafts = run.canvas.copies(length)
-        step = torch.arange(length, device=self._turn.device)[:, None, None]
-        chosen = (self._turn < step).flatten(0, 1)  # [K * B, Q]
-        run.place(drafts, chosen, self._tokens.repeat(length, 1))
-        views = run.look_along(drafts, length)
+        index = torch.arange(length, device=self._step.device)[:, None, None]
+        chosen = (self._step < index).flatten(0, 1)  # [K * B, Q]
+        run.commit_on(drafts, chosen, self._tokens.repeat(length, 1))
+        views = run.forward_drafts(drafts, length)
         right = [self._is_right(view, k) for k, view in enumerate(views[:-1])]
         n_right = torch.stack([*right, torch.zeros_like(right[0])]).int().cumprod(0).sum(0)
         run.accept(drafts, n_right)
-        seen = SlotPredictions.pick(views, n_right)
-        return seen, self._carry(views, seen)
+        predictions = SlotPredictions.pick(views, n_right)
+        return predictions, self._carry(views, predictions)
 
     def _is_right(self, view: SlotPredictions, k: int) -> Tensor:
         """`[B]` bool, whether draft k + 1 is what stepwise decoding makes of draft k."""
         assert view.drawn is not None
         wanted = self._order.first(view)  # [B, Q]
-        given = self._turn == k
-        same = (wanted == given).all(1) & given.any(1)
-        return same & ((view.drawn == self._tokens) | ~given).all(1)
+        drafted = self._step == k
+        same = (wanted == drafted).all(1) & drafted.any(1)
+        return same & ((view.drawn == self._tokens) | ~drafted).all(1)
 
-    def _carry(self, views: list[SlotPredictions], seen: SlotPredictions) -> Tensor | None:
-        """What each slot was, seen from the draft before it; None where the order may change."""
-        if self._order.ranks is None or seen.drawn is None:
+    def _carry(self, views: list[SlotPredictions], predictions: SlotPredictions) -> Tensor | None:
+        """What each slot drew in the draft before it; None where the order may change."""
+        if self._order.ranks is None or predictions.drawn is None:
             return None
         drawn = torch.stack([view.drawn for view in views if view.drawn is not None])  # [K, B, Q]
-        source = self._turn.clamp(max=self._length - 1)
+        source = self._step.clamp(max=self._length - 1)
         guess = drawn.gather(0, source[None])[0]
-        return torch.where(guess < 0, seen.drawn, guess)  # closed in a draft that was wrong
+        return torch.where(guess < 0, predictions.drawn, guess)  # closed in a wrong draft

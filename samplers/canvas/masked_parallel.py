@@ -1,29 +1,21 @@
 """MaskGIT and its Halton schedule: a fixed number of slots at every pass.
 
 H. Chang et al., "MaskGIT: Masked Generative Image Transformer", CVPR 2022, arXiv 2202.04200,
-section 3.2; V. Besnier et al., "Halton Scheduler for Masked Generative Image Transformer", ICLR
-2025, arXiv 2503.17076.
+section 3.2 (cosine schedule); V. Besnier et al., "Halton Scheduler for Masked Generative Image
+Transformer", ICLR 2025, arXiv 2503.17076 (arccos schedule).
 
-MaskGIT draws a token for every slot and keeps those whose chance, plus Gumbel noise that grows less
-from pass to pass, is highest. That favours likely tokens beyond what the model says of them, with a
-perfect model too. Halton takes slots in an order that knows nothing of the tokens.
-
-Departures: `choose="first"` ranks slots by the probability of their likeliest token instead, so
-that the choice knows nothing of what is drawn; tokens are drawn with noise frozen per slot, so that
-a slot that is passed over draws from its next law with the same noise.
-
-Quotas: so many slots at every pass, whatever the model says of them.
-
-H. Chang et al., "MaskGIT", CVPR 2022, arXiv 2202.04200 (cosine); V. Besnier et al., "Halton
-Scheduler for Masked Generative Image Transformer", ICLR 2025, arXiv 2503.17076 (arccos).
+MaskGIT draws a token for every slot and keeps those whose log-probability, plus Gumbel noise that
+shrinks from pass to pass, is highest. That favours likely tokens beyond their probability, with a
+perfect model too. Halton takes slots in an order that does not depend on tokens.
 
 After pass t of T the share f(t / T) of the slots is left open: cosine cos(pi x / 2), arccos
 arccos(x) / (pi / 2), linear 1 - x. Cosine and arccos take more at every pass: cosine begins with
 few, arccos begins evenly and takes its largest share at the last one.
 
-Departures: counted over the active block of every row; at least one slot is committed a pass.
-
-A selector that follows an order of `mmaccel.samplers.canvas.orders`, one slot a pass.
+Departures: `choose="first"` ranks slots by the probability of their likeliest token instead, so
+that the choice does not depend on what is drawn; tokens are drawn with noise frozen per slot, so
+that a slot that is not chosen draws from its next distribution with the same noise; shares are
+counted over the active block of every row; at least one slot is committed a pass.
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import check_choice, check_integer, check_number
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.cache_plan import as_plan
@@ -49,77 +41,16 @@ SCHEDULES = ("cosine", "arccos", "linear")
 
 
 @dataclass(frozen=True)
-class Quota:
-    """As many slots as a schedule has for the pass, from the top of a selector's rank.
-
-    Args:
-        schedule: one of `SCHEDULES`.
-        steps: passes a block takes; the last one commits what is left.
-        by: whose rank.
-    """
-
-    schedule: str
-    steps: int
-    by: Selector
-
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_int("steps", self.steps, 1, hint="8 to 32 is usual")
-
-    @property
-    def sees_samples(self) -> bool:
-        """Whether the rank does."""
-        return self.by.sees_samples
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        share = ((memory.passes + 1).double() / self.steps).clamp(max=1)  # [B]
-        left = {
-            "cosine": (share * pi / 2).cos(),
-            "arccos": share.arccos() / (pi / 2),
-            "linear": 1 - share,
-        }[self.schedule]
-        n_left = (memory.n_block * left + 1e-9).floor().long()  # up to rounding
-        n_left = torch.where(share < 1, n_left, 0)
-        n = (seen.is_open.sum(1) - n_left).clamp(min=1)
-        return top(self.rank(seen), seen.is_open, n)
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return self.by.rank(seen)
-
-
-@dataclass(frozen=True, eq=False)
-class ByOrder:
-    """The next slot of an order; others rank behind it in that order."""
-
-    order: Order
-
-    @property
-    def sees_samples(self) -> bool:
-        """Whether the order does."""
-        return self.order.name == "sampled"
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        return self.order.first(seen)
-
-    def rank(self, seen: SlotPredictions) -> Tensor:
-        """See `Selector`."""
-        return self.order.score(seen)
-
-
-@dataclass(frozen=True)
 class MaskedParallel(SelectorPolicy):
     """Reference decoder: `Stepwise` in the same order, choosing first; with `steps` None and
-    `choose` "first" it decodes that law.
+    `choose` "first" it decodes the same distribution.
 
     Args:
         steps: passes a block takes; None: one slot a pass.
         schedule: "cosine", "arccos" or "linear", see `Quota`; None: the order's own.
-        order: "confidence" (MaskGIT, cosine), or one that looks at no logits, "halton" (arccos),
-            "random" or "left".
-        choose: "last" draws tokens and ranks slots by what they are, "first" ranks without.
+        order: "confidence" (MaskGIT, cosine), or one that does not depend on logits, "halton"
+            (arccos), "random" or "left".
+        choose: "last" draws tokens and ranks slots by their probability, "first" ranks without.
         choice: temperature of the noise on the ranks at the first pass, 0 at the last.
         block, cache: as in `Stepwise`.
     """
@@ -133,7 +64,7 @@ class MaskedParallel(SelectorPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None:
-            check_int("steps", self.steps, 1, hint="8 to 32 is usual")
+            check_integer("steps", self.steps, 1, "8 to 32 is usual")
         if self.schedule is not None:
             check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("order", self.order, ("confidence", "halton", "random", "left"))
@@ -147,61 +78,114 @@ class MaskedParallel(SelectorPolicy):
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
-        """Relaxed, but for one slot a pass, and never more, that was chosen before anything was
-        drawn.
-        """
-        blind = self.choose == "first" or self.order != "confidence"
-        is_whole = as_plan(self.cache).is_exact and not self.drop_suffix
-        is_exact = self.steps is None and blind and is_whole and not self.ends
+        """Relaxed, but for exactly one slot a pass that is chosen before anything is drawn."""
+        chooses_first = self.choose == "first" or self.order != "confidence"
+        sees_all = as_plan(self.cache).is_exact and not self.drop_suffix
+        is_exact = self.steps is None and chooses_first and sees_all and not self.early_ends
         return "distribution" if is_exact else "relaxed"
 
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
-        rank: Selector
+        by: Selector
         if self.order == "confidence":
-            rank = NoisyRank(memory, self.choice, self.steps, self.choose == "last")
+            by = NoisyRank(state, self.choice, self.steps, self.choose == "last")
         else:
-            rank = ByOrder(run.order(self.order))
+            by = ByOrder(run.order(self.order))
         if self.steps is None:
-            return rank
+            return by
         own = "arccos" if self.order == "halton" else "cosine"
-        return Quota(self.schedule or own, self.steps, rank)
+        return Quota(self.schedule or own, self.steps, by)
 
 
-class NoisyRank:
-    """The slot of the highest logarithm of a probability and Gumbel noise; ranked by that.
+@dataclass(frozen=True)
+class Quota:
+    """As many slots as a schedule has for the pass, from the top of a selector's rank.
 
     Args:
-        memory: of the run, which gives the noise.
+        schedule: one of `SCHEDULES`.
+        steps: passes a block takes; the last one commits what is left.
+        by: the selector whose rank is used.
+    """
+
+    schedule: str
+    steps: int
+    by: Selector
+
+    @property
+    def sees_samples(self) -> bool:
+        """Whether the rank does."""
+        return self.by.sees_samples
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        share = ((state.block_passes + 1).double() / self.steps).clamp(max=1)  # [B]
+        left = {
+            "cosine": (share * pi / 2).cos(),
+            "arccos": share.arccos() / (pi / 2),
+            "linear": 1 - share,
+        }[self.schedule]
+        n_left = (state.n_block * left + 1e-9).floor().long()  # up to rounding
+        n_left = torch.where(share < 1, n_left, 0)
+        n = (predictions.is_open.sum(1) - n_left).clamp(min=1)
+        return top(self.rank(predictions), predictions.is_open, n)
+
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        """See `Selector`."""
+        return self.by.rank(predictions)
+
+
+@dataclass(frozen=True, eq=False)
+class ByOrder:
+    """The next slot of an order of `mmaccel.samplers.canvas.orders`; ranked by that order."""
+
+    order: Order
+
+    @property
+    def sees_samples(self) -> bool:
+        """Whether the order does."""
+        return self.order.name == "sampled"
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        return self.order.first(predictions)
+
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        """See `Selector`."""
+        return self.order.score(predictions)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyRank:
+    """The slot with the highest sum of a log-probability and Gumbel noise; ranked by that sum.
+
+    Args:
+        state: of the run, which gives the noise.
         choice: temperature of the noise at a block's first pass.
         steps: passes after which it is 0; None: it stays.
         sees_samples: whether the probability is the drawn token's, or the likeliest one's.
     """
 
-    def __init__(
-        self, memory: SelectorState, choice: float, steps: int | None, sees_samples: bool
-    ) -> None:
-        self._memory, self._sees = memory, sees_samples
-        self._choice, self._steps = choice, steps
+    state: SelectorState
+    choice: float
+    steps: int | None
+    sees_samples: bool
 
-    @property
-    def sees_samples(self) -> bool:
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         """See `Selector`."""
-        return self._sees
-
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-        """See `Selector`."""
-        rank = torch.where(seen.is_open, self.rank(seen), float("-inf"))
+        is_open = predictions.is_open
+        rank = torch.where(is_open, self.rank(predictions), float("-inf"))
         best = rank.argmax(1, keepdim=True)
-        return torch.zeros_like(seen.is_open).scatter(1, best, True) & seen.is_open
+        return torch.zeros_like(is_open).scatter(1, best, True) & is_open
 
-    def rank(self, seen: SlotPredictions) -> Tensor:
+    def rank(self, predictions: SlotPredictions) -> Tensor:
         """See `Selector`."""
-        chance = seen.chance if self._sees else seen.peak
-        assert chance is not None
-        run, done = self._memory.run, self._memory.passes[:, None] + 1
-        scale = torch.full_like(chance, self._choice)
-        if self._steps is not None:
-            scale = scale * (1 - done / self._steps).clamp(min=0)
-        noise = run.noise.gumbel(seen.slots, 1, Stream.CHOICE, run.ledger.row_passes + 1)[..., 0]
-        return chance.log() + scale * noise
+        probability = predictions.chance if self.sees_samples else predictions.peak
+        assert probability is not None
+        scale = torch.full_like(probability, self.choice)
+        if self.steps is not None:
+            done = self.state.block_passes[:, None] + 1
+            scale = scale * (1 - done / self.steps).clamp(min=0)
+        run = self.state.run
+        step = run.bound.row_passes + 1
+        noise = run.noise.gumbel(predictions.slots, 1, Stream.CHOICE, step)[..., 0]
+        return probability.log() + scale * noise

@@ -4,29 +4,26 @@ Confidence and entropy: H. Chang et al., "MaskGIT", CVPR 2022, arXiv 2202.04200;
 NeurIPS 2025, arXiv 2505.24857. Margin: J. Kim et al., ICML 2025, arXiv 2502.06768. Halton: V.
 Besnier et al., ICLR 2025, arXiv 2503.17076.
 
-Departures: ties go to the lowest slot; the Halton order of slots that stand in no grid is the van
-der Corput sequence; the random order is keyed by seed and item, so that a row has its own whatever
-its batch.
+Departures: ties go to the lowest slot; the Halton order of slots without a grid is the van der
+Corput sequence; the random order is keyed by seed and item, so that a row has the same order in
+every batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout
-from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 
 ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton", "sampled")
 
-
-_STEP = 0xFFFFF  # a pass that no run makes: its uniforms are used for nothing else
+_STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
 
 @dataclass
@@ -35,67 +32,54 @@ class Order:
 
     Attributes:
         name: one of `ORDERS`.
-        ranks: `[B, L]` float32, lower ones first, where the order looks at no logits; else None.
-        noise: that of a random order, whose rows may become others.
+        ranks: `[B, L]` float32, lower ones first, where the order does not depend on logits; else
+            None.
+        noise: that of a random order; the noise of some rows may be replaced in place.
     """
 
     name: str
     ranks: Tensor | None
     noise: Noise | None = None
 
-    def restart(self, places: Tensor) -> None:
-        """The noise of some places, `[n]` int64, has become that of other rows."""
+    def restart(self, batch_slots: Tensor) -> None:
+        """The noise of `batch_slots`, `[n]` int64, has become that of other rows."""
         if self.noise is not None and self.ranks is not None:
             self.ranks = _random_ranks(self.noise, self.ranks.shape[1])
 
-    def score(self, seen: SlotPredictions) -> Tensor:
+    def score(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` float32, the highest open slot is next; -inf where not open."""
         if self.ranks is not None:
-            value = -self.ranks.gather(1, seen.slots)
+            value = -self.ranks.gather(1, predictions.slots)
         elif self.name == "sampled":
-            assert seen.chance is not None
-            value = seen.chance
+            assert predictions.chance is not None
+            value = predictions.chance
+        elif self.name == "entropy":
+            value = -predictions.entropy
         else:
-            value = {"confidence": seen.peak, "entropy": -seen.entropy, "margin": seen.gap}[
-                self.name
-            ]
-        return torch.where(seen.is_open, value, float("-inf"))
+            value = predictions.peak if self.name == "confidence" else predictions.gap
+        return torch.where(predictions.is_open, value, float("-inf"))
 
-    def first(self, seen: SlotPredictions) -> Tensor:
+    def first(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` bool, the next slot of every row that has one."""
-        score = self.score(seen)
-        best = score.argmax(1, keepdim=True)
-        return torch.zeros_like(seen.is_open).scatter(1, best, True) & seen.is_open
+        best = self.score(predictions).argmax(1, keepdim=True)
+        is_open = predictions.is_open
+        return torch.zeros_like(is_open).scatter(1, best, True) & is_open
 
-    def ahead(self, seen: SlotPredictions) -> Tensor:
+    def argsort(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` int64, indices of the slots in order; closed ones come last."""
-        return self.score(seen).argsort(dim=1, descending=True, stable=True)
-
-
-def check_order(order: Any) -> None:
-    """Refuse an order that is none.
-
-    Raises:
-        OptionError: with the ones there are.
-    """
-    if order not in ORDERS:
-        raise OptionError(
-            f"order: expected one of {', '.join(ORDERS)}, received {order!r}; choose one of these"
-        )
+        return self.score(predictions).argsort(dim=1, descending=True, stable=True)
 
 
 def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> Order:
     """An order for the rows of `noise` and L slots."""
     batch, device = noise.seeds.shape[0], noise.seeds.device
-    slots = torch.arange(length, device=device).expand(batch, -1)
     if name == "left":
-        return Order(name, slots.float())
+        return Order(name, torch.arange(length, device=device).expand(batch, -1).float())
     if name == "random":
         return Order(name, _random_ranks(noise, length), noise)
     if name == "halton":
         columns = layout.columns if layout is not None else 0
-        ranks = halton_ranks(length, columns).to(device)
-        return Order(name, ranks.expand(batch, -1))
+        return Order(name, halton_ranks(length, columns).to(device).expand(batch, -1))
     return Order(name, None)
 
 
@@ -106,25 +90,25 @@ def _random_ranks(noise: Noise, length: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def halton_ranks(length: int, columns: int) -> Tensor:
-    """When each slot's turn is, `[L]` float32, a permutation of 0..L-1.
+    """The rank of each slot, `[L]` float32, a permutation of 0..L-1.
 
     The points of the Halton sequence of bases 2 and 3 fall on the cells of the grid one after the
-    other; a cell's turn is the first point on it.
+    other; cells are ranked by the first point that falls on them.
 
     Args:
         length: L.
-        columns: slots a row takes; 0 where slots stand in no grid.
+        columns: slots per row of the grid; 0 where slots have no grid.
     """
     columns = columns if 0 < columns < length else 1
     rows = -(-length // columns)
-    turn: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     k = 0
-    while len(turn) < length:
+    while len(ranks) < length:
         k += 1
         cell = int(_radical(k, 2) * rows) * columns + int(_radical(k, 3) * columns)
         if cell < length:
-            turn.setdefault(cell, len(turn))
-    return torch.tensor([turn[cell] for cell in range(length)], dtype=torch.float32)
+            ranks.setdefault(cell, len(ranks))
+    return torch.tensor([ranks[cell] for cell in range(length)], dtype=torch.float32)
 
 
 def _radical(k: int, base: int) -> float:

@@ -1,6 +1,5 @@
-"""What the policies have in common that fill a canvas by one run of theirs.
-
-What the policies have in common that commit what a selector takes.
+"""Base classes of canvas policies: `RunPolicy` fills a canvas by one run, `SelectorPolicy` commits
+what a selector takes at every pass.
 
 The loop is that of S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992,
 algorithm 5, with the choice of slots left to a selector.
@@ -26,7 +25,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class RunPolicy(CanvasPolicy):
-    """A `CanvasPolicy` in two steps, `open` a run and `decode` it.
+    """A `CanvasPolicy` in two steps: `open` a run and `decode` it.
 
     A subclass is a frozen dataclass and has these fields among its own, in its own order:
 
@@ -42,7 +41,7 @@ class RunPolicy(CanvasPolicy):
 
     @property
     def run_type(self) -> type[CanvasRun]:
-        """What runs it."""
+        """Class of the policy's runs."""
         return CanvasRun
 
     def __post_init__(self) -> None:
@@ -74,26 +73,21 @@ class RunPolicy(CanvasPolicy):
         """Fill the canvas of a run of this policy."""
 
 
-def downgrade_exactness(run: CanvasRun, selector: Selector) -> None:
-    """No promise is kept by what chooses slots by the tokens that were drawn there."""
-    if selector.sees_samples:
-        run.stats.exactness = "relaxed"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SelectorPolicy(RunPolicy):
-    """Fields of all of them.
+    """A policy that commits what its `selector` takes.
 
     Args:
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
         end_threshold: probability of an end token at which the first such slot is committed at
-            once. None: end tokens wait for their turn like others.
-        drop_suffix: whether passes stop looking behind a row's end once it has one. For models
-            that were trained on canvases of every length; others never saw one that is cut.
+            once. None: end tokens are committed like others.
+        drop_suffix: whether passes leave out the slots after a row's end once it has one. For
+            models that were trained on canvases of every length.
         settled: nats; where no likeliest token of the active block's open slots changed since the
-            pass before, and their mean entropy is lower, all are committed. None: never. What both
-            commit is charged as everything is, and may go beyond a bound of the policy's own.
+            pass before, and their mean entropy is lower, all are committed. None: never. What
+            `end_threshold` and `settled` commit is charged like everything, and may exceed a bound
+            of the policy's own.
     """
 
     block: int | None = None
@@ -107,17 +101,28 @@ class SelectorPolicy(RunPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("drop_suffix", self.drop_suffix, (False, True))
-        _ = self.ends
+        _ = self.early_ends  # checks the values
 
     @property
-    def ends(self) -> list[Selector]:
-        """What is committed beside what the policy's own selector takes."""
+    def early_ends(self) -> list[Selector]:
+        """Selectors of what is committed in addition to what the policy's own selector takes."""
         found: list[Selector] = []
         if self.end_threshold is not None:
             found.append(EosThreshold(self.end_threshold))
         if self.settled is not None:
             found.append(ConvergedBlock(self.settled))
         return found
+
+    @abstractmethod
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+        """What chooses the slots."""
+
+    def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+        """What is committed at a pass: what the selector takes, and early ends."""
+        chosen = self.selector(run, state)
+        for end in self.early_ends:
+            chosen = Or(chosen, end)
+        return chosen
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass.
@@ -129,27 +134,22 @@ class SelectorPolicy(RunPolicy):
         run = super().open(model, prompt, length, **options)
         if self.drop_suffix or self.end_threshold is not None:
             check_ends(prompt.stop_tokens, model.vocab_size)
-        run.canvas.drops = self.drop_suffix
+        run.canvas.drop_suffix = self.drop_suffix
         return run
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        memory = SelectorState.of(run)
-        selector = self.chooser(run, memory)
+        state = SelectorState.of(run)
+        selector = self.full_selector(run, state)
         downgrade_exactness(run, selector)
         with run.interruptible():
-            while run.is_open:
-                seen = run.look()
-                run.commit(seen, memory.choose(selector, seen))
+            while run.sync():
+                predictions = run.forward()
+                run.commit(predictions, state.choose(selector, predictions))
         return run.generation()
 
-    def chooser(self, run: CanvasRun, memory: SelectorState) -> Selector:
-        """What is committed at a pass: what the selector takes, and what `ends` a block."""
-        chosen = self.selector(run, memory)
-        for end in self.ends:
-            chosen = Or(chosen, end)
-        return chosen
 
-    @abstractmethod
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
-        """What chooses the slots."""
+def downgrade_exactness(run: CanvasRun, selector: Selector) -> None:
+    """Report a run as relaxed whose selector depends on the tokens that were drawn."""
+    if selector.sees_samples:
+        run.stats.exactness = "relaxed"

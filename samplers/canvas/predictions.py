@@ -1,13 +1,13 @@
-"""SlotPredictions: what a pass over a canvas says of the slots that may be committed now.
+"""SlotPredictions: what a pass over a canvas predicts for the slots that may be committed now.
 
-Two laws. The *model's law* is what guidance and the layout's mask leave of the logits; thresholds
-on confidence speak of it, so that they mean the same with every temperature and truncation. The
-*target law* is what a token is drawn from: the model's after temperature, top-k, top-p and min-p.
-Entropies, and the nats they add up to, are the target law's; at temperature 0, where the target law
-has none, the model's.
+There are two distributions per slot. The *model's distribution* is the model's after guidance and
+the layout's mask; thresholds on confidence apply to it, so that they mean the same at every
+temperature and truncation. The *target distribution* is what tokens are drawn from: the model's
+after temperature, top-k, top-p and min-p. Entropies, and the nats they add up to, are those of the
+target distribution; at temperature 0, where its entropy is always 0, those of the model's.
 
-A selector sees evidence *sealed*, without the tokens that were drawn: a choice of slots that knows
-what they will hold biases what they hold (see `docs/exactness.md`).
+A selector receives *sealed* predictions, without the tokens that were drawn: if the choice of slots
+depended on the tokens they will hold, it would bias these tokens (see `docs/exactness.md`).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from mmaccel.kernels.unmask import unmask
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_NEVER = float("-inf")
-
 
 @dataclass(frozen=True)
 class SlotPredictions:
-    """Of B rows and Q slots each.
+    """Predictions for Q slots of each of B rows.
 
     Attributes:
         slots: `[B, Q]` int64.
         is_open: `[B, Q]` bool, slots that may be committed; the other attributes mean nothing
             elsewhere.
-        peak: `[B, Q]` float32, largest probability of the model's law.
-        gap: `[B, Q]` float32, largest less second largest probability of the model's law.
-        entropy: `[B, Q]` float32, nats, of the target law (of the model's at temperature 0).
-        law: `[B, Q, V]` float32, unnormalised logarithms of the model's law.
-        is_lawless: `[B]` bool, rows with an open slot whose scores are no law (NaN, infinity, or
-            nothing possible).
-        drawn: `[B, Q]` int64, tokens drawn from the target law; None where sealed.
-        chance: `[B, Q]` float32, target law's probability of `drawn`; None where sealed.
+        peak: `[B, Q]` float32, largest probability of the model's distribution.
+        gap: `[B, Q]` float32, largest less second largest probability of the model's distribution.
+        entropy: `[B, Q]` float32, nats, of the target distribution (of the model's at temperature
+            0).
+        logits: `[B, Q, V]` float32, of the model's distribution.
+        has_invalid_logits: `[B]` bool, rows with an open slot whose logits are NaN or infinite, or
+            leave no token possible.
+        drawn: `[B, Q]` int64, tokens drawn from the target distribution; None where sealed.
+        chance: `[B, Q]` float32, probability of `drawn` in the target distribution; None where
+            sealed.
     """
 
     slots: Tensor
@@ -50,7 +50,7 @@ class SlotPredictions:
     peak: Tensor
     gap: Tensor
     entropy: Tensor
-    law: Tensor
+    logits: Tensor
     has_invalid_logits: Tensor
     drawn: Tensor | None = None
     chance: Tensor | None = None
@@ -60,15 +60,23 @@ class SlotPredictions:
         return replace(self, drawn=None, chance=None)
 
     def at_least_one(self, chosen: Tensor) -> Tensor:
-        """Chosen open slots `[B, Q]`, and the surest one of a row that has none of them."""
+        """Chosen open slots `[B, Q]`, and the most confident slot of a row that has none."""
         chosen = chosen & self.is_open
-        surest = torch.where(self.is_open, self.peak, -1.0).argmax(1, keepdim=True)
+        best = torch.where(self.is_open, self.peak, -1.0).argmax(1, keepdim=True)
         is_idle = ~chosen.any(1, keepdim=True) & self.is_open.any(1, keepdim=True)
-        return chosen.scatter(1, surest, chosen.gather(1, surest) | is_idle)
+        return chosen.scatter(1, best, chosen.gather(1, best) | is_idle)
+
+    def split(self, copies: int) -> list[SlotPredictions]:
+        """Predictions of K canvases of B rows, one after the other."""
+        fields: dict[str, Any] = {
+            name: [None] * copies if value is None else value.chunk(copies)
+            for name, value in vars(self).items()
+        }
+        return [SlotPredictions(**{n: v[k] for n, v in fields.items()}) for k in range(copies)]
 
     @staticmethod
     def pick(views: list[SlotPredictions], index: Tensor) -> SlotPredictions:
-        """Of each row the evidence of one of several canvases, `index` `[B]` int64."""
+        """For each row the predictions of one of several canvases, `index` `[B]` int64."""
         rows = torch.arange(index.shape[0], device=index.device)
         fields: dict[str, Any] = {
             name: None
@@ -77,14 +85,6 @@ class SlotPredictions:
             for name, value in vars(views[0]).items()
         }
         return SlotPredictions(**fields)
-
-    def split(self, copies: int) -> list[SlotPredictions]:
-        """SlotPredictions of K canvases of B rows, one after the other."""
-        fields: dict[str, Any] = {
-            name: [None] * copies if value is None else value.chunk(copies)
-            for name, value in vars(self).items()
-        }
-        return [SlotPredictions(**{n: v[k] for n, v in fields.items()}) for k in range(copies)]
 
 
 def read_logits(
@@ -98,28 +98,37 @@ def read_logits(
     noise: Noise,
     layout: Layout | None,
 ) -> SlotPredictions:
-    """SlotPredictions of a pass, with a token drawn for every open slot by its own frozen noise.
+    """Predictions of a pass, with a token drawn for every open slot by its own frozen noise.
 
     Args:
         logits: `[G * B, Q, V]`, branch-major.
         branches: G.
         slots: `[B, Q]` int64.
         is_open: `[B, Q]` bool.
-        mask_token: never drawn, and no part of any law.
-        filters, noise, layout: of the run.
+        mask_token: never drawn, and impossible in both distributions.
+        params, noise, layout: of the run.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
-    law = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]
-    if 0 <= mask_token < law.shape[-1]:
-        law = law.index_fill(-1, purpose + mask_token, _NEVER)
+    own = params.to_model_law(logits, branches, slots, layout)  # [B, Q, V]
+    if 0 <= mask_token < own.shape[-1]:
+        own = own.index_fill(-1, purpose + mask_token, float("-inf"))
     key = (noise.seeds, noise.items, slots, purpose)
     greedy = params.temperature == 0
-    target = law if greedy else params.to_target_scores(law)
+    target = own if greedy else params.to_target_law(own)
     found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
-    raw = found if target is law else dispatch.run(unmask, law, is_open, 0.0, *key)
-    peak = law.amax(-1)
-    if params.temperature not in (0.0, 1.0):  # next to nothing, it leaves infinities
-        peak = peak + target.amax(-1)
-    has_invalid_logits = (is_open & (peak - peak != 0)).any(1)  # NaN and infinity leave NaN
-    own = (slots, is_open, raw.peak, raw.gap, found.entropy, law, has_invalid_logits)
-    return SlotPredictions(*own, found.tokens, found.confidence)
+    raw = found if target is own else dispatch.run(unmask, own, is_open, 0.0, *key)
+    largest = own.amax(-1)
+    if params.temperature not in (0.0, 1.0):  # division by a tiny temperature gives infinities
+        largest = largest + target.amax(-1)
+    has_invalid_logits = (is_open & (largest - largest != 0)).any(1)  # NaN and infinity leave NaN
+    return SlotPredictions(
+        slots,
+        is_open,
+        raw.peak,
+        raw.gap,
+        found.entropy,
+        own,
+        has_invalid_logits,
+        found.tokens,
+        found.confidence,
+    )

@@ -1,10 +1,11 @@
-"""Bold drafts that are revised: commit on little confidence, take back what turns out wrong.
+"""Revised parallel decoding: commit at low confidence, take back or replace what turns out wrong.
 
 F. Hong et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO),
-ICLR 2026, arXiv 2507.18578. Token editing: LLaDA2.1, see `mmaccel.samplers.canvas.revision`.
+ICLR 2026, arXiv 2507.18578; token editing of LLaDA2.1, T. Bie et al., 2026, arXiv 2602.08676. The
+revisers are in `mmaccel.samplers.canvas.revision`.
 
-Departures: three revisers, per row; a slot that is taken back draws from its next law with the
-noise it had. Nats count every commit, and are no bound on what revision makes of them.
+Departures: three revisers, per row; a slot that is taken back draws from its next distribution with
+the noise it had. Nats count every commit, and do not bound what revision makes of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import check_choice, check_integer, check_number
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
@@ -34,7 +35,7 @@ from mmaccel.samplers.canvas.revision import (
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState, top
 
-_USUAL = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}
+_DEFAULTS = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}  # of `least`
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class RevisedParallel(SelectorPolicy):
 
     Args:
         threshold: least probability of a slot's likeliest token.
-        revise: "shadow" takes tokens back that the others would not bring about (WINO; needs a
-            model with a store), "edit" replaces tokens where the model prefers others (a model
-            trained to edit), "redo" decodes unsure ones again once a block is full.
+        revise: "shadow" takes tokens back that the others do not make likely (WINO; needs a model
+            with a KV cache), "edit" replaces tokens where the model prefers others (a model trained
+            to edit), "redo" decodes slots of low confidence again once a block is full.
         least: probability below which a token is taken back or redone, or that another one needs to
             replace it; None: 0.9 for "shadow" and "redo", 0.5 for "edit".
         budget: passes "edit" may take over a full block.
@@ -61,10 +62,10 @@ class RevisedParallel(SelectorPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         Threshold(self.threshold)
-        check_choice("revise", self.revise, tuple(_USUAL))
+        check_choice("revise", self.revise, tuple(_DEFAULTS))
         if self.least is not None:
-            check_number("least", self.least, 0, 1, f"{_USUAL[self.revise]} is usual")
-        check_int("budget", self.budget, 0, hint="16 is usual")
+            check_number("least", self.least, 0, 1, f"{_DEFAULTS[self.revise]} is usual")
+        check_integer("budget", self.budget, 0, "16 is usual")
 
     @property
     def run_type(self) -> type[CanvasRun]:
@@ -75,7 +76,7 @@ class RevisedParallel(SelectorPolicy):
         """A run of this policy, before its first pass.
 
         Raises:
-            OptionError: a model of uniform corruption, which has no mask to check with.
+            OptionError: shadows on a model of uniform corruption, which has no mask token.
         """
         check_model(model)
         if model.mask_token is None and self.revise == "shadow":
@@ -89,39 +90,38 @@ class RevisedParallel(SelectorPolicy):
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         assert isinstance(run, RevisedRun)
-        run.revise_by(self.reviser(run))
+        run.set_reviser(self._reviser(run))
         return super().decode(run)
 
-    def reviser(self, run: RevisedRun) -> Reviser:
-        """What revises a run."""
-        least = _USUAL[self.revise] if self.least is None else self.least
+    def _reviser(self, run: RevisedRun) -> Reviser:
+        least = _DEFAULTS[self.revise] if self.least is None else self.least
         if self.revise == "shadow":
             return ShadowReviser(run, least)
         if self.revise == "edit":
             return EditReviser(run, least, self.budget)
         return RedoReviser(run, least)
 
-    def chooser(self, run: CanvasRun, memory: SelectorState) -> Selector:
-        """See `SelectorPolicy`; as much of it as the reviser allows."""
-        assert isinstance(run, RevisedRun)
-        return AtLeast(1, Bold(super().chooser(run, memory), run))
-
-    def selector(self, run: CanvasRun, memory: SelectorState) -> Selector:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
         return Threshold(self.threshold)
 
+    def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+        """See `SelectorPolicy`; as much of it as the reviser allows."""
+        assert isinstance(run, RevisedRun)
+        return AtLeast(1, ReviserLimit(super().full_selector(run, state), run))
 
-class Bold(LogitsOnly):
-    """What a selector takes, as much of it as the reviser allows."""
+
+class ReviserLimit(LogitsOnly):
+    """The highest-ranked slots of what a selector takes, as many as the reviser allows."""
 
     def __init__(self, selector: Selector, run: RevisedRun) -> None:
         self._selector, self._run = selector, run
 
-    def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         """See `Selector`."""
-        chosen = self._selector.select(seen, memory)
-        return top(self.rank(seen), chosen, self._run.reviser.most(seen))
+        chosen = self._selector.select(predictions, state)
+        return top(self.rank(predictions), chosen, self._run.reviser.max_commits(predictions))
 
-    def rank(self, seen: SlotPredictions) -> Tensor:
+    def rank(self, predictions: SlotPredictions) -> Tensor:
         """See `Selector`."""
-        return self._selector.rank(seen)
+        return self._selector.rank(predictions)

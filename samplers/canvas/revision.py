@@ -1,102 +1,94 @@
 """Revision: committed tokens are taken back or replaced, between a commit and the next pass.
 
-A reviser ends because it is bounded: what it takes back is less than what was committed before it,
-or it acts so many times a block and no more. Each one's file says why.
+*Shadow* (`ShadowReviser`): tokens are taken back that the other tokens do not make likely. F. Hong
+et al., "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs" (WINO), ICLR
+2026, arXiv 2507.18578, section 4.2, with the bounds of its release on what a pass commits and takes
+back. A shadow is a further mask token at a committed slot's position. It attends to what the slot's
+entry attends to and to itself, but not to that entry; no entry attends to shadows. In a model of
+several layers the states of other entries depend on the token, so that it is left out only up to
+that. Termination: a pass takes back fewer slots than the pass before committed, and none at a
+block's first pass. So with a_t commits at pass t at least a_T + (T - 1) slots are committed after T
+passes, and a block of n slots takes at most n passes. Departures: shadows have cache indices of
+their own, so that they work with a cache; several blocks and rows at once; per row; a stop token is
+not taken back.
 
-Token editing: a committed token is replaced where the model, that sees it, prefers another.
+*Edit* (`EditReviser`): a committed token is replaced where the model, which sees it, prefers
+another. T. Bie et al., "LLaDA2.1: Speeding Up Text Diffusion via Token Editing", 2026, arXiv
+2602.08676, section 2 (mask-to-token and token-to-token updates in one pass). It needs a model
+trained to edit. Termination: every pass over a block with an open slot commits one, and over a full
+block there are at most `budget` more passes. Departures: per row; a stop token stays; a row goes on
+to the next block once nothing is to be replaced.
 
-T. Bie et al., "LLaDA2.1: Speeding Up Text Diffusion via Token Editing", 2026, arXiv 2602.08676,
-section 2 (mask-to-token and token-to-token updates in one pass). It needs a model trained to edit.
-
-It ends: every pass over a block with an open slot commits one, and over a full block there are at
-most `budget` passes more.
-
-Departures: per row; a stop token stays, and a row stops looking once nothing is to be replaced.
-
-Redoing: once a block is full, what was unsure when it was committed is decoded again, slowly.
-
-Reveal-time confidence is what a token had before it was there. What a model thinks of a token it
-sees is no evidence: a wrong one is kept, confidently, because it is there.
-
-It ends: every block is redone once, one slot a pass, so that n slots take at most 2 n passes.
-
-Source: a practice of users rather than of a paper; the confidence is that of MaskGIT (H. Chang et
-al., CVPR 2022, arXiv 2202.04200), kept beyond the pass.
-
-Leave-one-out revision: tokens are taken back that the others would not bring about.
-
-F. Hong et al., "Wide-In, Narrow-Out" (WINO), ICLR 2026, arXiv 2507.18578, section 4.2, with the
-bounds of its release on what a pass commits and takes back.
-
-It ends: at a pass that commits a slots, fewer are taken back than the pass before committed, and
-none at a block's first. So with a_t commits at pass t at least a_T + (T - 1) slots are committed
-after T passes, and a block of n slots takes at most n passes, no more than one slot a pass does.
-
-Departures: per row; a stop token is not taken back.
+*Redo* (`RedoReviser`): once a block is full, slots that were committed with low confidence are
+decoded again, one a pass. The confidence is the one before the token was committed, as in MaskGIT
+(H. Chang et al., CVPR 2022, arXiv 2202.04200): a model is confident of a wrong token once it sees
+it. Termination: every block is redone once, one slot a pass, so that n slots take at most 2 n
+passes. Source: a practice of users, no paper.
 """
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.samplers.canvas.model_pass import CanvasLook, ShadowLook
+from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.samplers.canvas.layout import Columns
+from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import top
+from mmaccel.samplers.canvas.state import Canvas
 
 
 class Reviser(Protocol):
-    """Revises one run; what it carries is kept per row."""
+    """Revises one run; its state is kept per row."""
 
-    def restart(self, places: Tensor) -> None:
-        """Forget the rows of some places, `[n]` int64; others begin there."""
+    def restart(self, batch_slots: Tensor) -> None:
+        """Forget the rows of `batch_slots`, `[n]` int64: other rows begin there."""
 
-    def most(self, seen: SlotPredictions) -> Tensor:
+    def max_commits(self, predictions: SlotPredictions) -> Tensor:
         """`[B]` int64, slots that may be committed at this pass."""
 
-    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """Change what is committed in the active blocks.
 
         Args:
-            run: its canvas holds the pass's commits and has not moved on.
-            seen: evidence of the pass.
+            run: its canvas holds the pass's commits; its blocks are still those of the pass.
+            predictions: of the pass.
             new: `[B, Q]` bool, what it committed.
         """
 
 
 class RevisedRun(CanvasRun):
-    """`CanvasRun` with a reviser; the same arguments. `revise_by` is owed before the first pass."""
+    """`CanvasRun` with a reviser; the same arguments. Call `set_reviser` before the first pass."""
 
-    def revise_by(self, reviser: Reviser) -> None:
-        """Let a reviser have the canvas behind every commit."""
+    def set_reviser(self, reviser: Reviser) -> None:
+        """Let `reviser` change the canvas after every commit."""
         self.reviser = reviser
-        self.keep(reviser)
+        self.track(reviser)
 
     @property
     def slots(self) -> Tensor:
-        """`[B, Q]` int64, slots from the active block's first on; L and more are none."""
-        return self._eyes.slots(self.canvas)
+        """`[B, Q]` int64, slots from the active block's first on; L and above are none."""
+        return self.model_pass.slots(self.canvas)
 
-    def commit(self, seen: SlotPredictions, chosen: Tensor) -> None:
+    def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:
         """See `CanvasRun.commit`."""
-        self._seen, self._before = seen, self.canvas.is_committed
-        super().commit(seen, chosen)
+        self._predictions, self._before = predictions, self.canvas.is_committed
+        super().commit(predictions, chosen)
 
-    def move(self) -> None:
-        """Revise, then see `CanvasRun.move`."""
-        new = (self.canvas.is_committed & ~self._before).gather(1, self._seen.slots)
-        self.reviser.revise(self, self._seen, new & (self.slots < self.canvas.end[:, None]))
-        super().move()
+    def finish_pass(self) -> None:
+        """Revise, then see `CanvasRun.finish_pass`."""
+        new = (self.canvas.is_committed & ~self._before).gather(1, self._predictions.slots)
+        new = new & (self.slots < self.canvas.end[:, None])
+        self.reviser.revise(self, self._predictions, new)
+        super().finish_pass()
 
-    def mistrust(self, rows: Tensor) -> None:
-        """Of these rows, `[B]` bool, something was to be revised by scores that are no law."""
-        self._is_bad = self._is_bad | rows
-
-    def standing(self) -> Tensor:
+    def revisable(self) -> Tensor:
         """`[B, Q]` bool, committed slots of the active block that may be revised: not given, and
         no stop token, which has ended the row for good.
         """
@@ -114,18 +106,6 @@ class RevisedRun(CanvasRun):
         return ~canvas.active().any(1) & (canvas.start < canvas.limit)
 
 
-class ShadowRun(RevisedRun):
-    """`RevisedRun` whose passes look at shadows too; layout "entries"."""
-
-    looks: ClassVar[type[CanvasLook]] = ShadowLook
-
-    @property
-    def left_out(self) -> Tensor:
-        """`[B, Q]` float32, see `ShadowLook`."""
-        assert isinstance(self._eyes, ShadowLook)
-        return self._eyes.left_out
-
-
 class EditReviser:
     """Replaces tokens where another has a probability above `least`.
 
@@ -140,28 +120,28 @@ class EditReviser:
         self._start = torch.full_like(run.canvas.start, -1)
         self._extra = torch.zeros_like(run.canvas.start)  # passes over the block, once full
 
-    def restart(self, places: Tensor) -> None:
-        """See `mmaccel.samplers.canvas.revision.Reviser`: no block is the one before."""
-        self._start = self._start.index_fill(0, places, -1)
+    def restart(self, batch_slots: Tensor) -> None:
+        """See `Reviser`: the next block counts as new."""
+        self._start = self._start.index_fill(0, batch_slots, -1)
 
-    def most(self, seen: SlotPredictions) -> Tensor:
-        """As many as there are; see `Reviser`."""
-        return seen.is_open.sum(1)
+    def max_commits(self, predictions: SlotPredictions) -> Tensor:
+        """All open slots; see `Reviser`."""
+        return predictions.is_open.sum(1)
 
-    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         canvas, slots = run.canvas, run.slots
         self._extra = torch.where(canvas.start == self._start, self._extra, 0)
         self._start = canvas.start
-        chance, best = seen.law.softmax(-1).max(-1)  # [B, Q]
-        other = best != canvas.tokens.gather(1, seen.slots)
-        standing = run.standing() & ~new
-        run.mistrust((standing & chance.isnan()).any(1))
-        edited = standing & other & (chance > self._least)
+        probability, best = predictions.logits.softmax(-1).max(-1)  # [B, Q]
+        is_other = best != canvas.tokens.gather(1, predictions.slots)
+        candidates = run.revisable() & ~new
+        run.mark_invalid((candidates & probability.isnan()).any(1))
+        edited = candidates & is_other & (probability > self._least)
         canvas.replace(canvas.spread(slots, edited, False), canvas.spread(slots, best, 0))
-        goes_on = ~canvas.held | edited.any(1)
-        canvas.held = run.is_full() & goes_on & (self._extra < self._budget)
-        self._extra = self._extra + canvas.held
+        goes_on = ~canvas.stays_in_block | edited.any(1)
+        canvas.stays_in_block = run.is_full() & goes_on & (self._extra < self._budget)
+        self._extra = self._extra + canvas.stays_in_block
 
 
 class RedoReviser:
@@ -173,35 +153,34 @@ class RedoReviser:
     """
 
     def __init__(self, run: RevisedRun, least: float) -> None:
-        self._least = least
+        self._run, self._least = run, least
         self._start = torch.full_like(run.canvas.start, -1)
-        self._redoes = torch.zeros_like(run.canvas.held)
-        self._sure = torch.ones(run.canvas.tokens.shape, device=self._start.device)
-        self._run = run
+        self._is_redoing = torch.zeros_like(run.canvas.stays_in_block)
+        self._confidence = torch.ones(run.canvas.tokens.shape, device=self._start.device)
 
-    def restart(self, places: Tensor) -> None:
-        """See `mmaccel.samplers.canvas.revision.Reviser`: no block is the one before."""
-        self._start = self._start.index_fill(0, places, -1)
+    def restart(self, batch_slots: Tensor) -> None:
+        """See `Reviser`: the next block counts as new."""
+        self._start = self._start.index_fill(0, batch_slots, -1)
 
-    def most(self, seen: SlotPredictions) -> Tensor:
+    def max_commits(self, predictions: SlotPredictions) -> Tensor:
         """One in a block that is redone; see `Reviser`."""
-        redoes = self._redoes & (self._run.canvas.start == self._start)
-        return torch.where(redoes, 1, seen.is_open.sum(1))
+        is_redoing = self._is_redoing & (self._run.canvas.start == self._start)
+        return torch.where(is_redoing, 1, predictions.is_open.sum(1))
 
-    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         canvas, slots = run.canvas, run.slots
-        self._redoes = self._redoes & (canvas.start == self._start)
+        self._is_redoing = self._is_redoing & (canvas.start == self._start)
         self._start = canvas.start
-        wide = canvas.spread(slots, new, False)
-        peak = seen.peak.where(new, 1.0)
-        self._sure = torch.where(wide, canvas.spread(slots, peak, True), self._sure)
-        standing = run.standing()
-        doubtful = standing & (self._sure.gather(1, seen.slots) < self._least)
-        near = max_pool1d(doubtful[:, None].float(), 3, 1, 1)[:, 0] > 0
-        due = run.is_full() & ~self._redoes
-        canvas.reopen(canvas.spread(slots, near & standing & due[:, None], False))
-        self._redoes = self._redoes | due
+        is_new = canvas.spread(slots, new, False)
+        peak = canvas.spread(slots, predictions.peak.where(new, 1.0), True)
+        self._confidence = torch.where(is_new, peak, self._confidence)
+        revisable = run.revisable()
+        is_low = revisable & (self._confidence.gather(1, predictions.slots) < self._least)
+        near = max_pool1d(is_low[:, None].float(), 3, 1, 1)[:, 0] > 0
+        due = run.is_full() & ~self._is_redoing
+        canvas.reopen(canvas.spread(slots, near & revisable & due[:, None], False))
+        self._is_redoing = self._is_redoing | due
 
 
 class ShadowReviser:
@@ -215,26 +194,105 @@ class ShadowReviser:
     def __init__(self, run: RevisedRun, least: float) -> None:
         self._least = least
         self._start = torch.full_like(run.canvas.start, -1)
-        self._last = torch.ones_like(run.canvas.start)  # slots of the last pass
+        self._last = torch.ones_like(run.canvas.start)  # slots that the last pass committed
 
-    def restart(self, places: Tensor) -> None:
-        """See `mmaccel.samplers.canvas.revision.Reviser`. There is nothing to forget: before a row's first
-        pass nothing stands that it could take back.
+    def restart(self, batch_slots: Tensor) -> None:
+        """See `Reviser`. Nothing has to be forgotten: before a row's first pass there is no token
+        that could be taken back.
         """
 
-    def most(self, seen: SlotPredictions) -> Tensor:
+    def max_commits(self, predictions: SlotPredictions) -> Tensor:
         """Seven tenths of the open slots, but 5 to 20; see `Reviser`."""
-        return (0.7 * seen.is_open.sum(1)).long().clamp(5, 20)
+        return (0.7 * predictions.is_open.sum(1)).long().clamp(5, 20)
 
-    def revise(self, run: RevisedRun, seen: SlotPredictions, new: Tensor) -> None:
+    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         assert isinstance(run, ShadowRun)
         canvas, n_new = run.canvas, new.sum(1)
-        room = torch.where(canvas.start == self._start, self._last - 1, 0)
-        room = torch.where(n_new > 1, room, 0)
-        standing = run.standing() & ~new
-        run.mistrust((standing & run.left_out.isnan()).any(1))
-        doubtful = standing & (run.left_out < self._least)
-        back = top(-run.left_out, doubtful, room)
+        most = torch.where(canvas.start == self._start, self._last - 1, 0)
+        most = torch.where(n_new > 1, most, 0)
+        candidates = run.revisable() & ~new
+        run.mark_invalid((candidates & run.left_out.isnan()).any(1))
+        back = top(-run.left_out, candidates & (run.left_out < self._least), most)
         canvas.reopen(canvas.spread(run.slots, back, False))
         self._start, self._last = canvas.start, n_new
+
+
+class ShadowPass(ModelPass):
+    """`ModelPass` with shadows; the same arguments, with layout "entries".
+
+    Attributes:
+        left_out: `[B, Q]` float32, the model's probability of the token that a slot holds, without
+            that token; 1 where nothing is to be checked.
+    """
+
+    left_out: Tensor
+
+    def extra_cache_indices(self, width: int) -> int:
+        """One for every slot of a block."""
+        return width
+
+    def forward(self, canvas: Canvas, copies: int) -> tuple[SlotPredictions, Tensor]:
+        """One pass over one canvas; see `ModelPass.forward`."""
+        slots, is_open = self.open_slots(canvas)
+        checked = canvas.is_committed & ~canvas.is_given
+        end = torch.minimum(canvas.end, canvas.limit)[:, None]
+        checked = checked.gather(1, slots) & (self.slots(canvas) < end)
+        began = time.perf_counter()
+        entries, n_entries = self.plan(canvas, self.model_tokens(canvas)[None], slots)
+        assert canvas.mask_token is not None
+        entries = with_shadows(entries, self.columns, checked, canvas.mask_token)
+        own, shadows = self.model.forward(entries).chunk(2, 1)
+        self.seconds += time.perf_counter() - began
+        predictions = self.predict(own, canvas, slots, is_open, copies)
+        logits = self.predict(shadows, canvas, slots, checked, copies).logits
+        last = logits.shape[-1] - 1  # the mask token may lie beyond; such slots are not checked
+        tokens = canvas.tokens.gather(1, slots).clamp(max=last)[..., None]
+        probability = logits.softmax(-1).gather(-1, tokens)[..., 0]
+        self.left_out = torch.where(checked, probability, 1.0)
+        return predictions, n_entries + checked.sum() * self.columns.branches
+
+
+class ShadowRun(RevisedRun):
+    """`RevisedRun` whose passes compute shadows too; layout "entries"."""
+
+    pass_type: ClassVar[type[ModelPass]] = ShadowPass
+
+    @property
+    def left_out(self) -> Tensor:
+        """`[B, Q]` float32, see `ShadowPass`."""
+        assert isinstance(self.model_pass, ShadowPass)
+        return self.model_pass.left_out
+
+
+def with_shadows(
+    entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
+) -> CanvasPass:
+    """A pass with a shadow for every query.
+
+    Args:
+        entries: as entries, of one canvas.
+        columns: with Q extra cache indices before the last.
+        checked: `[B, Q]` bool, queries whose shadow is wanted; the other shadows are padding.
+        mask_token: what a shadow holds.
+
+    Returns:
+        C + Q entries and 2 Q queries, the shadows last.
+    """
+    rows, count = entries.tokens.shape
+    queries, n = entries.queries, entries.queries.shape[1]  # [R, Q]
+    index = torch.arange(n, device=queries.device)
+    own = entries.cache_indices.gather(1, queries)[..., None]  # [R, Q, 1]
+    last = columns.cache_size - 1
+    shadows = torch.where(checked.repeat(columns.branches, 1), last - n + index, last)  # [R, Q]
+    reads = entries.reads.expand(-1, count, -1)
+    theirs = reads.gather(1, queries[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
+    theirs = theirs.scatter(2, own, False).scatter(2, shadows[..., None], True)
+    theirs[..., -1] = False
+    return CanvasPass(
+        torch.cat([entries.tokens, torch.full_like(queries, mask_token)], 1),
+        torch.cat([entries.positions, entries.positions.gather(1, queries)], 1),
+        torch.cat([entries.cache_indices, shadows], 1),
+        torch.cat([reads, theirs], 1),
+        torch.cat([queries, (count + index).expand(rows, -1)], 1),
+    )

@@ -1,23 +1,20 @@
-"""A run over a canvas: look, let a policy choose, commit, until nothing is open.
+"""A run over a canvas: forward pass, choice of slots by the policy, commit, until no slot is open.
 
 S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5 (masked
-diffusion, remasking turned round: what is not committed was never unmasked), and M. Arriola et al.,
-"Block Diffusion", 2025, arXiv 2503.09573, algorithm 2 (blocks), as one loop.
+diffusion; instead of remasking, slots that are not committed are never unmasked), and M. Arriola et
+al., "Block Diffusion", 2025, arXiv 2503.09573, algorithm 2 (blocks), as one loop.
+
+Continuous batching (`mmaccel.contracts.ContinuousBatching`): between two passes, rows without an
+open slot are handed out, and the next rows of the prompt begin in their batch slots.
 
 Departures: everything is per row, so that a row's result does not depend on its batch; at least one
 slot of every open row is committed per pass; noise is frozen per slot.
-
-Rows of a canvas run: which stand in its places, who comes next, and what became of them all.
-
-The canvas's side of `mmaccel.contracts.ContinuousBatching`: between two passes, rows without an open slot are
-handed out and the next ones of the prompt begin in their places with everything anew. What is kept
-per row beside the canvas (memories, revisers, orders) is told so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar, Protocol
@@ -32,181 +29,31 @@ from mmaccel.canvas_contracts import (
     Denoiser,
     OnCanvasStep,
 )
-from mmaccel.contracts import FinishedRow, Layout, Prompt
+from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.checks import check_leaks, check_run
 from mmaccel.samplers.canvas.divergence import DivergenceBound, bound_nats
-from mmaccel.samplers.canvas.model_pass import CanvasLook, live_rows
+from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.state import PER_ROW, Canvas
-from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
+from mmaccel.samplers.window.checks import invalid_logits
 from mmaccel.samplers.window.counters import count_gains
+from mmaccel.samplers.window.token_buffer import check_limit
 
 
 class RowState(Protocol):
-    """Something that is kept per row of a run."""
+    """State that is kept per row of a run."""
 
-    def restart(self, places: Tensor) -> None:
-        """Forget the rows of some places, `[n]` int64; others begin there."""
-
-
-class CanvasRows:
-    """What a run is between its passes.
-
-    Attributes:
-        canvas: what is committed.
-        ledger: what it cost.
-        noise, layout: of the rows in the places, for orders.
-        seats: who stands in the places; None where all rows do.
-        is_new: whether there are rows that no pass has looked at, though others go on.
-    """
-
-    canvas: Canvas
-    ledger: DivergenceBound
-    noise: Noise
-    layout: Layout | None
-    scheduler: Scheduler | None
-    stats: Stats
-    is_new = False
-
-    _states: Sequence[RowState] = ()
-    _began: float
-    _told: Tensor  # [B], slots that `on_step` was told of
-    _is_bad: Tensor  # [B]
-    _eyes: CanvasLook
-    _blank: Callable[[Prompt], Canvas]
-
-    def keep(self, state: RowState) -> None:
-        """From now on it is told when rows take the places of others."""
-        self._states = [*self._states, state]
-
-    def order(self, name: str) -> Order:
-        """An order of the rows that stand in the places, whichever these are."""
-        order = make_order(name, self.canvas.length, self.noise, self.layout)
-        self.keep(order)
-        return order
-
-    @property
-    def live(self) -> Tensor | None:
-        """`[n]` int64, rows that the last pass was of; None: all."""
-        return self._eyes.live
-
-    @property
-    def is_open(self) -> bool:
-        """Whether any slot is still to be committed. Cost: one host synchronisation.
-
-        Raises:
-            NumericsError: a slot that was to be chosen or left had no law.
-        """
-        is_live, is_bad = torch.stack([self.canvas.is_live, self._is_bad]).tolist()
-        if any(is_bad):
-            places = [place for place, is_one in enumerate(is_bad) if is_one]
-            rows = places if self.scheduler is None else [self.scheduler.rows[k] for k in places]
-            raise invalid_logits(tuple(rows), "layout")
-        if self.scheduler is not None:
-            is_live = self._turn_over(self.scheduler, is_live)
-        eyes, device = self._eyes, self.canvas.tokens.device
-        eyes.live = None if eyes.by_entry else live_rows(eyes.model, is_live, device)
-        return any(is_live)
-
-    def _turn_over(self, scheduler: Scheduler, is_live: list[bool]) -> list[bool]:
-        """Hand out rows that have ended, and let others take their places; returns which places
-        hold a row that has not.
-        """
-        while True:  # a newcomer may have nothing open: its layout gives it all
-            free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
-            for place in free:
-                scheduler.finish(place, self.row(place, scheduler.rows[place]))
-            taken = scheduler.admit(free)
-            if not taken:
-                return is_live
-            self.restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)
-            is_live = self.canvas.is_live.tolist()
-
-    def restart(self, places: Tensor, scheduler: Scheduler) -> None:
-        """Begin anew in some places, `[n]` int64, with the rows that stand there now."""
-        prompt = scheduler.prompt()
-        self.noise.refill(scheduler.noise())
-        fresh = self._blank(prompt)
-        for name in PER_ROW:
-            value = getattr(self.canvas, name).index_copy(0, places, getattr(fresh, name)[places])
-            setattr(self.canvas, name, value)
-        self._told = self._told.index_copy(0, places, fresh.lengths[places])
-        self.ledger.restart(places)
-        self._eyes.restart(places, prompt)
-        for state in self._states:
-            state.restart(places)
-        self.is_new = True
-
-    def row(self, place: int, row: int) -> FinishedRow:
-        """What was committed in a place, where that row stands."""
-        tokens = self.canvas.tokens[place, : int(self.canvas.limit[place])].clone()
-        gains, passes, nats = self.ledger.row(place)
-        return FinishedRow(row, tokens, passes, count_gains(gains), 0.0, nats)
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Turns an interrupt into one that brings what was committed.
-
-        Raises:
-            CanvasInterrupt: in the place of KeyboardInterrupt.
-        """
-        try:
-            yield
-        except KeyboardInterrupt as stop:
-            made = self.generation()
-            raise CanvasInterrupt(made, self._committed(made.lengths)) from stop
-
-    def generation(self) -> Generation:
-        """The result, of all rows."""
-        canvas, ledger = self.canvas, self.ledger
-        tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
-        lengths, passes = canvas.limit.clone(), ledger.report(self.stats, canvas.lengths)
-        if self.scheduler is not None:
-            tokens, lengths, passes = self._all(self.scheduler, tokens, lengths, passes)
-        self.stats.forward_seconds = self._eyes.seconds
-        self.stats.seconds = time.perf_counter() - self._began
-        return Generation(tokens, lengths, passes, self.stats)
-
-    def _all(
-        self, scheduler: Scheduler, tokens: Tensor, limit: Tensor, passes: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of all rows: ended ones, those in the places, and those that never came."""
-        index = limit.new_tensor(
-            [row for row, is_one in zip(scheduler.rows, scheduler.is_open) if is_one]
-        )
-        open_places = limit.new_tensor([k for k, is_one in enumerate(scheduler.is_open) if is_one])
-        blank = self._blank(scheduler.whole)
-        found = blank.tokens.index_copy(0, index, tokens[open_places])
-        lengths = blank.limit.index_copy(0, index, limit[open_places])
-        taken = torch.zeros_like(lengths).index_copy(0, index, passes[open_places])
-        for row, ended in scheduler.ended.items():
-            lengths[row], taken[row] = len(ended.tokens), ended.passes
-            found[row] = 0
-            found[row, : len(ended.tokens)] = ended.tokens
-        done = sum(len(ended.tokens) for ended in scheduler.ended.values())
-        self.stats.tokens = done + int(self.canvas.lengths[open_places].sum())
-        return found, lengths, taken
-
-    def _committed(self, lengths: Tensor) -> Tensor:
-        """`[B, L]` bool of all rows."""
-        scheduler, canvas = self.scheduler, self.canvas
-        if scheduler is None:
-            return canvas.is_committed
-        found = self._blank(scheduler.whole).is_committed
-        for place, row in enumerate(scheduler.rows):
-            found[row] = canvas.is_committed[place]
-        for row in scheduler.ended:
-            found[row] = canvas.slots < lengths[row]
-        return found
+    def restart(self, batch_slots: Tensor) -> None:
+        """Forget the rows of `batch_slots`, `[n]` int64: other rows begin there."""
 
 
-class CanvasRun(CanvasRows):
+class CanvasRun:
     """One run of B rows.
 
     Args:
@@ -214,25 +61,27 @@ class CanvasRun(CanvasRows):
         model: the denoiser.
         prompt: R = G * B rows.
         length: L, slots to fill.
-        filters, noise: as in `mmaccel.contracts.Policy.sample`.
+        params, noise: as in `mmaccel.contracts.Policy.sample`.
         on_step: called after every pass.
         block: slots per block, None for one block; a block-causal model's own by default.
         cache: what passes reuse.
-        copies: most canvases looked at in one pass.
-        layout: of these, "rows" beside each other or as "entries" of one row.
+        copies: most canvases that one pass computes.
+        layout: of these, "rows" of a batch or "entries" of one row.
 
     Attributes:
         canvas: what is committed.
-        ledger: what it cost.
-        noise, layout: of the run, for orders.
-        draws: None, or a function that is given what a pass tells of and returns it with other
-            tokens drawn; for proofs that go through all of them.
+        bound: what it cost.
+        noise, layout: of the rows in the batch slots, for orders.
+        scheduler: which rows are in the batch slots; None where all rows are decoded together.
+        has_new_rows: whether there are rows without a pass while others go on.
+        draws: None, or a function that receives a pass's predictions and returns them with other
+            tokens drawn; for proofs that enumerate all draws.
 
     Raises:
         OptionError, ShapeError, UnsupportedModelError: see `check_run` and `check_leaks`.
     """
 
-    looks: ClassVar[type[CanvasLook]] = CanvasLook
+    pass_type: ClassVar[type[ModelPass]] = ModelPass
 
     def __init__(
         self,
@@ -262,68 +111,209 @@ class CanvasRun(CanvasRows):
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
-        own, batch = model.block, prompt.batch
+        own = model.block
         block = own if block is None else block
         self._blank = partial(blank_canvas, length, model.mask_token, block, own is not None)
         self.canvas = self._blank(prompt)
-        self._told = self.canvas.lengths
-        self._is_bad = torch.zeros_like(self.canvas.held)
-        self.ledger = DivergenceBound(batch, prompt.tokens.device)
+        self.bound = DivergenceBound(prompt.batch, prompt.tokens.device)
+        self.has_new_rows = False
+        self._row_states: list[RowState] = []
+        self._reported = self.canvas.lengths  # [B], slots that `on_step` has received
+        self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
-        self._eyes = self.looks(
+        self.model_pass = self.pass_type(
             model, prompt, self.canvas, width, params, noise, cache, copies, layout
         )
 
-    def look(self) -> SlotPredictions:
-        """One pass over the canvas as it stands; evidence `[B, Q]` of the active block."""
-        self.is_new = False
-        seen, n_entries = self._eyes.look(self.canvas, 1)
-        self.ledger.compute(n_entries)
-        return seen if self.draws is None else self.draws(seen)
+    def track(self, state: RowState) -> None:
+        """From now on restart `state` whenever other rows begin in batch slots."""
+        self._row_states.append(state)
 
-    def commit(self, seen: SlotPredictions, chosen: Tensor) -> None:
-        """Put the drawn tokens of chosen slots on the canvas and move on.
+    def order(self, name: str) -> Order:
+        """An order of the rows in the batch slots; it follows when rows change."""
+        order = make_order(name, self.canvas.length, self.noise, self.layout)
+        self.track(order)
+        return order
+
+    @property
+    def live(self) -> Tensor | None:
+        """`[n]` int64, rows that the last pass computed; None: all."""
+        return self.model_pass.live
+
+    def sync(self) -> bool:
+        """Hand out rows that have ended, admit the next ones, and return whether any slot is still
+        to be committed. Cost: one host synchronisation.
+
+        Raises:
+            NumericsError: a slot that was to be chosen or left had invalid logits.
+        """
+        is_live, is_invalid = torch.stack([self.canvas.is_live, self._is_invalid]).tolist()
+        if any(is_invalid):
+            rows = [k for k, is_one in enumerate(is_invalid) if is_one]
+            if self.scheduler is not None:
+                rows = [self.scheduler.rows[k] for k in rows]
+            raise invalid_logits(tuple(rows), "layout")
+        if self.scheduler is not None:
+            is_live = self._refill(self.scheduler, is_live)
+        self.model_pass.choose_live_rows(is_live)
+        return any(is_live)
+
+    def _refill(self, scheduler: Scheduler, is_live: list[bool]) -> list[bool]:
+        """Hand out rows that have ended and admit others in their batch slots; returns which batch
+        slots hold a row that has not ended.
+        """
+        while True:  # an admitted row may have nothing open: its layout forces all slots
+            free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
+            for batch_slot in free:
+                scheduler.finish(batch_slot, self._finished_row(batch_slot, scheduler))
+            taken = scheduler.fill(free)
+            if not taken:
+                return is_live
+            self._restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)
+            is_live = self.canvas.is_live.tolist()
+
+    def _finished_row(self, batch_slot: int, scheduler: Scheduler) -> FinishedRow:
+        """What was committed in a batch slot."""
+        tokens = self.canvas.tokens[batch_slot, : int(self.canvas.limit[batch_slot])].clone()
+        gains, passes, nats = self.bound.row(batch_slot)
+        row = scheduler.rows[batch_slot]
+        return FinishedRow(row, tokens, passes, count_gains(gains), 0.0, nats)
+
+    def _restart(self, batch_slots: Tensor, scheduler: Scheduler) -> None:
+        """Begin the rows that the scheduler has put into `batch_slots`, `[n]` int64."""
+        prompt = scheduler.prompt()
+        self.noise.refill(scheduler.noise())
+        fresh = self._blank(prompt)
+        for name in PER_ROW:
+            new = getattr(fresh, name)[batch_slots]
+            setattr(self.canvas, name, getattr(self.canvas, name).index_copy(0, batch_slots, new))
+        self._reported = self._reported.index_copy(0, batch_slots, fresh.lengths[batch_slots])
+        self.bound.restart(batch_slots)
+        self.model_pass.restart(batch_slots, prompt)
+        for state in self._row_states:
+            state.restart(batch_slots)
+        self.has_new_rows = True
+
+    def forward(self) -> SlotPredictions:
+        """One pass over the canvas; predictions `[B, Q]` of the active block."""
+        self.has_new_rows = False
+        predictions, n_entries = self.model_pass.forward(self.canvas, 1)
+        self.bound.count_pass(n_entries)
+        return predictions if self.draws is None else self.draws(predictions)
+
+    def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:
+        """Commit the drawn tokens of chosen slots and finish the pass.
 
         Args:
-            seen: of the canvas as it stands.
-            chosen: `[B, Q]` bool. Where it holds none of a row's open slots, the surest is taken.
+            predictions: of the canvas as it is.
+            chosen: `[B, Q]` bool. Where it holds none of a row's open slots, the most confident
+                one is taken.
         """
-        chosen = seen.at_least_one(chosen)
-        assert seen.drawn is not None
+        chosen = predictions.at_least_one(chosen)
+        assert predictions.drawn is not None
         was_open = self.canvas.is_live
-        self._is_bad = self._is_bad | (seen.has_invalid_logits & was_open)
-        n_new = self.place(self.canvas, chosen, seen.drawn)
-        self.ledger.charge(n_new, bound_nats(seen.entropy, chosen), was_open)
-        self.move()
+        self.mark_invalid(predictions.has_invalid_logits & was_open)
+        n_new = self.commit_on(self.canvas, chosen, predictions.drawn)
+        self.bound.charge(n_new, bound_nats(predictions.entropy, chosen), was_open)
+        self.finish_pass()
 
-    def place(self, canvas: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
-        """Commit `tokens` where `chosen`, `[n * B, Q]` both, on copies of the canvas or on itself.
+    def commit_on(self, canvas: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
+        """Commit `tokens` where `chosen`, `[n * B, Q]` both, on the run's canvas or copies of it.
 
         Returns:
             `[n * B]` int64, slots committed.
         """
-        slots = self._eyes.slots(canvas)
+        slots = self.model_pass.slots(canvas)
         n_new = canvas.commit(canvas.spread(slots, chosen, False), canvas.spread(slots, tokens, 0))
-        canvas.stop()
+        canvas.cut_at_stop_tokens()
         return n_new
 
-    def move(self) -> None:
-        """Look for stop tokens, move on from full blocks, and tell `on_step`."""
-        self._settle()
-        if self.on_step is None or bool(self._is_bad.any()):  # what was drawn without a law
+    def mark_invalid(self, rows: Tensor) -> None:
+        """Let the next `sync` fail for these rows, `[B]` bool: they used invalid logits."""
+        self._is_invalid = self._is_invalid | rows
+
+    def finish_pass(self) -> None:
+        """Apply stop tokens, go on from full blocks, and call `on_step`."""
+        self._update_blocks()
+        if self.on_step is None or bool(self._is_invalid.any()):
             return
-        canvas, ledger, lengths = self.canvas, self.ledger, self.canvas.lengths
-        state = (canvas.tokens.clone(), canvas.is_committed.clone(), lengths, self._told)
-        self._told = lengths
-        rows = None if self.scheduler is None else tuple(self.scheduler.rows)
-        limit = self.on_step(CanvasProgress(*state, ledger.passes, ledger.nats.clone(), rows))
+        canvas, lengths = self.canvas, self.canvas.lengths
+        progress = CanvasProgress(
+            canvas.tokens.clone(),
+            canvas.is_committed.clone(),
+            lengths,
+            self._reported,
+            self.bound.passes,
+            self.bound.nats.clone(),
+            None if self.scheduler is None else tuple(self.scheduler.rows),
+        )
+        self._reported = lengths
+        limit = self.on_step(progress)
         if limit is not None:
             canvas.cut(check_limit(limit, canvas.limit))
-            self._settle()
+            self._update_blocks()
 
-    def _settle(self) -> None:
-        moved = self.canvas.settle()
-        self._eyes.note(moved & self.canvas.is_live)
+    def _update_blocks(self) -> None:
+        is_new = self.canvas.update_blocks()
+        self.model_pass.begin_blocks(is_new & self.canvas.is_live)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Turn a KeyboardInterrupt into one that carries what was committed.
+
+        Raises:
+            CanvasInterrupt: instead of KeyboardInterrupt.
+        """
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            generation = self.generation()
+            raise CanvasInterrupt(generation, self._committed(generation.lengths)) from stop
+
+    def generation(self) -> Generation:
+        """The result of all rows."""
+        canvas = self.canvas
+        tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
+        lengths = canvas.limit.clone()
+        passes = self.bound.report(self.stats, canvas.lengths)
+        if self.scheduler is not None:
+            tokens, lengths, passes = self._of_all_rows(self.scheduler, tokens, lengths, passes)
+        self.stats.forward_seconds = self.model_pass.seconds
+        self.stats.seconds = time.perf_counter() - self._began
+        return Generation(tokens, lengths, passes, self.stats)
+
+    def _of_all_rows(
+        self, scheduler: Scheduler, tokens: Tensor, limit: Tensor, passes: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, lengths and passes of finished rows, of those in the batch slots, and of those
+        that were never admitted.
+        """
+        batch_slots = [k for k, is_one in enumerate(scheduler.is_open) if is_one]
+        rows = limit.new_tensor([scheduler.rows[k] for k in batch_slots])
+        open_slots = limit.new_tensor(batch_slots)
+        blank = self._blank(scheduler.whole)
+        all_tokens = blank.tokens.index_copy(0, rows, tokens[open_slots])
+        lengths = blank.limit.index_copy(0, rows, limit[open_slots])
+        all_passes = torch.zeros_like(lengths).index_copy(0, rows, passes[open_slots])
+        for row, ended in scheduler.ended.items():
+            lengths[row], all_passes[row] = len(ended.tokens), ended.passes
+            all_tokens[row] = 0
+            all_tokens[row, : len(ended.tokens)] = ended.tokens
+        n_ended = sum(len(ended.tokens) for ended in scheduler.ended.values())
+        self.stats.tokens = n_ended + int(self.canvas.lengths[open_slots].sum())
+        return all_tokens, lengths, all_passes
+
+    def _committed(self, lengths: Tensor) -> Tensor:
+        """`[B, L]` bool of all rows."""
+        scheduler, canvas = self.scheduler, self.canvas
+        if scheduler is None:
+            return canvas.is_committed
+        found = self._blank(scheduler.whole).is_committed
+        for batch_slot, row in enumerate(scheduler.rows):
+            found[row] = canvas.is_committed[batch_slot]
+        for row in scheduler.ended:
+            found[row] = canvas.slots < lengths[row]
+        return found
 
 
 def blank_canvas(

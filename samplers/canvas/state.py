@@ -1,6 +1,6 @@
-"""The canvas: which slots of each row hold what, and where each row's active block stands.
+"""The canvas: which slots of each row hold which tokens, and where each row's active block is.
 
-A row never waits for another one. Prompts are no part of it, so nothing here can change them.
+Rows are independent: none waits for another one. Prompts are not part of a canvas.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 
-_SLOTS = ("tokens", "is_committed", "is_given")
-PER_ROW = (*_SLOTS, "limit", "start", "base", "end", "begun", "held", "_offset")
+PER_ROW = (
+    "tokens", "is_committed", "is_given", "limit", "start", "base", "end", "block_commits",
+    "stays_in_block", "_offset",
+)  # fmt: skip
 
 
 class Canvas:
     """Slots of B rows.
 
     Args:
-        prompt: gives rows, stop tokens and layout; tokens the layout forces are committed from the
-            start.
+        prompt: gives rows, stop tokens and layout; tokens that the layout forces are committed from
+            the start.
         length: L, slots of every row.
         mask_token: what an open slot holds.
         block: slots per block; None takes the canvas as one.
@@ -34,13 +36,14 @@ class Canvas:
         is_given: `[B, L]` bool, committed from the start; nothing may change these.
         limit: `[B]` int64, slots that count: up to the first stop token, once there is one.
         start, end: `[B]` int64, the active block, the first one with an open slot; both are
-            `limit` where no slot is open. A stop token does not shorten it, lest passes see less.
+            `limit` where no slot is open. A stop token does not shorten the block, so that passes
+            attend to as much as before.
         base: `[B]` int64, where the active block begins, prompt tokens in it counted: `start`, or
             below 0.
-        begun: `[B]` int64, slots the row has committed since its active block began.
-        held: `[B]` bool, rows that stay at their active block though it is full.
-        follows: whether a block begins where the one before it ended, and not on a grid.
-        drops: whether passes leave out what is behind `limit`.
+        block_commits: `[B]` int64, slots the row has committed since its active block began.
+        stays_in_block: `[B]` bool, rows that stay in their active block though it is full.
+        blocks_are_adjacent: whether a block begins at the first open slot, and not on a grid.
+        drop_suffix: whether passes leave out the slots from `limit` on.
     """
 
     def __init__(
@@ -60,14 +63,28 @@ class Canvas:
         self.stop_tokens = prompt.stop_tokens
         self.slots = torch.arange(length, device=device)
         self._block, self._offset = block, offset
-        self._give(prompt.layout, batch)
+        self._commit_forced(prompt.layout, batch)
         self.is_given = self.is_committed.clone()
         self.start = torch.full_like(self.limit, -1)
         self.base, self.end = self.start.clone(), self.start.clone()
-        self.begun = torch.zeros_like(self.limit)
-        self.held = torch.zeros_like(self.limit, dtype=torch.bool)
-        self.follows = self.drops = False
-        self.settle()
+        self.block_commits = torch.zeros_like(self.limit)
+        self.stays_in_block = torch.zeros_like(self.limit, dtype=torch.bool)
+        self.blocks_are_adjacent = self.drop_suffix = False
+        self.update_blocks()
+
+    def _commit_forced(self, layout: Layout | None, batch: int) -> None:
+        slots = self.slots.expand(batch, -1)
+        forced = None if layout is None else layout.forced(slots)
+        if forced is None:
+            return
+        forced = forced.expand(batch, -1)
+        if self.mask_token is not None and bool((forced == self.mask_token).any()):
+            raise OptionError(
+                f"layout: expected tokens that may stand in the result, received the mask token "
+                f"{self.mask_token} in a forced slot; give -1 where a slot is open"
+            )
+        self.is_committed = forced >= 0
+        self.tokens = torch.where(self.is_committed, forced, self.tokens)
 
     @property
     def is_open(self) -> Tensor:
@@ -82,7 +99,12 @@ class Canvas:
     @property
     def is_live(self) -> Tensor:
         """`[B]` bool, rows that take part in the next pass."""
-        return self.is_open.any(1) | self.held
+        return self.is_open.any(1) | self.stays_in_block
+
+    def active(self) -> Tensor:
+        """`[B, L]` bool, open slots of the active block."""
+        inside = (self.slots >= self.start[:, None]) & (self.slots < self.end[:, None])
+        return self.is_open & inside
 
     def commit(self, chosen: Tensor, tokens: Tensor) -> Tensor:
         """Put tokens into chosen open slots.
@@ -98,16 +120,11 @@ class Canvas:
         self.tokens = torch.where(chosen, tokens, self.tokens)
         self.is_committed = self.is_committed | chosen
         n_new = chosen.sum(1)
-        self.begun = self.begun + n_new
+        self.block_commits = self.block_commits + n_new
         return n_new
 
-    def spread(self, slots: Tensor, values: Tensor, rest: int | bool) -> Tensor:
-        """Values `[B, Q]` of slots to `[B, L]`, `rest` elsewhere; slots from L on are nowhere."""
-        wide = values.new_full((values.shape[0], self.length + 1), rest)
-        return wide.scatter_(1, slots.clamp(max=self.length), values)[:, : self.length]
-
     def reopen(self, chosen: Tensor) -> None:
-        """Take committed slots `[B, L]` bool back; given ones stay."""
+        """Make committed slots `[B, L]` bool open again; given ones stay."""
         chosen = chosen & self.is_committed & ~self.is_given
         self.tokens = torch.where(chosen, self._blank, self.tokens)
         self.is_committed = self.is_committed & ~chosen
@@ -117,46 +134,56 @@ class Canvas:
         chosen = chosen & self.is_committed & ~self.is_given
         self.tokens = torch.where(chosen, tokens, self.tokens)
 
+    def spread(self, slots: Tensor, values: Tensor, rest: int | bool) -> Tensor:
+        """Values `[B, Q]` of slots as `[B, L]`, `rest` elsewhere; slots from L on are dropped."""
+        wide = values.new_full((values.shape[0], self.length + 1), rest)
+        return wide.scatter_(1, slots.clamp(max=self.length), values)[:, : self.length]
+
     def cut(self, limit: Tensor) -> None:
-        """Let rows end at `limit` `[B]` int64 where that is less."""
+        """End rows at `limit` `[B]` int64 where that is less."""
         self.limit = torch.minimum(self.limit, limit)
 
-    def stop(self) -> None:
-        """Let rows end behind their first committed stop token."""
+    def cut_at_stop_tokens(self) -> None:
+        """End rows after their first committed stop token."""
         if self.stop_tokens is not None:
             stops = (self.tokens[..., None] == self.stop_tokens).any(-1) & self.is_committed
             self.cut(torch.where(stops, self.slots + 1, self.length).amin(1))
 
-    def settle(self) -> Tensor:
-        """Look for stop tokens, and move on from blocks that are full.
+    def shorten_block(self, end: Tensor) -> None:
+        """End active blocks at `end` `[B]` int64 where that is less; with `blocks_are_adjacent`."""
+        self.end = torch.maximum(torch.minimum(self.end, end), self.start)
+
+    def update_blocks(self) -> Tensor:
+        """Cut rows at stop tokens, and go to the next block where the active one is full.
 
         Returns:
             `[B]` bool, rows whose active block is another one than before.
         """
-        self.stop()
+        self.cut_at_stop_tokens()
         is_open = self.is_open
         first = torch.where(is_open, self.slots, self.limit[:, None]).amin(1)  # [B]
         base, end = torch.zeros_like(first), torch.full_like(first, self.length)
         if self._block is not None:
             base = (first + self._offset) // self._block * self._block - self._offset
             end = (base + self._block).clamp(max=self.length)
-        if self.follows:
+        if self.blocks_are_adjacent:
             inside = first < self.end
             base = torch.where(inside, self.base, first)
             end = first + (self.length if self._block is None else self._block)
             end = torch.where(inside, self.end, end).clamp(max=self.length)
-        self.held = self.held & (self.start < self.limit)
+        self.stays_in_block = self.stays_in_block & (self.start < self.limit)
         base, end = (torch.where(is_open.any(1), x, self.limit) for x in (base, end))
-        base, end = torch.where(self.held, self.base, base), torch.where(self.held, self.end, end)
-        moved = base != self.base
+        base = torch.where(self.stays_in_block, self.base, base)
+        end = torch.where(self.stays_in_block, self.end, end)
+        is_new = base != self.base
         self.base, self.start = base, base.clamp(min=0)
         self.end = torch.maximum(end, self.start)
-        self.begun = torch.where(moved, 0, self.begun)
-        return moved
+        self.block_commits = torch.where(is_new, 0, self.block_commits)
+        return is_new
 
     def copies(self, n: int) -> Canvas:
-        """n times these rows, one after the other, `[n * B]`; what is done to them is not done to
-        these.
+        """These rows n times, one copy after the other, `[n * B]`; changing them changes nothing
+        here.
         """
         new = copy(self)
         for name in PER_ROW:
@@ -165,7 +192,7 @@ class Canvas:
         return new
 
     def take(self, others: Canvas, index: Tensor) -> None:
-        """Become one of several copies.
+        """Take over one of several copies, row by row.
 
         Args:
             others: `[n * B]` rows, from `copies`.
@@ -175,26 +202,3 @@ class Canvas:
         rows = index * batch + torch.arange(batch, device=index.device)
         for name in PER_ROW:
             setattr(self, name, getattr(others, name)[rows])
-
-    def shorten(self, end: Tensor) -> None:
-        """Let active blocks end at `end` `[B]` int64 where that is less; for `follows`."""
-        self.end = torch.maximum(torch.minimum(self.end, end), self.start)
-
-    def active(self) -> Tensor:
-        """`[B, L]` bool, open slots of the active block."""
-        inside = (self.slots >= self.start[:, None]) & (self.slots < self.end[:, None])
-        return self.is_open & inside
-
-    def _give(self, layout: Layout | None, batch: int) -> None:
-        slots = self.slots.expand(batch, -1)
-        forced = None if layout is None else layout.forced(slots)
-        if forced is None:
-            return
-        forced = forced.expand(batch, -1)
-        if self.mask_token is not None and bool((forced == self.mask_token).any()):
-            raise OptionError(
-                f"layout: expected tokens that may stand in the result, received the mask token "
-                f"{self.mask_token} in a forced slot; give -1 where a slot is open"
-            )
-        self.is_committed = forced >= 0
-        self.tokens = torch.where(self.is_committed, forced, self.tokens)

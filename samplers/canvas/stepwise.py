@@ -1,4 +1,4 @@
-"""Stepwise decoding of a canvas: one slot a pass, chosen first and drawn then. The oracle.
+"""Stepwise decoding of a canvas: one slot a pass, chosen before its token is drawn. The reference.
 
 S. Nie et al., "Large Language Diffusion Models", 2025, arXiv 2502.09992, algorithm 5 with as many
 steps as slots; orders: V. Besnier et al., "Halton Scheduler for Masked Generative Image
@@ -6,18 +6,19 @@ Transformer", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, 
 ICML 2025, arXiv 2502.06768 (margin).
 
 Departures: the slot is chosen from the logits, or from no logits at all, and the token is drawn
-behind that. The released samplers draw a token for every slot and keep the one that came out
-likeliest; that decodes another law than the model's, at one slot a pass and with a perfect model.
-It can be had as order "sampled", and is then no longer exact.
+after that. The released samplers draw a token for every slot and keep the most probable draw; that
+decodes another distribution than the model's, even at one slot a pass and with a perfect model. It
+is available as order "sampled", which is not exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmaccel.checks import check_choice
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.orders import check_order
+from mmaccel.samplers.canvas.orders import ORDERS
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.canvas.run import CanvasRun
 
@@ -38,12 +39,12 @@ class Stepwise(RunPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_order(self.order)
+        check_choice("order", self.order, ORDERS)
 
     @property
     def exactness(self) -> Exactness:
-        """Bitwise reproducible, and the model's law, unless the order looks at what was drawn or
-        the cache is stale.
+        """Bitwise reproducible, and the model's distribution, unless the order depends on what was
+        drawn or the cache is stale.
         """
         is_exact = self.order != "sampled" and as_plan(self.cache).is_exact
         return "bitwise" if is_exact else "relaxed"
@@ -52,7 +53,7 @@ class Stepwise(RunPolicy):
         """Fill the canvas of a run of this policy."""
         order = run.order(self.order)
         with run.interruptible():
-            while run.is_open:
-                seen = run.look()
-                run.commit(seen, order.first(seen))
+            while run.sync():
+                predictions = run.forward()
+                run.commit(predictions, order.first(predictions))
         return run.generation()

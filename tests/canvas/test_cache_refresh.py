@@ -1,4 +1,4 @@
-"""How much a plan computes, when it computes everything anew, and how far a pass sees."""
+"""How much a cache plan computes, when it computes everything anew, and how far a pass attends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
-from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -17,53 +16,42 @@ from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
 from tests.canvas.test_state import Given
-from tests.fixtures.kv_reference import StoreOracle
+from tests.fixtures import canvas as fixtures
+from tests.fixtures.canvas import row_of
+from tests.fixtures.kv_reference import KVReference
 
-LENGTH, ROWS = 6, 4  # behind a prompt of 1
-LAWS = {name: 0.02 / 3**LENGTH + 0.98 * law for name, law in families(LENGTH, 3).items()}
+LENGTH, ROWS = 6, 4  # after a prompt of 1
+JOINTS = {name: 0.02 / 3**LENGTH + 0.98 * joint for name, joint in families(LENGTH, 3).items()}
 
 
-class Counted(StoreOracle):
-    """Writes down the entries of every pass, and how many of the places each of them looks at."""
+class Counted(KVReference):
+    """Records the entries of every pass, and how many cache indices they attend to."""
 
     def __init__(self, joint: Tensor) -> None:
         super().__init__(joint)
         self.widths: list[int] = []
-        self.sights: list[int] = []
+        self.n_read: list[int] = []
 
     def forward(self, entries: CanvasPass) -> Tensor:
         self.widths.append(entries.tokens.shape[1])
-        self.sights.append(int(entries.reads[0, 0].sum()))
+        self.n_read.append(int(entries.reads[0, 0].sum()))
         return super().forward(entries)
 
 
-def decode(
-    policy: Any,
-    model: Any,
-    rows: int = 1,
-    temperature: float = 1.0,
-    noise: Noise | None = None,
-    layout: Any = None,
-) -> Generation:
-    ones = torch.ones(rows, dtype=torch.int64)
-    prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones, layout=layout)
-    noise = Noise.from_seed(3, rows) if noise is None else noise
-    params = SamplingParams(temperature=temperature)
-    made: Generation = policy.sample(model, prompt, LENGTH, params=params, noise=noise)
-    return made
+def decode(policy: Any, model: Any, rows: int = 1, **options: Any) -> Generation:
+    return fixtures.decode(policy, model, LENGTH, rows, **{"noise": 3, **options})
 
 
 @pytest.mark.parametrize(
     "kind, block, refresh, widths",
     [
         ("dual", None, None, [7, 6, 6, 6, 6, 6]),
-        ("dual", None, 2, [7, 6, 7, 6, 7, 6]),  # counted from the last full pass, not the first
+        ("dual", None, 2, [7, 6, 7, 6, 7, 6]),  # counted from the last refresh, not the first
         ("dual", None, 3, [7, 6, 6, 7, 6, 6]),
         ("dual", None, 4, [7, 6, 6, 6, 7, 6]),
         ("dual", 3, None, [7, 3, 3, 7, 3, 3]),
-        ("dual", 3, 2, [7, 3, 7, 7, 3, 7]),  # and from anew in every block
+        ("dual", 3, 2, [7, 3, 7, 7, 3, 7]),  # and counted anew in every block
         ("dual", 2, 2, [7, 2, 7, 2, 7, 2]),
         ("prefix", 3, 2, [7, 6, 7, 7, 3, 7]),
         ("vicinity", 3, 2, [7, 5, 7, 7, 4, 7]),
@@ -73,10 +61,10 @@ def decode(
 def test_entries_of_every_pass_by_hand(
     kind: str, block: int | None, refresh: int | None, widths: list[int]
 ) -> None:
-    """Full passes are over 1 + 6 columns; a vicinity of one is of the prompt and the second block
+    """Refreshes compute 1 + 6 columns; a vicinity of one is of the prompt and the second block
     while the first is active, then of the first block.
     """
-    model = Counted(LAWS["markov"])
+    model = Counted(JOINTS["markov"])
     plan = CachePlan(kind, margin=1, refresh=refresh)
     made = decode(Stepwise("left", block, plan), model)
     assert model.widths == widths and made.stats.positions == sum(widths)
@@ -87,12 +75,11 @@ def test_each_row_is_refreshed_after_its_own_commits() -> None:
     for each alone.
     """
     policy = ConfidentParallel(0.7, cache=CachePlan("dual", refresh=2))
-    noise, law = Noise.from_seed(5, ROWS), LAWS["templates"]
-    whole = decode(policy, StoreOracle(law), ROWS, noise=noise)
+    noise, joint = Noise.from_seed(5, ROWS), JOINTS["templates"]
+    whole = decode(policy, KVReference(joint), ROWS, noise=noise)
     positions = 0
     for row in range(ROWS):
-        own = Noise(noise.seeds[row : row + 1], noise.items[row : row + 1])
-        alone = decode(policy, StoreOracle(law), noise=own)
+        alone = decode(policy, KVReference(joint), noise=row_of(noise, row))
         assert torch.equal(alone.tokens[0], whole.tokens[row])
         assert alone.passes[0] == whole.passes[row]
         positions += alone.stats.positions
@@ -100,12 +87,12 @@ def test_each_row_is_refreshed_after_its_own_commits() -> None:
 
 
 @pytest.mark.parametrize("refresh", [2, 3, 4])
-def test_drafts_take_their_full_passes_when_stepwise_does(refresh: int) -> None:
-    """And no more of them: what is between two is drafted, in passes of several canvases."""
+def test_drafts_refresh_when_stepwise_does(refresh: int) -> None:
+    """And not more often: passes between two refreshes compute several canvases."""
     for name in ("markov", "copy pairs"):
         plan = CachePlan("dual", refresh=refresh)
-        plain = decode(Stepwise(cache=plan), StoreOracle(LAWS[name]), ROWS)
-        model = Counted(LAWS[name])
+        plain = decode(Stepwise(cache=plan), KVReference(JOINTS[name]), ROWS)
+        model = Counted(JOINTS[name])
         made = decode(LosslessUnmask(4, cache=plan), model, ROWS)
         assert torch.equal(made.tokens, plain.tokens)
         assert model.widths.count(1 + LENGTH) <= ROWS * -(-LENGTH // refresh)
@@ -116,51 +103,51 @@ def test_a_far_field_by_hand() -> None:
     end = torch.tensor([2, 4, 6])
     for kind in ("none", "prefix", "dual", "vicinity"):
         for far, wanted in ((0, [2, 4, 6]), (1, [3, 5, 7]), (4, [6, 8, 10])):
-            assert CachePlan(kind, far=far).sight(end, LENGTH).tolist() == wanted
-        assert CachePlan(kind).sight(end, LENGTH).tolist() == [LENGTH] * 3
-    assert CachePlan("block").sight(end, LENGTH).tolist() == [2, 4, 6]
+            assert CachePlan(kind, far=far).visible_end(end, LENGTH).tolist() == wanted
+        assert CachePlan(kind).visible_end(end, LENGTH).tolist() == [LENGTH] * 3
+    assert CachePlan("block").visible_end(end, LENGTH).tolist() == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
-    "far, sights",
+    "far, n_read",
     [(0, [3, 3, 5, 5, 7, 7]), (1, [4, 4, 6, 6, 7, 7]), (3, [6, 6, 7, 7, 7, 7]), (None, [7] * 6)],
 )
 @pytest.mark.parametrize("kind", ["none", "prefix", "dual", "vicinity"])
-def test_a_pass_sees_so_many_slots_behind_its_block(
-    kind: str, far: int | None, sights: list[int]
+def test_how_many_slots_a_pass_attends_to_after_its_block(
+    kind: str, far: int | None, n_read: list[int]
 ) -> None:
-    """The prompt's token, what is in front of the block's end, and `far` more."""
-    model = Counted(LAWS["markov"])
+    """The prompt's token, slots before the block's end, and `far` more."""
+    model = Counted(JOINTS["markov"])
     decode(Stepwise("left", 2, CachePlan(kind, margin=0, far=far)), model)
-    assert model.sights == sights
+    assert model.n_read == n_read
 
 
-LAST = Given([-1] * (LENGTH - 1) + [2])  # there is something to see, far away
+LAST = Given([-1] * (LENGTH - 1) + [2])  # a token far away
 
 
 @pytest.mark.parametrize("order", ["confidence", "left", "random"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("far", [0, 1, 2])
-def test_drafts_see_no_farther_than_stepwise(far: int, temperature: float, order: str) -> None:
-    """Where nothing is kept, and canvases of a pass are rows or entries."""
+def test_drafts_attend_no_farther_than_stepwise(far: int, temperature: float, order: str) -> None:
+    """Without a cache, where canvases of a pass are rows or entries."""
     plan = CachePlan("none", far=far)
     for name in ("markov", "copy pairs"):
-        given = (2, temperature, None, LAST)
-        plain = decode(Stepwise(order, 2, plan), StoreOracle(LAWS[name]), *given)
+        given = {"rows": 2, "temperature": temperature, "layout": LAST}
+        plain = decode(Stepwise(order, 2, plan), KVReference(JOINTS[name]), **given)
         for drafts, layout in ((2, "rows"), (3, "rows"), (3, "entries")):
             policy = LosslessUnmask(drafts, order, 2, plan, layout)
-            made = decode(policy, StoreOracle(LAWS[name]), *given)
+            made = decode(policy, KVReference(JOINTS[name]), **given)
             assert torch.equal(made.tokens, plain.tokens)
             assert made.stats.passes <= plain.stats.passes
             assert policy.exactness == "relaxed"
 
 
-def test_what_is_far_away_makes_a_difference() -> None:
-    """A token that the pass cannot see is not copied."""
-    law, made = LAWS["copy pairs"], {}  # slots 2 and 5 agree but for noise
+def test_the_far_field_matters() -> None:
+    """A token that the pass does not attend to is not copied."""
+    joint, made = JOINTS["copy pairs"], {}  # slots 2 and 5 agree but for noise
     for far in (0, 1, 2, None):
         plan = CachePlan("none", far=far)
-        made[far] = decode(Stepwise("left", 2, plan), StoreOracle(law), 64, layout=LAST).tokens
+        made[far] = decode(Stepwise("left", 2, plan), KVReference(joint), 64, layout=LAST).tokens
     agree = {far: float((tokens[:, 2] == 2).float().mean()) for far, tokens in made.items()}
     assert torch.equal(made[2], made[None]) and agree[None] > 0.9
-    assert agree[0] == agree[1] < 0.7  # slot 5 is the second one behind the block of slot 2
+    assert agree[0] == agree[1] < 0.7  # slot 5 is the second one after the block of slot 2

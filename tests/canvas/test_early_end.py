@@ -1,4 +1,4 @@
-"""Early ends of canvas decoding: sure end tokens, settled blocks, budgets that buy nothing."""
+"""Early ends of canvas decoding: sure end tokens, converged blocks, budgets that buy nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.canvas_contracts import CanvasPass
-from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.pipelines.text_to_image.outputs import add_stats
@@ -21,51 +20,49 @@ from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
 from mmaccel.samplers.canvas.selector import SelectorState
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.canvas.test_selectors import run_of, seen_of, taken
-from tests.fixtures.canvas import PROMPTS, masked, prompt_of
+from tests.fixtures import canvas as fixtures
+from tests.fixtures.canvas import (
+    PROMPTS,
+    independent,
+    masked,
+    open_run,
+    predictions_of,
+    prompt_of,
+    taken,
+)
 
 END = 2
 
 
-class Seen(OracleDenoiser):
-    """Remembers how many columns each pass looked at."""
+class Recording(OracleDenoiser):
+    """Records how many columns each pass attended to."""
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        self.__dict__.setdefault("looked", []).append(int(entries.reads[0, 0].sum()))
+        self.__dict__.setdefault("n_read", []).append(int(entries.reads[0, 0].sum()))
         return super().forward(entries)
 
 
 def ending_at(slot: int, length: int = 6, sure: float = 0.97, coin: float = 0.5) -> Tensor:
-    """A joint law of independent slots: those from `slot` on are end tokens with `sure`, those
-    before it a coin.
-    """
-    before = torch.tensor([coin, 1 - coin, 0.0])
-    behind = torch.tensor([(1 - sure) / 2, (1 - sure) / 2, sure])
-    joint = torch.ones((), dtype=torch.float64)
-    for k in range(length):
-        joint = joint[..., None] * (before if k < slot else behind).double()
-    return joint
+    """Independent slots: from `slot` on end tokens with probability `sure`, before it a coin."""
+    before, after = [coin, 1 - coin, 0.0], [(1 - sure) / 2, (1 - sure) / 2, sure]
+    return independent(*[before if k < slot else after for k in range(length)])
 
 
-def decode(policy: Any, model: Any, rows: int = 1, stops: bool = True) -> Generation:
-    ones = torch.ones(rows, dtype=torch.int64)
-    ends = torch.tensor([END, 99]) if stops else None  # 99 is no id of the model's
-    prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
-    options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(0, rows)}
-    made: Generation = policy.sample(model, prompt, 6, **options)
-    return made
+def decode(policy: Any, model: Any, stops: bool = True) -> Generation:
+    stop = [END, 99] if stops else None  # 99 is no id of the model's
+    return fixtures.decode(policy, model, 6, temperature=0.0, stop=stop)
 
 
-def test_the_first_sure_end_is_committed_and_what_is_behind_it_left_out() -> None:
-    model, plain = Seen(ending_at(3)), Seen(ending_at(3))
+def test_the_first_sure_end_is_committed_and_slots_after_it_left_out() -> None:
+    model, plain = Recording(ending_at(3)), Recording(ending_at(3))
     waits = decode(mmaccel.ConfidentParallel(1.0, block=6), plain)
     cut = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9, drop_suffix=True), model)
     assert cut.lengths.tolist() == [4] == waits.lengths.tolist()
     assert torch.equal(cut.tokens, waits.tokens)
-    # the end in the first pass, beside the surest slot, and three coins one by one
-    assert model.looked == [7, 5, 5] + [5] * (len(model.looked) - 3)
-    assert waits.stats.passes == len(plain.looked) and set(plain.looked) == {7}
-    assert cut.stats.positions == 7 * cut.stats.passes  # computed all the same, without a store
+    # the end in the first pass, with the most confident slot, and three coins one by one
+    assert model.n_read == [7, 5, 5] + [5] * (len(model.n_read) - 3)
+    assert waits.stats.passes == len(plain.n_read) and set(plain.n_read) == {7}
+    assert cut.stats.positions == 7 * cut.stats.passes  # computed all the same, without a cache
 
 
 @pytest.mark.parametrize(
@@ -80,59 +77,62 @@ def test_the_first_sure_end_is_committed_and_what_is_behind_it_left_out() -> Non
     ids=lambda p: type(p).__name__,
 )
 def test_every_policy_that_selects_cuts(policy: Any) -> None:
-    model = Seen(ending_at(2, sure=0.95, coin=0.99))  # the surest slots do not end it
+    model = Recording(ending_at(2, sure=0.95, coin=0.99))  # the most confident slots do not end it
     made = decode(policy, model)
     assert made.lengths.tolist() == [3]
-    assert model.looked[0] == 7 and set(model.looked[1:]) == {4}
+    assert model.n_read[0] == 7 and set(model.n_read[1:]) == {4}
 
 
 @pytest.mark.parametrize("threshold, found", [(0.9, [4]), (0.98, [])])
 def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> None:
-    run = run_of()
+    run = open_run()
     run.canvas.stop_tokens = torch.tensor([0, END])
     sure = [0.0, 0.0, 1.0]
-    law = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
+    own = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
     is_open = torch.tensor([[False, True, True, True, True, False]])
-    seen = replace(seen_of([[0.9] * 6], law=law), is_open=is_open)
+    seen = replace(predictions_of([[0.9] * 6], logits=own), is_open=is_open)
     assert taken(EosThreshold(threshold), seen, SelectorState.of(run)) == [
         found
     ]  # 0.4 + 0.56, both end it
 
 
-def test_what_is_behind_an_end_is_looked_at_unless_told_otherwise() -> None:
-    """A model of one length alone never saw a canvas that is cut."""
-    model = Seen(ending_at(2, sure=0.95, coin=0.99))
+def test_slots_after_an_end_are_attended_to_by_default() -> None:
+    """A model trained on one length never saw a canvas that is cut."""
+    model = Recording(ending_at(2, sure=0.95, coin=0.99))
     made = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9), model)
-    assert made.lengths.tolist() == [3] and set(model.looked) == {7}
+    assert made.lengths.tolist() == [3] and set(model.n_read) == {7}
 
 
-def test_two_sure_ends_cost_one_commit() -> None:
-    run = run_of(2)
+def test_the_first_of_two_sure_ends_is_committed() -> None:
+    run = open_run(2)
     run.canvas.stop_tokens = torch.tensor([END])
-    law = torch.full((2, 6, 3), 0.001)
-    law[0, 2:, END] = law[1, 5, END] = 1.0
-    seen = seen_of([[0.9] * 6] * 2, law=law.log())
+    own = torch.full((2, 6, 3), 0.001)
+    own[0, 2:, END] = own[1, 5, END] = 1.0
+    seen = predictions_of([[0.9] * 6] * 2, logits=own.log())
     assert taken(EosThreshold(0.9), seen, SelectorState.of(run)) == [[2], [5]]
 
 
-def test_settled_takes_all_once_nothing_changes() -> None:
-    memory, rule = SelectorState.of(run_of(2)), ConvergedBlock(0.1)
+def test_a_converged_block_is_taken_whole() -> None:
+    state, rule = SelectorState.of(open_run(2)), ConvergedBlock(0.1)
     sure = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]] * 3)[None]
     other = sure.roll(1, -1)
     low, high = [0.999] * 6, [0.6] * 6
-    both = lambda *laws: torch.cat(laws)  # noqa: E731
+    both = lambda *rows: torch.cat(rows)  # noqa: E731
     every, none = list(range(6)), []  # type: ignore[var-annotated]
-    assert taken(rule, seen_of([low, low], law=both(sure, sure)), memory) == [none, none]
-    assert taken(rule, seen_of([low, low], law=both(sure, other)), memory) == [every, none]
-    assert taken(rule, seen_of([high, low], law=both(sure, other)), memory) == [none, every]
-    closed = seen_of([low, low], closed=1, law=both(sure, other))
-    closed.law[:, 1] = 0.0  # what is not open may change
-    assert taken(rule, closed, memory) == [[0, 2, 3, 4, 5]] * 2
-    memory.run.canvas.start = torch.tensor([1, 0])
-    assert taken(rule, closed, memory) == [none, [0, 2, 3, 4, 5]]
+    assert taken(rule, predictions_of([low, low], logits=both(sure, sure)), state) == [none, none]
+    assert taken(rule, predictions_of([low, low], logits=both(sure, other)), state) == [every, none]
+    assert taken(rule, predictions_of([high, low], logits=both(sure, other)), state) == [
+        none,
+        every,
+    ]
+    closed = predictions_of([low, low], closed=1, logits=both(sure, other))
+    closed.logits[:, 1] = 0.0  # what is not open may change
+    assert taken(rule, closed, state) == [[0, 2, 3, 4, 5]] * 2
+    state.run.canvas.start = torch.tensor([1, 0])
+    assert taken(rule, closed, state) == [none, [0, 2, 3, 4, 5]]
 
 
-def test_a_settled_run_takes_two_passes_and_is_charged() -> None:
+def test_a_converged_run_takes_two_passes_and_is_charged() -> None:
     joint = ending_at(6)
     joint = joint / joint.sum()
     sure = 0.999 * torch.zeros_like(joint)
@@ -193,7 +193,7 @@ def test_a_block_causal_cache_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("far", [None, 2])
-def test_what_is_not_looked_at_counts_where_it_is_computed(far: int | None) -> None:
+def test_computed_positions_count_though_nothing_attends_to_them(far: int | None) -> None:
     model = masked()
     stops = torch.arange(0, 40, 3)
     prompt = replace(prompt_of(PROMPTS[:1]), stop_tokens=stops)
@@ -207,7 +207,7 @@ def test_what_is_not_looked_at_counts_where_it_is_computed(far: int | None) -> N
     )
 
 
-def test_a_budget_that_buys_nothing_is_said() -> None:
+def test_a_budget_that_buys_nothing_is_noted() -> None:
     joint = ending_at(6)
     broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), OracleDenoiser(joint))
     assert broke.stats.passes == 6 and broke.stats.nats == 0
@@ -219,25 +219,15 @@ def test_a_budget_that_buys_nothing_is_said() -> None:
     assert add_stats([broke.stats, broke.stats]).notes == broke.stats.notes
 
 
-@pytest.mark.parametrize("ends", [None, torch.tensor([98, 99])])
-def test_an_end_nobody_has_is_refused(ends: Tensor | None) -> None:
-    ones = torch.ones(1, dtype=torch.int64)
-    prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
-    options = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
+@pytest.mark.parametrize("ends", [None, [98, 99]])
+def test_early_ends_need_a_stop_token_of_the_model(ends: list[int] | None) -> None:
     for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
         with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
             policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]
-            policy.sample(OracleDenoiser(ending_at(3)), prompt, 6, **options)
+            fixtures.decode(policy, OracleDenoiser(ending_at(3)), 6, stop=ends)
 
 
-def test_values_outside_their_domain_are_refused() -> None:
-    with pytest.raises(OptionError, match="end_threshold: expected a number in 0..1"):
-        mmaccel.ConfidentParallel(end_threshold=1.5)
-    with pytest.raises(OptionError, match="settled: expected a finite number >= 0"):
-        mmaccel.KLStable(settled=-1)
-
-
-def test_what_ends_early_promises_no_law() -> None:
+def test_early_ends_are_relaxed() -> None:
     exact = mmaccel.MaskedParallel(None, order="halton")
     assert exact.exactness == "distribution"
     assert replace(exact, settled=0.1).exactness == "relaxed"

@@ -10,14 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel, NoisyRank
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.selector import SelectorState
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
-from tests.canvas.test_selectors import run_of, seen_of
+from tests.fixtures.canvas import canvases, independent, open_run, predictions_of
 
 LENGTH, ROWS, MANY = 8, 24, 4096
 MEAN, SPREAD = 0.577216, pi / sqrt(6)  # of standard Gumbel noise
@@ -25,13 +22,13 @@ MEAN, SPREAD = 0.577216, pi / sqrt(6)  # of standard Gumbel noise
 
 def rank_of(done: int, steps: int | None, choice: float = 4.5, sees: bool = False) -> Tensor:
     """What is added to the logarithm of each of many slots' probabilities."""
-    memory = SelectorState.of(run_of())
-    memory.passes = torch.tensor([done])
+    state = SelectorState.of(open_run())
+    state.block_passes = torch.tensor([done])
     peaks = torch.linspace(0.5, 0.99, MANY)
-    seen = replace(seen_of([peaks.tolist()]), chance=peaks.flip(0)[None])
+    seen = replace(predictions_of([peaks.tolist()]), chance=peaks.flip(0)[None])
     own = seen.chance if sees else seen.peak
     assert own is not None
-    return NoisyRank(memory, choice, steps, sees).rank(seen) - own.log()
+    return NoisyRank(state, choice, steps, sees).rank(seen) - own.log()
 
 
 @pytest.mark.parametrize("sees", [False, True])
@@ -62,52 +59,40 @@ def test_noise_stays_where_there_is_no_last_pass() -> None:
 
 
 def test_every_pass_has_noise_of_its_own() -> None:
-    memory, ones = SelectorState.of(run_of()), torch.ones(1, dtype=torch.int64)
-    seen, found = seen_of([[0.5] * MANY]), []
+    state, ones = SelectorState.of(open_run()), torch.ones(1, dtype=torch.int64)
+    seen, found = predictions_of([[0.5] * MANY]), []
     for _ in range(3):
-        found.append(NoisyRank(memory, 1.0, None, False).rank(seen)[0])
-        memory.run.ledger.charge(ones, torch.zeros(1), ones > 0)
+        found.append(NoisyRank(state, 1.0, None, False).rank(seen)[0])
+        state.run.bound.charge(ones, torch.zeros(1), ones > 0)
     assert float(torch.corrcoef(torch.stack(found)).triu(1).abs().max()) < 0.08
 
 
-def apart(peaks: list[float]) -> Tensor:
-    """A joint law of slots that know nothing of each other; token 0 has `peaks`."""
-    joint = torch.ones((), dtype=torch.float64)
-    for peak in peaks:
-        joint = joint[..., None] * torch.tensor([peak, 1 - peak], dtype=torch.float64)
-    return joint
-
-
-def turns_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
-    """`[B, L]`, the pass that committed each slot; earlier slots are surer."""
-    ones, found = torch.ones(rows, dtype=torch.int64), []
-    options: dict[str, Any] = {"params": SamplingParams(temperature=temperature)}
-    options["noise"] = Noise.from_seed(2, rows)
-    model = OracleDenoiser(apart([0.97 - 0.05 * k for k in range(LENGTH)]))
-    prompt = Prompt(ones[:, None], ones)
-    note = lambda progress: found.append(progress.is_committed.clone())  # noqa: E731
-    policy.sample(model, prompt, LENGTH, on_step=note, **options)
-    return (~torch.stack(found)).sum(0)
+def passes_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
+    """`[B, L]`, the pass that committed each slot; lower slots have higher confidence."""
+    peaks = [0.97 - 0.05 * k for k in range(LENGTH)]
+    model = OracleDenoiser(independent(*[[peak, 1 - peak] for peak in peaks]))
+    found = canvases(policy, model, LENGTH, rows, temperature=temperature, noise=2)
+    return (found < 0).sum(0)
 
 
 @pytest.mark.parametrize("choose", ["first", "last"])
 def test_choice_noise_moves_slots_and_choice_0_does_not(choose: str) -> None:
-    still = turns_of(MaskedParallel(4, "linear", choose=choose, choice=0.0))
+    still = passes_of(MaskedParallel(4, "linear", choose=choose, choice=0.0))
     assert still.tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]] * ROWS
-    moved = turns_of(MaskedParallel(4, "linear", choose=choose, choice=4.5))
+    moved = passes_of(MaskedParallel(4, "linear", choose=choose, choice=4.5))
     assert len(moved.unique(dim=0)) > ROWS // 2
-    slightly = turns_of(MaskedParallel(4, "linear", choose=choose, choice=0.05))
-    off = [float((turns - still).abs().float().mean()) for turns in (moved, slightly)]
+    slightly = passes_of(MaskedParallel(4, "linear", choose=choose, choice=0.05))
+    off = [float((passes - still).abs().float().mean()) for passes in (moved, slightly)]
     assert off[0] > 4 * off[1] > 0
 
 
 def test_noise_of_the_choice_is_weaker_in_later_passes() -> None:
-    """How often the surest of the open slots is passed over, which is a whim of the noise."""
-    turns = turns_of(MaskedParallel(LENGTH, "linear", choose="first", choice=0.5), rows=200)
+    """How often noise keeps the most confident of the open slots from being chosen."""
+    passes = passes_of(MaskedParallel(LENGTH, "linear", choose="first", choice=0.5), rows=200)
     missed = []
-    for turn in range(LENGTH - 1):
-        surest = torch.where(turns >= turn, torch.arange(LENGTH), LENGTH).amin(1, keepdim=True)
-        missed.append(float((turns.gather(1, surest)[:, 0] != turn).float().mean()))
+    for k in range(LENGTH - 1):
+        best = torch.where(passes >= k, torch.arange(LENGTH), LENGTH).amin(1, keepdim=True)
+        missed.append(float((passes.gather(1, best)[:, 0] != k).float().mean()))
     assert missed[0] > 0.5 and missed[-1] < 0.1
     assert sum(missed[:3]) > 1.5 * sum(missed[-3:])
 
@@ -124,22 +109,22 @@ QUOTAS = {  # of 8 slots in 4 passes: those left open are 8 cos(pi t / 8), 8 arc
 def test_every_order_has_its_own_schedule_and_takes_any_other(
     order: str, schedule: str | None
 ) -> None:
-    turns = turns_of(MaskedParallel(4, schedule, order))
+    passes = passes_of(MaskedParallel(4, schedule, order))
     own = schedule or ("arccos" if order == "halton" else "cosine")
-    assert all(row.bincount().tolist() == QUOTAS[own] for row in turns)
+    assert all(row.bincount().tolist() == QUOTAS[own] for row in passes)
 
 
-def test_halton_takes_slots_in_its_order_whatever_the_noise() -> None:
-    place = halton_ranks(LENGTH, 0).long()
+def test_the_halton_order_does_not_depend_on_noise() -> None:
+    rank = halton_ranks(LENGTH, 0).long()
     pass_of = torch.repeat_interleave(torch.arange(4), torch.tensor(QUOTAS["arccos"]))
     for choice, temperature in ((0.0, 0.0), (4.5, 1.0)):
-        turns = turns_of(MaskedParallel(4, order="halton", choice=choice), temperature)
-        assert turns.tolist() == [pass_of[place].tolist()] * ROWS
+        passes = passes_of(MaskedParallel(4, order="halton", choice=choice), temperature)
+        assert passes.tolist() == [pass_of[rank].tolist()] * ROWS
 
 
-def test_what_is_drawn_has_a_say_only_where_it_is_asked() -> None:
-    """At temperature 0 both choices see the likeliest token's probability, else not."""
+def test_the_choice_depends_on_draws_with_choose_last_alone() -> None:
+    """At temperature 0 both choices use the likeliest token's probability, else not."""
     last, first = (MaskedParallel(4, choose=choose, choice=0.0) for choose in ("last", "first"))
-    assert torch.equal(turns_of(last), turns_of(first))
-    assert torch.equal(turns_of(first, 1.0), turns_of(first))
-    assert not torch.equal(turns_of(last, 1.0), turns_of(first))
+    assert torch.equal(passes_of(last), passes_of(first))
+    assert torch.equal(passes_of(first, 1.0), passes_of(first))
+    assert not torch.equal(passes_of(last, 1.0), passes_of(first))

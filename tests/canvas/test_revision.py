@@ -1,8 +1,9 @@
-"""Revisers: what a shadow sees, what is taken back, and that every run ends."""
+"""Revisers: what a shadow sees, what is taken back, replaced or redone at which threshold, and that
+every run ends.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,65 +11,24 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.results import Generation
-from mmaccel.samplers.canvas.model_pass import ShadowLook
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
-from mmaccel.samplers.canvas.revision import RevisedRun, ShadowReviser
+from mmaccel.samplers.canvas.revision import ShadowPass, ShadowReviser
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.kv_reference import StoreOracle
+from tests.fixtures.canvas import (
+    canvases,
+    decode,
+    independent,
+    open_run,
+    predictions_of,
+    row_of,
+)
+from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 6
-LAWS = {name: 0.02 / 3**LENGTH + 0.98 * law for name, law in families(LENGTH, 3).items()}
-
-
-def decode(policy: Any, model: Any, rows: int = ROWS, **options: Any) -> Generation:
-    ones = torch.ones(rows, dtype=torch.int64)
-    stop = options.pop("stop", None)
-    prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones, stop_tokens=stop)
-    usual = {"params": SamplingParams(), "noise": Noise.from_seed(3, rows)}
-    return policy.sample(model, prompt, LENGTH, **{**usual, **options})
-
-
-@pytest.mark.parametrize("cache", ["none", "dual", "prefix"])
-def test_a_shadow_sees_everything_but_the_token_it_checks(
-    cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = StoreOracle(LAWS["markov"])
-    chances = []
-    look = ShadowLook.look
-
-    def spy(self: ShadowLook, canvas: Any, copies: int) -> Any:
-        found = look(self, canvas, copies)
-        chances.append((canvas.tokens.clone(), canvas.start.clone(), self.left_out.clone()))
-        return found
-
-    monkeypatch.setattr(ShadowLook, "look", spy)
-    monkeypatch.setattr(ShadowReviser, "most", lambda self, seen: torch.full((ROWS,), 2))
-    decode(RevisedParallel(0.0, least=0.5, block=3, cache=cache), model)
-    checked = 0
-    for told, (canvas, start, left_out) in zip(model.told, chances, strict=True):
-        slots = start[:, None] + torch.arange(3)
-        for row in range(ROWS):
-            for place, slot in enumerate(slots[row].tolist()):
-                if slot >= LENGTH or canvas[row, slot] == model.mask_token:
-                    continue
-                rest = canvas[row].clone()
-                rest[slot] = model.mask_token
-                assert torch.equal(told[row, 3 + place], rest)
-                agrees = (model.table == rest) | (rest == model.mask_token)
-                weight = agrees.all(1) * model.joint.flatten()
-                wanted = weight[model.table[:, slot] == canvas[row, slot]].sum() / weight.sum()
-                assert float(left_out[row, place]) == pytest.approx(float(wanted), abs=1e-5)
-                checked += 1
-        assert (told[:, :3] == canvas[:, None]).all()  # nobody else sees a shadow
-    assert checked > 10
-
-
+JOINTS = {name: 0.02 / 3**LENGTH + 0.98 * joint for name, joint in families(LENGTH, 3).items()}
 REVISED = [
     RevisedParallel(0.0, least=1.0),
     RevisedParallel(0.2, block=3),
@@ -79,109 +39,209 @@ REVISED = [
 ]
 
 
+def apart(peaks: list[float]) -> Tensor:
+    """Independent slots; token 0 has `peaks`."""
+    return independent(*[[peak, (1 - peak) / 2, (1 - peak) / 2] for peak in peaks])
+
+
+PEAKS = apart([0.96, 0.88, 0.76, 0.68, 0.56, 0.44])
+
+
+def limit_commits(patch: pytest.MonkeyPatch, n: int) -> None:
+    """Let a pass commit n slots."""
+    most = lambda self, predictions: torch.full_like(predictions.slots[:, 0], n)  # noqa: E731
+    patch.setattr(ShadowReviser, "max_commits", most)
+
+
+def open_after(policy: Any, model: Any) -> list[list[int]]:
+    """Open slots of one row after every pass."""
+    states = canvases(policy, model, LENGTH, temperature=0.0, noise=9)
+    return [(state[0] < 0).nonzero()[:, 0].tolist() for state in states]
+
+
+@pytest.mark.parametrize("cache", ["none", "dual", "prefix"])
+def test_a_shadow_sees_everything_but_the_token_it_checks(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = KVReference(JOINTS["markov"])
+    found = []
+    forward = ShadowPass.forward
+
+    def spy(self: ShadowPass, canvas: Any, copies: int) -> Any:
+        result = forward(self, canvas, copies)
+        found.append((canvas.tokens.clone(), canvas.start.clone(), self.left_out.clone()))
+        return result
+
+    monkeypatch.setattr(ShadowPass, "forward", spy)
+    limit_commits(monkeypatch, 2)
+    decode(RevisedParallel(0.0, least=0.5, block=3, cache=cache), model, LENGTH, ROWS, noise=3)
+    checked = 0
+    for seen, (canvas, start, left_out) in zip(model.seen, found, strict=True):
+        slots = start[:, None] + torch.arange(3)
+        for row in range(ROWS):
+            for index, slot in enumerate(slots[row].tolist()):
+                if slot >= LENGTH or canvas[row, slot] == model.mask_token:
+                    continue
+                rest = canvas[row].clone()
+                rest[slot] = model.mask_token
+                assert torch.equal(seen[row, 3 + index], rest)
+                agrees = (model.table == rest) | (rest == model.mask_token)
+                weight = agrees.all(1) * model.joint.flatten()
+                wanted = weight[model.table[:, slot] == canvas[row, slot]].sum() / weight.sum()
+                assert float(left_out[row, index]) == pytest.approx(float(wanted), abs=1e-5)
+                checked += 1
+        assert (seen[:, :3] == canvas[:, None]).all()  # no other entry sees a shadow
+    assert checked > 10
+
+
 @pytest.mark.parametrize("policy", REVISED, ids=repr)
-def test_every_run_ends_in_the_passes_its_file_gives(policy: RevisedParallel) -> None:
+def test_every_run_ends_in_the_passes_its_docstring_gives(policy: RevisedParallel) -> None:
     block = policy.block or LENGTH
     bound = {"shadow": LENGTH, "edit": LENGTH + LENGTH // block * policy.budget, "redo": 2 * LENGTH}
-    for name, law in LAWS.items():
-        for temperature in (0.0, 1.0, 2.0):
-            model = StoreOracle(law)
-            run = decode(policy, model, params=SamplingParams(temperature=temperature))
+    for name, joint in JOINTS.items():
+        for temperature in (0.0, 1.5):
+            model = KVReference(joint)
+            run = decode(policy, model, LENGTH, ROWS, temperature=temperature, noise=3)
             assert run.stats.passes <= bound[policy.revise], name
             assert (run.tokens < 3).all() and (run.tokens >= 0).all()
             assert run.lengths.tolist() == [LENGTH] * ROWS
 
 
 @pytest.mark.parametrize("policy", REVISED, ids=repr)
-@pytest.mark.parametrize("stop", [None, 2])
-def test_rows_do_not_see_each_other(policy: RevisedParallel, stop: int | None) -> None:
-    given = {} if stop is None else {"stop": torch.tensor([stop])}
-    noise = Noise.from_seed(8, ROWS)
-    whole = decode(policy, StoreOracle(LAWS["copy pairs"]), noise=noise, **given)
+@pytest.mark.parametrize("stop", [None, [2]])
+def test_rows_are_independent_and_stop_tokens_stay(
+    policy: RevisedParallel, stop: list[int] | None
+) -> None:
+    joint, noise = JOINTS["copy pairs"], Noise.from_seed(8, ROWS)
+    whole = decode(policy, KVReference(joint), LENGTH, noise=noise, stop=stop)
     for row in range(ROWS):
-        own = Noise(noise.seeds[row : row + 1], noise.items[row : row + 1])
-        alone = decode(policy, StoreOracle(LAWS["copy pairs"]), 1, noise=own, **given)
+        own = row_of(noise, row)
+        alone = decode(policy, KVReference(joint), LENGTH, noise=own, stop=stop)
         assert torch.equal(alone.tokens[0], whole.tokens[row])
         assert alone.passes[0] == whole.passes[row] and alone.lengths[0] == whole.lengths[row]
+        n = int(whole.lengths[row])
+        assert n == LENGTH or whole.tokens[row, n - 1] == 2
 
 
-def states_of(policy: RevisedParallel, model: Any) -> list[Tensor]:
-    """What stood on the canvas behind every pass, -1 where nothing did."""
-    states: list[Tensor] = []
-
-    def note(progress: Any) -> None:
-        states.append(torch.where(progress.is_committed, progress.tokens, -1))
-
-    decode(policy, model, on_step=note)
-    return states
-
-
-def test_two_forward_and_one_back_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commits_and_one_taken_back_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check fails; what a pass takes back is one less than the pass before committed."""
-    monkeypatch.setattr(ShadowReviser, "most", lambda self, seen: torch.full((ROWS,), 2))
-    states = states_of(RevisedParallel(0.0, least=1.0), StoreOracle(LAWS["markov"]))
+    limit_commits(monkeypatch, 2)
+    policy, model = RevisedParallel(0.0, least=1.0), KVReference(JOINTS["markov"])
+    states = canvases(policy, model, LENGTH, ROWS, noise=3)
     filled = [(state >= 0).sum(1).tolist() for state in states]
     assert filled == [[n] * ROWS for n in (2, 3, 4, 5, 6)]
     back = [((a >= 0) & (b < 0)).sum(1) for a, b in zip(states, states[1:], strict=False)]
     assert [n.tolist() for n in back[:3]] == [[1] * ROWS] * 3
 
 
-def test_what_was_unsure_is_redone_with_its_neighbours() -> None:
-    states = states_of(RevisedParallel(0.0, "redo", least=1.0), StoreOracle(LAWS["markov"]))
-    filled = [(state >= 0).sum(1).tolist() for state in states]
-    assert filled == [[n] * ROWS for n in range(LENGTH + 1)]  # opened before it moves on
+@pytest.mark.parametrize(
+    "least, taken_back", [(0.5, []), (0.75, []), (0.77, [2]), (0.87, [2]), (1.0, [1, 2])]
+)
+def test_a_shadow_takes_back_what_is_below_its_threshold(
+    least: float, taken_back: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots 0 to 2, then 3 to 5; then two of those before may go, the least likely ones first."""
+    limit_commits(monkeypatch, 3)
+    found = open_after(RevisedParallel(0.0, least=least), KVReference(PEAKS))
+    assert found[:2] == [[3, 4, 5], taken_back]
 
 
-def test_a_bold_draft_redone_agrees_where_the_law_does() -> None:
-    # the law's slots agree in pairs, and a draft of all of them at once does not see that
-    law = LAWS["copy pairs"]
-    plain = decode(RevisedParallel(0.0, "edit", budget=0), StoreOracle(law)).tokens
-    off = decode(RevisedParallel(0.0, "redo", least=1.0), StoreOracle(law)).tokens
-    half = LENGTH // 2
-    agree = [(t[:, :half] == t[:, half:]).float().mean() for t in (plain, off)]
+def test_a_blocks_first_pass_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two thirds of a block are new at its first pass, and the block before is full."""
+    limit_commits(monkeypatch, 2)
+    found = open_after(RevisedParallel(0.0, least=1.0, block=3), KVReference(PEAKS))
+    assert found == [[2, 3, 4, 5], [3, 4, 5], [5], []]
+
+
+def test_a_shadow_pass_commits_seven_tenths_but_5_to_20() -> None:
+    reviser = ShadowReviser(open_run(), 0.9)  # type: ignore[arg-type]
+    wanted = {1: 5, 5: 5, 8: 5, 9: 6, 11: 7, 16: 11, 23: 16, 29: 20, 33: 20, 64: 20, 256: 20}
+    for n_open, most in wanted.items():
+        assert reviser.max_commits(predictions_of([[0.5] * n_open])).tolist() == [most], n_open
+    part = predictions_of([[0.5] * 17], closed=3)  # what is not open does not count
+    assert reviser.max_commits(part).tolist() == [11]
+    assert open_after(RevisedParallel(0.0, least=0.0), KVReference(PEAKS)) == [[5], []]
+
+
+class Drifting(OracleDenoiser):
+    """Predicts token 0 for an open slot, and the next token for a filled one, with `chance`."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__(PEAKS)
+        self.chance = chance
+
+    def forward(self, entries: Any) -> Tensor:
+        self.passes += 1
+        tokens = entries.tokens.gather(1, entries.queries)
+        likeliest = torch.where(tokens == self.mask_token, 0, (tokens + 1) % 3)
+        rest = torch.full((*tokens.shape, 4), (1 - self.chance) / 2, dtype=torch.float64)
+        return rest.scatter(2, likeliest[..., None], self.chance).log()  # the mask token's is extra
+
+
+@pytest.mark.parametrize("least", [0.0, 0.59, 0.61, 0.9])
+def test_an_edit_needs_a_probability_above_its_threshold(least: float) -> None:
+    for budget in (0, 1, 5):
+        model = Drifting(0.6)
+        policy = RevisedParallel(0.0, "edit", least=least, budget=budget)
+        states = canvases(policy, model, LENGTH, temperature=0.0)
+        edits = budget if least < 0.6 else min(budget, 1)  # a pass without an edit is the last
+        assert model.passes == len(states) == 1 + edits
+        assert states[-1].tolist() == [[edits % 3 if least < 0.6 else 0] * LENGTH]
+
+
+@pytest.mark.parametrize("least", [0.0, 0.4])
+def test_a_pass_does_not_edit_what_it_drew(least: float) -> None:
+    """Draws are not all the likeliest tokens, and stay until a pass has seen them."""
+    model, options = OracleDenoiser(apart([0.5] * LENGTH)), {"rows": 8, "noise": 9}
+    policy = RevisedParallel(0.0, "edit", least=least, budget=0)
+    edited = canvases(policy, model, LENGTH, **options)
+    plain = canvases(mmaccel.ConfidentParallel(0.0), model, LENGTH, **options)
+    assert len(edited) == 1 and torch.equal(edited[0], plain[0])
+    assert 0.2 < float((plain[0] != 0).float().mean()) < 0.8
+
+
+@pytest.mark.parametrize(
+    "peaks, least, again",
+    [
+        ([0.95, 0.95, 0.5, 0.95, 0.95, 0.95], 0.9, [1, 2, 3]),
+        ([0.95, 0.95, 0.5, 0.95, 0.95, 0.95], 0.4, []),
+        ([0.95, 0.95, 0.5, 0.95, 0.95, 0.95], 0.96, [0, 1, 2, 3, 4, 5]),
+        ([0.5, 0.95, 0.95, 0.95, 0.95, 0.7], 0.6, [0, 1]),
+        ([0.5, 0.95, 0.95, 0.95, 0.95, 0.7], 0.8, [0, 1, 4, 5]),
+    ],
+)
+@pytest.mark.parametrize("threshold", [0.0, 0.9, 1.0])
+def test_slots_committed_at_low_confidence_are_redone_with_their_neighbours(
+    peaks: list[float], least: float, again: list[int], threshold: float
+) -> None:
+    """Whether committed in the first pass or in one of their own; then one slot a pass."""
+    policy = RevisedParallel(threshold, "redo", least=least)
+    found = open_after(policy, OracleDenoiser(apart(peaks)))
+    drafts = {0.0: 1, 0.9: 1 + sum(peak < 0.9 for peak in peaks), 1.0: LENGTH}[threshold]
+    assert found[drafts - 1] == again
+    assert [len(slots) for slots in found[drafts - 1 :]] == list(range(len(again), -1, -1))
+
+
+def test_a_draft_that_is_redone_agrees_where_the_joint_distribution_does() -> None:
+    """Slots agree in pairs, and a draft of all of them at once does not know that."""
+    agree, half = [], LENGTH // 2
+    for policy in (RevisedParallel(0.0, "edit", budget=0), RevisedParallel(0.0, "redo", least=1.0)):
+        tokens = decode(policy, KVReference(JOINTS["copy pairs"]), LENGTH, ROWS, noise=3).tokens
+        agree.append(float((tokens[:, :half] == tokens[:, half:]).float().mean()))
     assert agree[1] > agree[0]
 
 
-def test_an_edit_replaces_a_token_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that, shown any token, prefers the next one: edits go on until the budget ends."""
-
-    class Restless(OracleDenoiser):
-        def forward(self, entries: Any) -> Tensor:
-            self.passes += 1
-            tokens = entries.tokens.gather(1, entries.queries)
-            return torch.nn.functional.one_hot((tokens + 1) % 3, 4).double() * 9
-
-    for budget in (0, 1, 5):
-        model = Restless(LAWS["markov"])
-        states = states_of(RevisedParallel(0.0, "edit", budget=budget), model)
-        assert model.passes == 1 + budget == len(states)
-        for a, b in zip(states, states[1:], strict=False):
-            assert torch.equal(b, (a + 1) % 3)
-
-
 def test_a_reviser_that_finds_nothing_leaves_stepwise_decoding() -> None:
-    for law in LAWS.values():
-        plain = decode(Stepwise("confidence"), StoreOracle(law)).tokens
+    for joint in JOINTS.values():
+        plain = decode(Stepwise("confidence"), KVReference(joint), LENGTH, ROWS).tokens
         for policy in (RevisedParallel(1.0, least=0.0), RevisedParallel(1.0, "redo", least=0.0)):
-            assert torch.equal(decode(policy, StoreOracle(law)).tokens, plain)
+            assert torch.equal(decode(policy, KVReference(joint), LENGTH, ROWS).tokens, plain)
 
 
-def test_stop_tokens_are_not_taken_back() -> None:
-    for policy in REVISED:
-        run = decode(policy, StoreOracle(LAWS["markov"]), stop=torch.tensor([2]))
-        for tokens, length in zip(run.tokens, run.lengths.tolist(), strict=True):
-            assert length == LENGTH or tokens[length - 1] == 2
-
-
-def test_what_it_refuses() -> None:
+def test_shadows_need_a_cache_and_a_mask_token() -> None:
     with pytest.raises(UnsupportedModelError, match="can be kept"):
-        decode(RevisedParallel(), OracleDenoiser(LAWS["markov"]))
-    uniform = StoreOracle(LAWS["markov"])
+        decode(RevisedParallel(), OracleDenoiser(JOINTS["markov"]), LENGTH)
+    uniform = KVReference(JOINTS["markov"])
     uniform.mask_token = None  # type: ignore[assignment]
     with pytest.raises(OptionError, match="expected a model with a mask token"):
-        decode(RevisedParallel(), uniform)
-    with pytest.raises(OptionError, match="revise: expected one of shadow, edit, redo"):
-        RevisedParallel(revise="again")
-    with pytest.raises(OptionError, match="budget: expected an integer >= 0"):
-        replace(mmaccel.RevisedParallel(), budget=-1)
-    assert RevisedRun.looks is not ShadowLook
+        decode(RevisedParallel(), uniform, LENGTH)

@@ -1,148 +1,177 @@
-"""What a run over a canvas does with interrupts, callbacks, stale models and bad input."""
+"""What a run over a canvas does with interrupts, callbacks, invalid logits and bad input."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
+from mmaccel import EntropyBounded, LosslessUnmask, RevisedParallel, Stepwise
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
+from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
-from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
-from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.results import Exactness
+from mmaccel.samplers.canvas.masked_parallel import ByOrder
+from mmaccel.samplers.canvas.policy import SelectorPolicy
+from mmaccel.samplers.canvas.run import CanvasRun
+from mmaccel.samplers.canvas.selector import AtMost, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from tests.fixtures.canvas import decode
+from tests.fixtures.kv_reference import KVReference
 
-LAW = families(4, 3)["markov"]
+JOINT = families(4, 3)["markov"]
+SMOOTH = 0.01 / 81 + 0.99 * JOINT
 
 
 def run(policy: Any = None, model: Any = None, rows: int = 2, **options: Any) -> Any:
-    prompt = options.pop("prompt", None) or Prompt(
-        torch.zeros(rows, 1, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
-    )
-    options.setdefault("params", SamplingParams())
-    options.setdefault("noise", Noise.from_seed(0, rows))
-    length = options.pop("length", 4)
-    return (policy or Stepwise()).sample(model or OracleDenoiser(LAW), prompt, length, **options)
+    return decode(policy or Stepwise(), model or OracleDenoiser(JOINT), 4, rows, **options)
 
 
-def test_an_interrupt_brings_what_was_committed() -> None:
-    class Slow(OracleDenoiser):
-        def forward(self, entries: CanvasPass) -> torch.Tensor:
+class Late(OracleDenoiser):
+    """Invalid logits from its second pass on."""
+
+    value = float("nan")
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        logits = super().forward(entries)
+        return logits * 0 + self.value if self.passes >= 2 else logits
+
+
+class Impossible(Late):
+    """No token possible from its second pass on."""
+
+    value = float("-inf")
+
+
+class LateShadow(KVReference):
+    """Invalid logits of shadows from its second pass on."""
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        logits = super().forward(entries).clone()
+        if self.passes >= 2:
+            logits[:, logits.shape[1] // 2 :] = float("nan")
+        return logits
+
+
+def test_an_interrupt_carries_what_was_committed() -> None:
+    class Interrupted(OracleDenoiser):
+        def forward(self, entries: CanvasPass) -> Tensor:
             if self.passes == 2:
                 raise KeyboardInterrupt
             return super().forward(entries)
 
     whole = run()
     with pytest.raises(CanvasInterrupt) as caught:
-        run(model=Slow(LAW))
-    kept = caught.value.is_committed
-    assert kept.sum(1).tolist() == [2, 2]
+        run(model=Interrupted(JOINT))
+    is_committed = caught.value.is_committed
+    assert is_committed.sum(1).tolist() == [2, 2]
     tokens = caught.value.generation.tokens
-    assert torch.equal(tokens[kept], whole.tokens[kept])
-    assert (tokens[~kept] == 3).all()
+    assert torch.equal(tokens[is_committed], whole.tokens[is_committed])
+    assert (tokens[~is_committed] == 3).all()
     assert isinstance(caught.value, KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("policy", [Stepwise(), LosslessUnmask(3)])
 def test_on_step_sees_every_pass_and_may_cut_rows(policy: Any) -> None:
-    seen: list[CanvasProgress] = []
+    found: list[CanvasProgress] = []
 
-    def watch(progress: CanvasProgress) -> torch.Tensor | None:
-        seen.append(progress)
-        return torch.tensor([2, 4]) if len(seen) == 1 else None
+    def watch(progress: CanvasProgress) -> Tensor | None:
+        found.append(progress)
+        return torch.tensor([2, 4]) if len(found) == 1 else None
 
     result = run(policy, on_step=watch)
-    assert [p.passes for p in seen] == sorted({p.passes for p in seen})
-    assert len(seen) == result.stats.passes
+    assert [p.passes for p in found] == sorted({p.passes for p in found})
+    assert len(found) == result.stats.passes
     assert result.lengths.tolist() == [2, 4]
     assert (result.tokens[0, 2:] == 0).all()
-    assert int(seen[-1].is_committed.sum()) >= 6
+    assert int(found[-1].is_committed.sum()) >= 6
     with pytest.raises(ShapeError, match="on_step"):
         run(policy, on_step=lambda progress: "stop")
 
 
-def test_scores_without_a_law_end_the_run() -> None:
-    class Broken(OracleDenoiser):
-        def forward(self, entries: CanvasPass) -> torch.Tensor:
-            logits = super().forward(entries)
-            return logits * float("nan") if self.passes == 3 else logits
-
-    for policy in (Stepwise(), LosslessUnmask(1)):
-        with pytest.raises(NumericsError, match="expected finite logits"):
-            run(policy, model=Broken(LAW))
+def test_progress_is_not_changed_by_later_passes() -> None:
+    found: list[CanvasProgress] = []
+    run(EntropyBounded(9.0, block=2), on_step=found.append)
+    nats = [float(progress.nats.sum()) for progress in found]
+    assert len(nats) == 2 and 0 < nats[0] < nats[1]
 
 
-def test_a_temperature_that_leaves_no_law_ends_the_run() -> None:
-    """Scores are numbers, and are none any more behind a division by next to nothing."""
+@pytest.mark.parametrize(
+    "policy, model",
+    [
+        (Stepwise(), Late),
+        (Stepwise(), Impossible),
+        (LosslessUnmask(1), Late),
+        (RevisedParallel(0.0, "edit"), Late),
+        (RevisedParallel(0.0, "edit"), Impossible),
+        (RevisedParallel(1.0, "shadow"), LateShadow),
+    ],
+    ids=lambda value: getattr(value, "__name__", repr(value)),
+)
+def test_invalid_logits_end_the_run_before_they_are_reported(policy: Any, model: Any) -> None:
+    found: list[CanvasProgress] = []
+    with pytest.raises(NumericsError, match="expected finite logits"):
+        run(policy, model(SMOOTH), on_step=found.append)
+    assert len(found) == 1
+    assert bool((found[0].tokens[found[0].is_committed] >= 0).all())
 
+
+def test_invalid_logits_of_shadows_that_check_nothing_are_ignored() -> None:
+    policy = RevisedParallel(0.0, "shadow", block=4)
+    assert run(policy, LateShadow(SMOOTH)).stats.passes == 1
+
+
+def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
     class Raised(OracleDenoiser):
-        def forward(self, entries: CanvasPass) -> torch.Tensor:
+        def forward(self, entries: CanvasPass) -> Tensor:
             return super().forward(entries) + 1e9
 
     with pytest.raises(NumericsError, match="expected finite logits .*loosen the layout"):
-        run(params=SamplingParams(temperature=1e-30), model=Raised(LAW))
-
-
-def test_what_a_callback_keeps_stays_as_it_was() -> None:
-    seen: list[CanvasProgress] = []
-    run(EntropyBounded(9.0, block=2), on_step=seen.append)
-    kept = [float(progress.nats.sum()) for progress in seen]
-    assert len(kept) == 2 and 0 < kept[0] < kept[1]
+        run(temperature=1e-30, model=Raised(JOINT))
 
 
 def test_a_wrong_draft_may_be_impossible() -> None:
-    """Drafts that hold what the model thinks impossible are rejected, and no error."""
-    law = families(4, 3)["shuffle"]
-    plain = run(model=OracleDenoiser(law), rows=40)
-    fast = run(LosslessUnmask(4), model=OracleDenoiser(law), rows=40)
+    """Drafts with tokens that the model gives probability 0 are rejected without an error."""
+    joint = families(4, 3)["shuffle"]
+    plain = run(model=OracleDenoiser(joint), rows=40)
+    fast = run(LosslessUnmask(4), model=OracleDenoiser(joint), rows=40)
     assert torch.equal(plain.tokens, fast.tokens)
 
 
 def test_bad_input_is_refused_before_the_first_pass() -> None:
-    masked = Prompt(torch.tensor([[0, 3]]), torch.tensor([2]))
-    padded = Prompt(torch.tensor([[0, 3]]), torch.tensor([1]))  # the mask id is padding
     params = SamplingParams(processor=lambda scores, line, columns: scores)
     for kind, message, options in (
-        (OptionError, "at least 1 slot, received 0", {"length": 0}),
+        (OptionError, "length: expected an integer >= 1, received 0", {"length": 0}),
         (OptionError, "divides 4 slots, received 3; ask for 6", {"policy": Stepwise(block=3)}),
-        (OptionError, "no mask token, received id 3 in row 0", {"prompt": masked, "rows": 1}),
+        (OptionError, "no mask token, received id 3 in row 0", {"prompt": [2]}),
         (OptionError, "expected no processor", {"params": params}),
-        (ShapeError, "noise: expected 2 rows, received 3", {"noise": Noise.from_seed(0, 3)}),
+        (ShapeError, "noise: expected 1 rows, received 3", {"noise": Noise.from_seed(0, 3)}),
         (UnsupportedModelError, 'choose cache="none"', {"policy": Stepwise(cache="dual")}),
         (UnsupportedModelError, 'revise="edit"', {"policy": RevisedParallel()}),
         (OptionError, "block-causal model", {"policy": Stepwise(cache="block")}),
         (ShapeError, "expected 2 branches", {"params": SamplingParams(guidance_scale=2.0)}),
+        (None, "", {"prompt": [1]}),  # the mask token is padding
     ):
-        model = OracleDenoiser(LAW)
-        if kind is OptionError and "block-causal" in message:
-            model.supports_kv_cache = True
+        given = {"policy": Stepwise(), "length": 4, "prompt": [1], "params": SamplingParams()}
+        given = {**given, "noise": Noise.from_seed(0, 1), **options}
+        policy, length, lengths = (given.pop(name) for name in ("policy", "length", "prompt"))
+        prompt, model = Prompt(torch.tensor([[0, 3]]), torch.tensor(lengths)), OracleDenoiser(JOINT)
+        model.supports_kv_cache = "block-causal" in message
+        if kind is None:
+            assert policy.sample(model, prompt, length, **given).stats.passes == 4
+            continue
         with pytest.raises(kind, match=message):
-            run(model=model, **options)
+            policy.sample(model, prompt, length, **given)
         assert model.passes == 0
-    run(prompt=padded, rows=1)
 
 
-def test_policies_refuse_bad_options() -> None:
-    for make, message in (
-        (lambda: Stepwise(order="best"), "order: expected one of confidence"),
-        (lambda: Stepwise(block=0), "block: expected an integer >= 1 or None, received 0"),
-        (lambda: Stepwise(cache="fast"), "cache: expected one of none"),
-        (lambda: LosslessUnmask(drafts=0), "drafts: expected an integer in 1..256, received 0"),
-        (lambda: LosslessUnmask(drafts=True), "received True"),
-        (lambda: LosslessUnmask(order="sampled"), "does not look at what was drawn"),
-        (lambda: LosslessUnmask(layout="rows", cache="dual"), "layout: expected 'entries'"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            make()
-
-
-def test_exactness_says_what_the_options_make_of_it() -> None:
+def test_exactness_depends_on_order_and_cache() -> None:
     assert Stepwise().exactness == LosslessUnmask().exactness == "bitwise"
     assert Stepwise(cache="block").exactness == "bitwise"
     assert Stepwise(order="sampled").exactness == "relaxed"
@@ -150,12 +179,22 @@ def test_exactness_says_what_the_options_make_of_it() -> None:
     assert LosslessUnmask(cache="prefix").exactness == "relaxed"
 
 
-def test_an_order_by_what_was_drawn_is_another_law() -> None:
-    """Guards the badge: with an exact model and one slot a pass it misses the law by far."""
-    from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
+@dataclass(frozen=True, kw_only=True)
+class OneByOne(SelectorPolicy):
+    """One slot a pass, in an order."""
 
-    n = 3000
-    for order, is_right in (("confidence", True), ("sampled", False)):
-        result = run(Stepwise(order), rows=n, noise=Noise.from_seed(7, n))
-        test = g_test(count_sequences(result.tokens, 3), LAW.flatten())
-        assert (test.p_value > 1e-3) == is_right
+    by: str = "sampled"
+
+    exactness: ClassVar[Exactness] = "distribution"
+
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+        return AtMost(1, ByOrder(run.order(self.by)))
+
+
+@pytest.mark.parametrize("by", ["sampled", "confidence", "entropy"])
+def test_a_selector_that_sees_samples_makes_the_run_relaxed(by: str) -> None:
+    found = induced_law(OneByOne(by=by), OracleDenoiser(SMOOTH), 4, 3)
+    distance = float((found.joint - SMOOTH / SMOOTH.sum()).abs().sum() / 2)
+    exactness = run(OneByOne(by=by), OracleDenoiser(SMOOTH)).stats.exactness
+    assert exactness == ("relaxed" if by == "sampled" else "distribution")
+    assert (distance > 0.05) == (exactness == "relaxed")

@@ -1,4 +1,6 @@
-"""Selectors: what they take of evidence written by hand, and what they keep per row."""
+"""Selectors: what they take of predictions written by hand, at the edges of their rules, and what
+they carry from pass to pass.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.catalog import find_policy
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.results import Generation
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound
 from mmaccel.samplers.canvas.kl_stable import Stable
@@ -20,44 +22,36 @@ from mmaccel.samplers.canvas.local_leap import Local
 from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
 from mmaccel.samplers.canvas.orders import Order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
-from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import And, AtLeast, AtMost, Or, SelectorState, ranked, top
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from tests.fixtures.canvas import (
+    commits,
+    decode,
+    independent,
+    open_run,
+    predictions_of,
+    row_of,
+    taken,
+)
 from tests.fixtures.toy_models import ToyLanguage
 
-LAWS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}
+LENGTH = 6
+JOINTS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}
 BY_PEAK = ByOrder(Order("confidence", None))
+SURE, EVEN = [0.9, 0.1], [0.5, 0.5]
+NO_END = torch.iinfo(torch.int64).max
 
 
-def run_of(rows: int = 1, block: int | None = None) -> CanvasRun:
-    ones = torch.ones(rows, dtype=torch.int64)
-    prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones)
-    options = {"params": SamplingParams(), "noise": Noise.from_seed(0, rows)}
-    return Stepwise(block=block).open(OracleDenoiser(LAWS["markov"]), prompt, 6, **options)
+def predicting(slots: list[list[float]]) -> SlotPredictions:
+    """One row of given distributions."""
+    own = torch.tensor(slots)[None]
+    return predictions_of([own.amax(-1)[0].tolist()], logits=own.log())
 
 
-def seen_of(
-    peak: list[list[float]], closed: int = -1, law: Tensor | None = None
-) -> SlotPredictions:
-    """SlotPredictions of two tokens a slot, the likelier of which has `peak`."""
-    p = torch.tensor(peak)
-    both = torch.stack([p, 1 - p], -1).log() if law is None else law
-    slots = torch.arange(p.shape[1]).expand_as(p)
-    entropy = torch.special.entr(torch.stack([p, 1 - p], -1)).sum(-1)
-    return SlotPredictions(slots, slots != closed, p, 2 * p - 1, entropy, both, p[:, 0] < 0)
-
-
-def taken(
-    selector: Any, seen: SlotPredictions, memory: SelectorState | None = None
-) -> list[list[int]]:
-    memory = SelectorState.of(run_of(len(seen.slots))) if memory is None else memory
-    return [row.nonzero()[:, 0].tolist() for row in memory.choose(selector, seen)]
-
-
-def test_sets() -> None:
-    seen = seen_of([[0.95, 0.6, 0.99, 0.7, 0.9, 0.8]], closed=2)
+def test_combined_selectors() -> None:
+    seen = predictions_of([[0.95, 0.6, 0.99, 0.7, 0.9, 0.8]], closed=2)
     high, low = Threshold(0.9), Threshold(0.7)
     assert taken(high, seen) == [[0, 4]]  # 0.9 itself is in; what is closed is not
     assert taken(And(low, Local(0.95, 3, 0.0)), seen) == [[0, 3]]
@@ -66,9 +60,6 @@ def test_sets() -> None:
     assert taken(AtLeast(9, high), seen) == [[0, 1, 3, 4, 5]]
     assert taken(AtMost(1, Or(high, low)), seen) == [[0]]
     assert taken(Threshold(1.0), seen) == [[]]
-    for wrong in (0, True, 1.5):
-        with pytest.raises(OptionError, match="n: expected an integer >= 1"):
-            AtLeast(wrong, high)  # type: ignore[arg-type]
 
 
 def test_ranks_put_the_worst_open_slot_before_closed_ones() -> None:
@@ -78,7 +69,7 @@ def test_ranks_put_the_worst_open_slot_before_closed_ones() -> None:
     assert ranked(torch.ones(1, 3), among).tolist() == [[0, 2, 1]]  # ties go to the lowest slot
 
 
-def test_only_what_says_so_sees_samples() -> None:
+def test_only_selectors_that_declare_it_see_samples() -> None:
     sampled = ByOrder(Order("sampled", None))
     for selector in (And(BY_PEAK, sampled), Or(sampled, BY_PEAK), AtMost(2, sampled)):
         assert selector.sees_samples
@@ -86,12 +77,12 @@ def test_only_what_says_so_sees_samples() -> None:
     assert not And(BY_PEAK, AtLeast(1, Quota("linear", 2, BY_PEAK))).sees_samples
 
     class Spy(Threshold):
-        def select(self, seen: SlotPredictions, memory: SelectorState) -> Tensor:
-            assert seen.drawn is None is seen.chance
-            return super().select(seen, memory)
+        def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+            assert predictions.drawn is None is predictions.chance
+            return super().select(predictions, state)
 
-    run = run_of()
-    SelectorState.of(run).choose(AtLeast(1, Spy()), run.look())
+    run = open_run()
+    SelectorState.of(run).choose(AtLeast(1, Spy()), run.forward())
 
 
 def factor(peak: Tensor, f: float) -> int:
@@ -104,33 +95,34 @@ def factor(peak: Tensor, f: float) -> int:
 def test_the_profile_takes_what_factor_takes(f: float) -> None:
     rng = torch.Generator().manual_seed(3)
     peaks = 1 - 0.5 * torch.rand(400, 6, generator=rng) ** 3
-    own = [len(row) for row in taken(FrechetProfile(f), seen_of(peaks.tolist()))]
+    own = [len(row) for row in taken(FrechetProfile(f), predictions_of(peaks.tolist()))]
     others = [factor(row, f) for row in peaks]
     assert all(a >= b for a, b in zip(own, others, strict=True))
     assert sum(own) > sum(others)  # and more
 
 
 def test_the_profile_at_its_edge() -> None:
-    equal = seen_of([[0.75] * 6])
+    equal = predictions_of([[0.75] * 6])
     assert taken(FrechetProfile(1.0), equal) == [[0, 1, 2]]  # (3 + 1) / 4 is let in
     assert factor(equal.peak[0], 1.0) == 2
     assert taken(FrechetProfile(0.0), equal) == [[0]]
-    assert taken(FrechetProfile(0.0), seen_of([[1.0, 0.9, 1.0, 0.5, 0.5, 0.5]])) == [[0, 2]]
+    sure = predictions_of([[1.0, 0.9, 1.0, 0.5, 0.5, 0.5]])
+    assert taken(FrechetProfile(0.0), sure) == [[0, 2]]
 
 
-def test_the_profiles_greedy_tokens_are_the_joint_laws_likeliest() -> None:
-    for joint in LAWS.values():
-        laws = [joint.sum([j for j in range(6) if j != i]) for i in range(6)]
-        peak = torch.stack([law.max() for law in laws])[None].float()
-        n = taken(FrechetProfile(0.999), seen_of(peak.tolist()))[0]
+def test_the_profiles_greedy_tokens_are_the_joint_distributions_likeliest() -> None:
+    for joint in JOINTS.values():
+        own = [joint.sum([j for j in range(6) if j != i]) for i in range(6)]
+        peak = torch.stack([each.max() for each in own])[None].float()
+        n = taken(FrechetProfile(0.999), predictions_of(peak.tolist()))[0]
         if len(n) > 1:
             together = joint.sum([j for j in range(6) if j not in n]) if len(n) < 6 else joint
             best = torch.unravel_index(together.argmax(), together.shape)
-            assert [int(b) for b in best] == [int(laws[i].argmax()) for i in n]
+            assert [int(b) for b in best] == [int(own[i].argmax()) for i in n]
 
 
 def test_entropy_and_budget() -> None:
-    seen = seen_of([[0.99, 0.9, 0.5, 0.97, 0.9, 0.6]])
+    seen = predictions_of([[0.99, 0.9, 0.5, 0.97, 0.9, 0.6]])
     h = seen.entropy[0].double()
     edge = float(h[0] + h[3] + h[1])  # of slots 0, 3, 1, 4: all but the largest
     assert taken(EntropyBound(edge + 1e-6), seen) == [[0, 1, 3, 4]]
@@ -138,52 +130,133 @@ def test_entropy_and_budget() -> None:
     assert taken(EntropyBound(0.0), seen) == [[0]] == taken(BudgetBound(0.0), seen)
     # 4 of 6 slots may spend 4/6 of the budget
     assert taken(BudgetBound(edge * 6 / 4 + 1e-5), seen) == [[0, 1, 3, 4]]
-    memory = SelectorState.of(run_of())
-    memory.run.ledger.nats += edge / 2
-    assert len(taken(BudgetBound(edge * 6 / 4 + 1e-5), seen, memory)[0]) < 4
 
 
-def test_stability_is_forgotten_where_a_block_moves() -> None:
-    run = run_of(2)
-    memory, still = SelectorState.of(run), seen_of([[0.9] * 6, [0.9] * 6])
+@pytest.mark.parametrize("spent, wanted", [(0.0, 5), (0.3, 5), (0.45, 1)])
+def test_a_budget_takes_the_largest_prefix_that_keeps_the_pace(spent: float, wanted: int) -> None:
+    """The first k cost 0.02 (k - 1), up to 5, and after them 0.1 k may be spent in all; more than
+    that is spent before where another selector ends a block.
+    """
+    seen = predictions_of([[0.9] * LENGTH])
+    seen.entropy.copy_(torch.tensor([[0.02, 0.02, 0.02, 0.02, 1.0, 1.0]]))
+    state = SelectorState.of(open_run())
+    state.run.bound.nats += spent
+    assert len(taken(BudgetBound(0.6), seen, state)[0]) == wanted
+
+
+@pytest.mark.parametrize(
+    "before, now, nats",
+    [
+        (SURE, EVEN, 0.510826),  # 0.5 log(0.5 / 0.9) + 0.5 log(0.5 / 0.1)
+        (EVEN, SURE, 0.368064),  # 0.9 log 1.8 + 0.1 log 0.2
+        (SURE, SURE, 0.0),
+        ([1.0, 0.0], SURE, 1e9),  # what was impossible diverges without bound
+        (SURE, [1.0, 0.0], 0.105361),  # log(1 / 0.9); an impossible token adds nothing
+    ],
+)
+def test_stability_is_the_divergence_from_the_pass_before(
+    before: list[float], now: list[float], nats: float
+) -> None:
+    """KL(now || before)."""
+    for kl, is_stable in ((nats - 1e-3, False), (nats + 1e-3, nats < 1e9)):
+        if kl < 0:
+            continue
+        state, rule = SelectorState.of(open_run()), Stable(kl, 1)
+        assert taken(rule, predicting([before] * LENGTH), state) == [[]]  # a block's first pass
+        mixed = predicting([now] + [SURE if before == EVEN else EVEN] * (LENGTH - 1))
+        assert (0 in taken(rule, mixed, state)[0]) == is_stable
+
+
+def test_stability_is_forgotten_where_a_block_is_new() -> None:
+    run = open_run(2)
+    state, still = SelectorState.of(run), predictions_of([[0.9] * 6, [0.9] * 6])
     rule = Stable(0.01, 2)
     counts = []
-    for turn in range(5):
-        if turn == 3:
+    for step in range(5):
+        if step == 3:
             run.canvas.start = torch.tensor([0, 1])
-        counts.append([len(row) for row in taken(rule, still, memory)])
+        counts.append([len(row) for row in taken(rule, still, state)])
     assert counts == [[0, 0], [0, 0], [6, 6], [6, 0], [6, 0]]
-    moved = seen_of([[0.5] * 3 + [0.9] * 3, [0.9] * 6])
-    assert taken(rule, moved, memory)[0] == [3, 4, 5]  # those whose law moved are not calm
+    moved = predictions_of([[0.5] * 3 + [0.9] * 3, [0.9] * 6])
+    assert taken(rule, moved, state)[0] == [3, 4, 5]  # the others' distribution changed
 
 
-def test_quotas_count_down_to_the_last_step() -> None:
-    for schedule, wanted in (
-        ("cosine", [1, 2, 3]),  # 6 cos(pi t / 6): 5.2, 3, 0
-        ("arccos", [2, 1, 3]),  # 6 arccos(t / 3) 2 / pi: 4.7, 3.2, 0
-        ("linear", [2, 2, 2]),
-    ):
-        memory, closed, found = SelectorState.of(run_of()), torch.zeros(1, 6, dtype=torch.bool), []
-        for _ in range(3):
-            seen = seen_of([[0.9, 0.8, 0.7, 0.6, 0.85, 0.75]])
-            seen.is_open.copy_(~closed)
-            chosen = memory.choose(Quota(schedule, 3, BY_PEAK), seen)
-            closed |= chosen
-            found.append(int(chosen.sum()))
-        assert found == wanted and closed.all()
+@pytest.mark.parametrize(
+    "policy, passes",
+    [
+        (mmaccel.KLStable(0.9), [[0], [1], [2, 3], [4], [5]]),
+        (mmaccel.KLStable(0.9, steps=1), [[0], [1, 2, 3], [4], [5]]),
+        (mmaccel.KLStable(0.6), [[0], [1], [2, 3, 4], [5]]),
+        (mmaccel.KLStable(0.9, kl=0.0), [[0], [1], [2], [3], [4], [5]]),
+        (mmaccel.ConfidentParallel(0.9), [[0, 1, 2, 3], [4], [5]]),
+        (mmaccel.LocalLeap(0.9, 1, 0.5), [[0, 1, 2, 3, 4], [5]]),
+        (mmaccel.LocalLeap(0.9, 2, 0.7), [[0, 1, 2, 3], [4], [5]]),
+    ],
+    ids=repr,
+)
+def test_which_slots_a_rule_commits(policy: Any, passes: list[list[int]]) -> None:
+    """Independent slots, whose distributions never change; the last two are stable and not sure."""
+    joint = independent(*[[peak, 1 - peak] for peak in (0.96, 0.95, 0.94, 0.93, 0.65, 0.55)])
+    assert commits(policy, OracleDenoiser(joint), LENGTH, temperature=0.0) == passes
 
 
-def decode(policy: Any, rows: slice, law: str, stop: int | None) -> Generation:
-    noise = Noise.from_seed(5, 6)
-    noise = Noise(noise.seeds[rows], noise.items[rows])
-    ones = torch.ones(len(noise.items), dtype=torch.int64)
-    ends = None if stop is None else torch.tensor([stop])
-    prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
-    options = {"params": SamplingParams(), "noise": noise}
-    return policy.sample(OracleDenoiser(LAWS[law]), prompt, 6, **options)
+SLOTS = {  # distributions of three tokens; tokens 1 and 2 are delimiters, where there are two
+    "plain": [0.9, 0.06, 0.04],
+    "second": [0.52, 0.46, 0.02],
+    "first": [0.31, 0.4, 0.29],
+    "firmly": [0.2, 0.7, 0.1],
+    "other": [0.2, 0.35, 0.45],
+}
 
 
-@pytest.mark.parametrize("stop", [None, 2])
+@pytest.mark.parametrize(
+    "names, delimiters, tau, end",
+    [
+        (["plain", "second", "plain", "first"], (1,), 0.3, 4),  # 0.46, but 0.52 is not the end
+        (["plain", "second", "plain", "second"], (1,), 0.3, NO_END),
+        (["first", "plain", "firmly", "plain"], (1,), 0.3, 3),  # the likeliest, not the first one
+        (["first", "plain", "plain", "firmly"], (1,), 0.8, NO_END),
+        (["plain", "first", "plain", "plain"], (1,), 0.41, NO_END),
+        (["plain", "other", "plain", "plain"], (1,), 0.3, NO_END),  # another token is likelier
+        (["plain", "other", "first", "plain"], (1, 2), 0.3, 2),
+        (["plain", "plain", "plain", "plain"], (1, 2), 0.0, NO_END),
+        (["plain", "closed", "plain", "first"], (1,), 0.3, 4),
+    ],
+)
+def test_a_block_ends_after_a_delimiter_that_is_the_likeliest_token(
+    names: list[str], delimiters: tuple[int, ...], tau: float, end: int
+) -> None:
+    seen = predicting([SLOTS.get(name, SLOTS["firmly"]) for name in names])
+    seen.is_open.copy_(torch.tensor([[name != "closed" for name in names]]))
+    assert mmaccel.AdaptiveBlock(delimiters, tau).block_end(seen).tolist() == [end]
+
+
+@pytest.mark.parametrize(
+    "chance, block, starts",
+    [
+        (0.45, None, [0, 0, 0, 0, 0, 6]),
+        (0.55, None, [0, 2, 2, 2, 2, 6]),
+        (0.55, 3, [0, 2, 2, 2, 5, 6]),
+    ],
+)
+def test_blocks_of_a_run_end_where_delimiters_are_likeliest(
+    chance: float, block: int | None, starts: list[int]
+) -> None:
+    """Slot 1 may be a delimiter; the others never are."""
+    slots = [[1 - chance, chance, 0.0] if k == 1 else [0.6, 1e-9, 0.4] for k in range(LENGTH)]
+    policy = mmaccel.AdaptiveBlock((1,), 0.3, threshold=1.0, block=block)
+    ones = torch.ones(2, dtype=torch.int64)
+    options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(1, 2)}
+    run = policy.open(
+        OracleDenoiser(independent(*slots)), Prompt(ones[:, None], ones), LENGTH, **options
+    )
+    found = []
+    run.on_step = lambda progress: found.append(run.canvas.start.tolist())
+    policy.decode(run)
+    assert found == [[start, start] for start in starts]
+
+
+@pytest.mark.parametrize("stop", [None, [2]])
 @pytest.mark.parametrize(
     "policy",
     [
@@ -200,54 +273,35 @@ def decode(policy: Any, rows: slice, law: str, stop: int | None) -> Generation:
     ],
     ids=repr,
 )
-def test_rows_do_not_see_each_other_and_every_pass_commits(policy: Any, stop: int | None) -> None:
-    for law in ("markov", "shuffle"):
-        whole = decode(policy, slice(None), law, stop)
+def test_rows_are_independent_and_every_pass_commits(policy: Any, stop: list[int] | None) -> None:
+    noise = Noise.from_seed(5, 6)
+    for joint in (JOINTS["markov"], JOINTS["shuffle"]):
+        whole = decode(policy, OracleDenoiser(joint), LENGTH, noise=noise, stop=stop)
         assert int(whole.passes.max()) == whole.stats.passes <= 6
         assert sum(whole.stats.accepted) == whole.stats.row_passes  # none without a commit
         for row in range(6):
-            alone = decode(policy, slice(row, row + 1), law, stop)
+            own = row_of(noise, row)
+            alone = decode(policy, OracleDenoiser(joint), LENGTH, noise=own, stop=stop)
             assert torch.equal(alone.tokens[0], whole.tokens[row])
             assert alone.passes[0] == whole.passes[row]
 
 
-@pytest.mark.parametrize("block, starts", [(3, [0, 2, 2, 2, 5, 6]), (None, [0, 2, 2, 2, 2, 6])])
-def test_blocks_end_behind_the_delimiter(block: int | None, starts: list[int]) -> None:
-    """Slot 1 is surely the delimiter: the first block is slots 0 and 1, the next begins at 2."""
-    joint = torch.full((3,) * 6, 1e-9, dtype=torch.float64)
-    joint[:, 1, :, :, :, :] = 1.0
-    ones = torch.ones(2, dtype=torch.int64)
-    prompt = Prompt(ones[:, None], ones)
-    policy = mmaccel.AdaptiveBlock((1,), 0.5, threshold=1.0, block=block)
-    options = {"params": SamplingParams(), "noise": Noise.from_seed(1, 2)}
-    run = policy.open(OracleDenoiser(joint), prompt, 6, **options)
-    found = []
-    run.on_step = lambda progress: found.append(run.canvas.start.tolist())
-    policy.decode(run)
-    assert found == [[start, start] for start in starts]
-
-
 def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
-    ones = torch.ones(1, dtype=torch.int64)
-    prompt, canvas = Prompt(ones[:, None], ones), OracleDenoiser(LAWS["markov"])
-    options = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
     with pytest.raises(OptionError, match="fills a canvas for a OracleDenoiser"):
-        mmaccel.Jacobi().sample(canvas, prompt, 6, **options)  # type: ignore[arg-type]
-    window = ToyLanguage(3)
+        decode(mmaccel.Jacobi(), OracleDenoiser(JOINTS["markov"]), LENGTH)
     for policy in (Stepwise(), mmaccel.AdaptiveBlock((1,)), mmaccel.RevisedParallel()):
         with pytest.raises(OptionError, match="token after token for a ToyLanguage"):
-            policy.sample(window, prompt, 6, **options)  # type: ignore[arg-type]
+            decode(policy, ToyLanguage(3), LENGTH)
     with pytest.raises(OptionError, match="offers for a window"):
         mmaccel.attach(object(), mmaccel.EntropyBounded())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="'stepwise', which decodes a canvas, not a window"):
-        from mmaccel.catalog import find_policy
-
         find_policy("stepwise", "window")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: AtLeast(0, BY_PEAK), "n: expected an integer >= 1"),
         (lambda: mmaccel.EntropyBounded(-0.1), "gamma: expected a finite number >= 0"),
         (lambda: mmaccel.EntropyBounded(0.1, 1.0), "expected one of both"),
         (lambda: mmaccel.EntropyBounded(budget_nats=-1), "budget_nats: expected"),
@@ -258,7 +312,17 @@ def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
         (lambda: mmaccel.AdaptiveBlock(("x",)), "delimiters: expected token ids"),
         (lambda: mmaccel.MaskedParallel(order="entropy"), "order: expected one of"),
         (lambda: mmaccel.MaskedParallel(None, "cosine"), "schedule: expected None"),
-        (lambda: mmaccel.MaskedParallel(block=0), "block: expected an integer >= 1"),
+        (lambda: mmaccel.ConfidentParallel(end_threshold=1.5), "end_threshold: expected a number"),
+        (lambda: mmaccel.KLStable(settled=-1), "settled: expected a finite number >= 0"),
+        (lambda: mmaccel.RevisedParallel(revise="again"), "revise: expected one of shadow, edit"),
+        (lambda: mmaccel.RevisedParallel(budget=-1), "budget: expected an integer >= 0"),
+        (lambda: Stepwise(order="best"), "order: expected one of confidence"),
+        (lambda: Stepwise(block=0), "block: expected an integer >= 1, received 0; None takes"),
+        (lambda: Stepwise(cache="fast"), "cache: expected one of none"),
+        (lambda: mmaccel.LosslessUnmask(0), "drafts: expected an integer in 1..256, received 0"),
+        (lambda: mmaccel.LosslessUnmask(drafts=True), "received True"),
+        (lambda: mmaccel.LosslessUnmask(order="sampled"), "does not depend on what was drawn"),
+        (lambda: mmaccel.LosslessUnmask(layout="rows", cache="dual"), "expected 'entries'"),
     ],
 )
 def test_bad_values_are_refused(make: Any, message: str) -> None:

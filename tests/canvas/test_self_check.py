@@ -1,4 +1,4 @@
-"""Models that do not go by what a canvas pass tells them are found out before they decode."""
+"""The self-check of wrapped models refuses those that do not follow positions, masks or cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fixtures.tiny_lms import build_lm
 
 
 def bent(**changes: Any) -> Any:
-    """A Llama whose forward changes what it is given."""
+    """A Llama whose forward changes its inputs."""
     model = build_lm("llama", initializer_range=0.35).double()
     forward = model.forward
 
@@ -44,7 +44,7 @@ def causal(inputs: dict[str, Any]) -> torch.Tensor:
     return mask.masked_fill((at[:, None] > at[..., None])[:, None], low)
 
 
-def test_good_models_pass_once_and_are_not_asked_again() -> None:
+def test_good_models_are_checked_once() -> None:
     model = build_lm("qwen3").double()
     MaskedLM(model, MASK)
     calls = []
@@ -62,8 +62,8 @@ def test_good_models_pass_once_and_are_not_asked_again() -> None:
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
 )
 @pytest.mark.parametrize("mask", [MASK, None])
-def test_no_good_model_leaks(mask: int | None, dtype: torch.dtype) -> None:
-    """Nor by the self-check of a run, which is for models that nobody has checked."""
+def test_good_models_pass_the_leak_check_of_a_run(mask: int | None, dtype: torch.dtype) -> None:
+    """Which is for models without a self-check."""
 
     class Unchecked(MaskedLM):
         is_self_checked = False
@@ -75,13 +75,13 @@ def test_no_good_model_leaks(mask: int | None, dtype: torch.dtype) -> None:
             check_leaks(model, rows)
         forward = model.forward
 
-        def look_ahead(entries: CanvasPass, forward: Any = forward) -> torch.Tensor:
+        def attend_to_all(entries: CanvasPass, forward: Any = forward) -> torch.Tensor:
             reads = torch.ones_like(entries.reads)
-            reads[..., -1] = False  # nobody's place
+            reads[..., -1] = False  # padding
             made: torch.Tensor = forward(replace(entries, reads=reads))
             return made
 
-        model.forward = look_ahead  # type: ignore[method-assign]
+        model.forward = attend_to_all  # type: ignore[method-assign]
         with pytest.raises(UnsupportedModelError, match="depend on no later block"):
             check_leaks(model, 1)
 
@@ -99,8 +99,8 @@ def test_no_good_model_leaks(mask: int | None, dtype: torch.dtype) -> None:
         ({"past_key_values": lambda i: None}, "received a RuntimeError"),
     ],
 )
-def test_a_decoder_that_goes_its_own_way_is_refused(changes: Any, words: str | None) -> None:
-    if words is None:  # a model without positions is a model
+def test_a_decoder_that_ignores_its_inputs_is_refused(changes: Any, words: str | None) -> None:
+    if words is None:  # a model without positions is served
         MaskedLM(bent(**changes), MASK)
         return
     with pytest.raises(UnsupportedModelError, match=words):
@@ -117,7 +117,7 @@ def test_a_causal_model_is_refused() -> None:
 
 def test_a_model_that_reads_later_blocks_is_refused() -> None:
     class Leaking(SDARBed):
-        kernel_dtypes = (torch.float64,)  # a leak of one row hides nothing
+        kernel_dtypes = (torch.float64,)  # a leak is detected in one row too
 
         def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
             mask = inputs["attention_mask"]
@@ -146,7 +146,7 @@ def test_padding_and_positions_of_a_family_are_checked() -> None:
 
     with pytest.raises(UnsupportedModelError, match="beside a longer one than alone"):
         DreamDenoiser(Blind(40), MASK)
-    words = "received a RuntimeError .FlashAttention only support"  # what hides nothing
+    words = "received a RuntimeError .FlashAttention only support"  # a mask that hides nothing
     with pytest.raises(UnsupportedModelError, match=words):
         DreamDenoiser(SDARBed(40), MASK)
 

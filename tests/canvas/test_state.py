@@ -1,4 +1,4 @@
-"""The canvas by hand: blocks, stop tokens, what may be changed, and what nats are."""
+"""Canvas, divergence bound, orders and cache plans by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASK = 9
 
 
 class Given:
-    """A layout of one row that knows some tokens."""
+    """A layout that forces some tokens."""
 
     columns = frame = 0
 
@@ -64,23 +64,23 @@ def test_blocks_follow_each_other_row_by_row() -> None:
     chosen = torch.zeros(2, 6, dtype=torch.bool)
     chosen[1, 0] = True
     made.commit(chosen, torch.ones(2, 6, dtype=torch.int64))
-    assert made.begun.tolist() == [0, 1]
-    assert made.settle().tolist() == [False, True]
+    assert made.block_commits.tolist() == [0, 1]
+    assert made.update_blocks().tolist() == [False, True]
     assert made.start.tolist() == [0, 1]
     assert made.end.tolist() == [4, 5]
-    assert made.begun.tolist() == [0, 0]
+    assert made.block_commits.tolist() == [0, 0]
     assert made.active()[1].tolist() == [False, True, True, True, True, False]
 
 
 def test_a_full_canvas_has_no_block() -> None:
     made = canvas(length=2)
     made.commit(torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.int64))
-    made.settle()
+    made.update_blocks()
     assert not made.is_open.any()
     assert made.start.tolist() == made.end.tolist() == [2]
 
 
-def test_what_is_committed_stays() -> None:
+def test_committed_tokens_stay() -> None:
     made = canvas()
     assert made.commit(slots(1, 3), torch.full((1, 6), 5)).tolist() == [2]
     assert made.commit(slots(1, 2), torch.full((1, 6), 7)).tolist() == [1]
@@ -98,21 +98,21 @@ def test_given_slots_are_never_reopened_nor_replaced() -> None:
     assert made.is_open[0, :2].tolist() == [True, False]
 
 
-def test_a_row_ends_behind_its_first_stop_token() -> None:
+def test_a_row_ends_after_its_first_stop_token() -> None:
     made = canvas(stop=3)
     made.commit(slots(4), torch.full((1, 6), 3))
-    made.settle()
+    made.update_blocks()
     assert made.limit.tolist() == [5]
     made.commit(slots(2), torch.full((1, 6), 3))
-    made.settle()
+    made.update_blocks()
     assert made.limit.tolist() == [3]
     assert made.is_open.tolist() == [[True, True, False, False, False, False]]
     made.commit(slots(0, 1), torch.full((1, 6), 1))
-    made.settle()
+    made.update_blocks()
     assert not made.is_open.any()
 
 
-def test_copies_are_apart_and_one_of_them_can_be_taken() -> None:
+def test_copies_are_independent_and_one_of_them_can_be_taken() -> None:
     made = canvas(offsets=(0, 0))
     others = made.copies(2)
     chosen = torch.zeros(4, 6, dtype=torch.bool)
@@ -134,16 +134,16 @@ def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
     assert bound_nats(entropy, chosen).tolist() == [0.75, 0.0, 0.0]
 
 
-def test_the_ledger_adds_up() -> None:
-    ledger = DivergenceBound(2, torch.device("cpu"))
+def test_the_divergence_bound_adds_up() -> None:
+    bound = DivergenceBound(2, torch.device("cpu"))
     both, one = torch.tensor([True, True]), torch.tensor([True, False])
-    ledger.compute(10)
-    ledger.gain(torch.tensor([2, 0]))
-    ledger.charge(torch.tensor([1, 4]), torch.tensor([0.5, 0.25]), both)
-    ledger.compute(6)
-    ledger.charge(torch.tensor([1, 0]), torch.tensor([0.125, 0.0]), one)
+    bound.count_pass(10)
+    bound.add_gain(torch.tensor([2, 0]))
+    bound.charge(torch.tensor([1, 4]), torch.tensor([0.5, 0.25]), both)
+    bound.count_pass(6)
+    bound.charge(torch.tensor([1, 0]), torch.tensor([0.125, 0.0]), one)
     stats = Stats()
-    assert ledger.report(stats, torch.tensor([4, 4])).tolist() == [2, 1]
+    assert bound.report(stats, torch.tensor([4, 4])).tolist() == [2, 1]
     assert (stats.passes, stats.row_passes, stats.tokens, stats.positions) == (2, 3, 8, 16)
     assert math.isclose(stats.nats, 0.875)
     assert stats.accepted == [1, 0, 1, 1]  # 3 and 4 in the first pass, 1 in the second
@@ -154,15 +154,15 @@ def test_halton_order_by_hand() -> None:
     assert halton_ranks(4, 2).tolist() == [2.0, 1.0, 0.0, 3.0]
     assert halton_ranks(4, 0).tolist() == [3.0, 1.0, 0.0, 2.0]
     assert sorted(halton_ranks(256, 16).tolist()) == list(range(256))
-    first = [k for k, turn in enumerate(halton_ranks(256, 16).tolist()) if turn < 4]
+    first = [k for k, rank in enumerate(halton_ranks(256, 16).tolist()) if rank < 4]
     rows, columns = {k // 16 // 4 for k in first}, {k % 16 // 4 for k in first}
     assert len(rows) >= 3 and len(columns) >= 3  # spread out
 
 
-def test_a_plan_says_what_is_wrong_with_it() -> None:
+def test_bad_plans_are_refused() -> None:
     for options, message in (
         ({"kind": "half"}, "expected one of none, prefix"),
-        ({"refresh": 0}, "cache refresh: expected an integer >= 1 or None, received 0"),
+        ({"refresh": 0}, "cache refresh: expected an integer >= 1, received 0; None"),
         ({"margin": -1}, "cache margin: expected an integer >= 0, received -1"),
         ({"far": True}, "cache far"),
         ({"kind": "block", "refresh": 4}, "neither refresh nor far"),
@@ -174,11 +174,11 @@ def test_a_plan_says_what_is_wrong_with_it() -> None:
     assert as_plan("dual") == CachePlan("dual")
 
 
-def test_plans_that_keep_and_plans_that_are_exact() -> None:
-    assert not CachePlan().keeps and CachePlan().is_exact
-    assert not CachePlan("dual", refresh=1).keeps and CachePlan("dual", refresh=1).is_exact
-    assert CachePlan("dual").keeps and not CachePlan("dual").is_exact
-    assert CachePlan("block").keeps and CachePlan("block").is_exact
+def test_plans_that_reuse_and_plans_that_are_exact() -> None:
+    assert not CachePlan().reuses and CachePlan().is_exact
+    assert not CachePlan("dual", refresh=1).reuses and CachePlan("dual", refresh=1).is_exact
+    assert CachePlan("dual").reuses and not CachePlan("dual").is_exact
+    assert CachePlan("block").reuses and CachePlan("block").is_exact
     assert not CachePlan(far=8).is_exact
 
 
@@ -193,9 +193,14 @@ def test_columns_a_plan_computes() -> None:
     assert found(CachePlan("vicinity", margin=2)) == [2, 3, 4, 5, 6, 7]
 
 
-def test_when_a_full_pass_is_due() -> None:
+def test_when_a_refresh_is_due() -> None:
     begun, moved = torch.tensor([0, 2, 3, 5]), torch.tensor([True, False, False, False])
     refreshed = torch.tensor([0, 0, 0, 3])
-    assert CachePlan("dual").is_due(begun, moved, refreshed).tolist() == [True, False, False, False]
-    every = CachePlan("dual", refresh=3).is_due(begun, moved, refreshed)
+    assert CachePlan("dual").needs_refresh(begun, moved, refreshed).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    every = CachePlan("dual", refresh=3).needs_refresh(begun, moved, refreshed)
     assert every.tolist() == [True, False, True, False]

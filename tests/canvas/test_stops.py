@@ -1,4 +1,4 @@
-"""Rows that end inside a block, and canvases shorter than one: a pass sees what it saw before."""
+"""Rows that end inside a block, and canvases shorter than one, change nothing that a pass sees."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def same(one: Generation, other: Generation) -> bool:
     return torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
 
 
-def test_the_block_causal_cache_is_exact_behind_a_stop_token() -> None:
-    """Open slots between a stop token and the end of its block are still seen."""
+def test_the_block_causal_cache_is_exact_after_a_stop_token() -> None:
+    """Open slots between a stop token and the end of its block are still attended to."""
     plain, model = masked(block=BLOCK), masked(block=BLOCK)
     shorter = 0
     for seed in range(6):
@@ -47,8 +47,8 @@ def test_the_block_causal_cache_is_exact_behind_a_stop_token() -> None:
 
 @pytest.mark.parametrize("far", [None, 1])
 @pytest.mark.parametrize("kind", ["dual", "vicinity"])
-def test_drafts_behind_a_stop_token_are_those_of_the_same_plan(kind: str, far: int | None) -> None:
-    """A draft that holds a stop token is looked at in the pass of the canvas that does not."""
+def test_drafts_after_a_stop_token_are_those_of_the_same_plan(kind: str, far: int | None) -> None:
+    """A draft with a stop token is computed in the pass of a canvas without it."""
     plan, model = CachePlan(kind, margin=1, far=far), masked()
     for seed in range(8):
         expected = stopped(Stepwise(block=BLOCK, cache=plan), model, seed)
@@ -57,8 +57,8 @@ def test_drafts_behind_a_stop_token_are_those_of_the_same_plan(kind: str, far: i
 
 
 @pytest.mark.parametrize("order, block", [("left", None), ("left", BLOCK), ("halton", None)])
-def test_what_a_wrong_draft_closed_is_guessed_anew(order: str, block: int | None) -> None:
-    """A draft that stops a row too early has no guess for what is behind; the next one needs it."""
+def test_slots_closed_by_a_wrong_draft_are_guessed_anew(order: str, block: int | None) -> None:
+    """A draft that stops a row too early has no guess for later slots; the next one needs it."""
     model = masked()
     for seed in (1, 6, 22):
         expected = stopped(Stepwise(order, block), model, seed)
@@ -67,7 +67,7 @@ def test_what_a_wrong_draft_closed_is_guessed_anew(order: str, block: int | None
 
 @pytest.mark.parametrize("policy", [Stepwise(cache="block"), LosslessUnmask(3, cache="block")])
 def test_a_canvas_may_be_shorter_than_its_block(policy: Any) -> None:
-    """Most of the first block is prompt, and is computed beside the open slots at every pass."""
+    """Most of the first block is prompt, and is computed with the open slots at every pass."""
     prompts = [[5, 9, 7, 1, 2, 3]]
     expected = run(Stepwise(), masked(block=8), 4, prompts=prompts)
     made = run(policy, masked(block=8), 4, prompts=prompts)
@@ -79,7 +79,7 @@ def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: 
     model = masked(block=BLOCK)
     longest = max(map(len, PROMPTS))
     policy = Stepwise(cache=cache, block=BLOCK if cache == "dual" else None)
-    assert run(policy, model, 96 - longest).stats.passes == 96 - longest  # all there is room for
+    assert run(policy, model, 96 - longest).stats.passes == 96 - longest  # the most that fits
     model.passes = 0
     with pytest.raises(OptionError, match=f"at most 96 positions.*received {longest + 100}"):
         run(policy, model, 100)

@@ -33,7 +33,7 @@ def uniform(**options: Any) -> Recorded:
 @pytest.mark.parametrize("order", ["confidence", "random"])
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_drafts_make_the_tokens_of_stepwise_decoding(plan: dict[str, Any], order: str) -> None:
-    """What stands in open slots is a function of what is committed, so that drafts can know it."""
+    """Tokens in open slots are a function of what is committed, so that drafts can predict them."""
     model = uniform()
     expected = run(Stepwise(order, **plan), model, LENGTH)
     for drafts in (2, 5):
@@ -52,18 +52,18 @@ def test_a_row_does_not_depend_on_its_batch(plan: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_cache_of_a_block_causal_model_is_exact(temperature: float) -> None:
-    """What is kept of a block is kept once it is full, when nothing of it is random any more."""
+    """A block is cached once it is full, when none of its tokens is random."""
     plain = run(Stepwise(), uniform(block=4), LENGTH, temperature)
     assert plain.stats.exactness == "bitwise"
     for policy in (Stepwise(cache="block"), LosslessUnmask(4, cache="block"), LosslessUnmask(4)):
         made = run(policy, uniform(block=4), LENGTH, temperature)
         assert torch.equal(made.tokens, plain.tokens) and policy.exactness == "bitwise"
-    kept = run(Stepwise(cache="block"), uniform(block=4), LENGTH, temperature)
-    assert kept.stats.positions < plain.stats.positions
+    cached = run(Stepwise(cache="block"), uniform(block=4), LENGTH, temperature)
+    assert cached.stats.positions < plain.stats.positions
 
 
-def test_every_token_may_be_drawn_and_stands_in_open_slots() -> None:
-    """No token stands for an open slot: the one of other models is one like any other."""
+def test_every_token_may_be_drawn_and_may_be_in_open_slots() -> None:
+    """No id is reserved for open slots."""
     shown: list[torch.Tensor] = []
 
     class Watched(Recorded):
@@ -83,7 +83,7 @@ def test_every_token_may_be_drawn_and_stands_in_open_slots() -> None:
     assert all(float(part[:, k:].float().mean()) > 0.9 for k, part in enumerate(changed[:-1]))
 
 
-def test_what_needs_a_mask_token_says_so() -> None:
+def test_shadows_need_a_mask_token() -> None:
     with pytest.raises(OptionError, match="expected a model with a mask token for 'shadow'"):
         run(mmaccel.RevisedParallel(0.5), uniform(), LENGTH)
     for revise in ("edit", "redo"):

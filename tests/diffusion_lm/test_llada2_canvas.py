@@ -33,8 +33,8 @@ class Sure:
         cache = CachePlan("block")
         run = CanvasRun(self, model, prompt, length, cache=cache, **options)  # type: ignore[arg-type]
         with run.interruptible():
-            while run.is_open:
-                seen = run.look()
+            while run.sync():
+                seen = run.forward()
                 run.commit(seen, seen.sealed().peak > self.threshold)
         return run.generation()
 

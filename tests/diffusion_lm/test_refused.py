@@ -64,7 +64,7 @@ def test_policies_that_cannot_fill_its_canvases_are_refused() -> None:
         (llada(), mmaccel.Stepwise(cache="prefix"), "can be kept"),
         (LLaDADenoiser(llada()), mmaccel.Stepwise(cache="block"), "can be kept"),
         (llada(), mmaccel.AdaptiveBlock(delimiters=(VOCAB,)), "expected ids below 40"),
-        (blocks, mmaccel.AdaptiveBlock(delimiters=(5,)), "looks at everything"),
+        (blocks, mmaccel.AdaptiveBlock(delimiters=(5,)), "attends to everything"),
         (blocks, mmaccel.Stepwise(block=3), "divides the model's blocks of 4"),
         (MaskedLM(build_lm("llama").double(), None), "revised-parallel", "uniform corruption"),
     ):

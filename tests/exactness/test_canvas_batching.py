@@ -1,8 +1,8 @@
-"""More rows than places on a canvas: a row in another's place makes what it makes by itself.
+"""Continuous batching on a canvas: a row admitted into another's batch slot equals the row alone.
 
-The oracle is a run of each row alone, without places, in float64: tokens, passes, commits and nats.
-Stop tokens end rows after different numbers of passes, so that places are taken in another order
-than rows stand in the prompt.
+The reference is a run of each row alone, without continuous batching, in float64: tokens, passes,
+commits and nats. Stop tokens end rows after different numbers of passes, so that rows are admitted
+into batch slots out of order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12,
 OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]
 ALIKE = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5], [2, 2], [4, 4, 4, 8], [9], [30, 7, 7]]
 LENGTH, ALL, STOPS = 12, list(range(len(ROWS))), torch.tensor([2, 3, 10, 15, 20, 26])
-BEDS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "masked": {},
     "shifted": {"shift": 1},
     "uniform": {"mask_token": None},
@@ -80,8 +80,8 @@ LOSSLESS: dict[str, tuple[str, Any]] = {
 
 
 @cache
-def bed(name: str) -> Any:
-    return masked(**BEDS[name])
+def model_of(name: str) -> Any:
+    return masked(**MODELS[name])
 
 
 def prompt(name: str, rows: list[int], guided: bool) -> Prompt:
@@ -95,13 +95,13 @@ def decode(
     case: tuple[str, Any],
     rows: list[int],
     guided: bool,
-    places: ContinuousBatching | None = None,
+    batching: ContinuousBatching | None = None,
     **more: Any,
 ) -> Generation:
     name, policy = case
     made: Generation = policy.sample(
-        more.pop("model", None) or bed(name),
-        replace(prompt(name, rows, guided), batching=places),
+        more.pop("model", None) or model_of(name),
+        replace(prompt(name, rows, guided), batching=batching),
         LENGTH,
         params=SamplingParams(guidance_scale=1.7 if guided else 1.0, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
@@ -121,13 +121,18 @@ def assert_alone(made: Generation, wanted: list[Generation], given: list[Finishe
     assert made.stats.tokens == sum(own.stats.tokens for own in wanted)
 
 
-@pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_row_in_anothers_place_is_the_row_alone(name: str, guided: bool) -> None:
+GUIDED = ["stepwise uniform", "stepwise dual", "stepwise blocks", "entropy vicinity", "maskgit",
+          "shadow", "edit", "redo"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, guided", [(name, False) for name in CASES] + [(name, True) for name in GUIDED]
+)
+def test_an_admitted_row_equals_the_row_alone(name: str, guided: bool) -> None:
     wanted = [decode(CASES[name], [row], guided) for row in ALL]
-    for n_places in (1, 3) if guided else (1, 2, 3, 9):
+    for n in (1, 3) if name != "stepwise" else (1, 2, 3, 9):
         given: list[FinishedRow] = []
-        made = decode(CASES[name], ALL, guided, ContinuousBatching(n_places, given.append))
+        made = decode(CASES[name], ALL, guided, ContinuousBatching(n, given.append))
         assert_alone(made, wanted, given)
         for row in given:
             own = wanted[row.row]
@@ -138,27 +143,27 @@ def test_a_row_in_anothers_place_is_the_row_alone(name: str, guided: bool) -> No
         assert stats.row_passes == sum(own.stats.row_passes for own in wanted)
         assert stats.nats == pytest.approx(sum(own.stats.nats for own in wanted), rel=1e-9)
         widest = max(own.stats.passes for own in wanted)
-        if n_places == 1:
+        if n == 1:
             assert stats.passes == total and [row.row for row in given] == ALL
         else:
-            assert widest <= stats.passes <= total / min(n_places, len(ALL)) + widest
+            assert widest <= stats.passes <= total / min(n, len(ALL)) + widest
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_lossless_rows_are_those_alone(name: str, guided: bool) -> None:
-    """Their passes are not: a pass that is some row's first drafts for none."""
+def test_lossless_rows_equal_the_rows_alone(name: str, guided: bool) -> None:
+    """Their passes do not: a pass that is some row's first has no drafts."""
     wanted = [decode(LOSSLESS[name], [row], guided) for row in ALL]
-    for n_places in (1, 2, 3):
+    for n in (1, 3):
         given: list[FinishedRow] = []
-        made = decode(LOSSLESS[name], ALL, guided, ContinuousBatching(n_places, given.append))
+        made = decode(LOSSLESS[name], ALL, guided, ContinuousBatching(n, given.append))
         assert_alone(made, wanted, given)
-        if n_places == 1:
+        if n == 1:
             assert [row.passes for row in given] == [own.stats.passes for own in wanted]
 
 
-def test_rows_end_and_take_places_out_of_order() -> None:
-    """Otherwise nothing above would have been tried."""
+def test_rows_end_out_of_order() -> None:
+    """Otherwise the tests above would not test admission."""
     given: list[FinishedRow] = []
     made = decode(CASES["stepwise"], ALL, False, ContinuousBatching(3, given.append))
     assert len({row.passes for row in given}) > 3
@@ -170,7 +175,7 @@ def test_rows_end_and_take_places_out_of_order() -> None:
 
 
 class Counted:
-    """A denoiser that writes down the rows of its passes."""
+    """A denoiser that records the rows of its passes."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.rows = model, []
@@ -189,21 +194,21 @@ class Counted:
 def test_a_pass_leaves_out_rows_that_have_ended(name: str, guided: bool) -> None:
     wanted = [decode(CASES[name], [row], guided) for row in ALL]
     lengths = [own.stats.passes for own in wanted]
-    for places in (None, ContinuousBatching(2), ContinuousBatching(3)):
-        model = Counted(bed(CASES[name][0]))
-        made = decode(CASES[name], ALL, guided, places, model=model)
+    for batching in (None, ContinuousBatching(2), ContinuousBatching(3)):
+        model = Counted(model_of(CASES[name][0]))
+        made = decode(CASES[name], ALL, guided, batching, model=model)
         assert sum(model.rows) == sum(lengths) * (1 + guided)
         assert made.stats.positions == sum(own.stats.positions for own in wanted)
         for row, own in enumerate(wanted):
             assert made.tokens[row].equal(own.tokens[0])
-        if places is None:
+        if batching is None:
             live = [sum(n > k for n in lengths) * (1 + guided) for k in range(max(lengths))]
             assert model.rows == live and live[0] > live[-1]
 
 
 def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
     case = LOSSLESS["confidence"]
-    model = Counted(bed("masked"))
+    model = Counted(model_of("masked"))
     made = decode(case, ALL, True, model=model)
     for row in ALL:
         assert made.tokens[row].equal(decode(case, [row], True).tokens[0])
@@ -213,58 +218,58 @@ def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
     ]
 
 
-def test_rows_of_a_model_that_keeps_something_stay() -> None:
-    model = Counted(bed("shifted"))
+def test_rows_stay_in_the_passes_of_a_run_with_a_cache() -> None:
+    model = Counted(model_of("shifted"))
     decode(CASES["stepwise dual"], ALL, False, model=model)
     assert set(model.rows) == {len(ALL)}
 
 
-def test_a_model_that_keeps_something_for_its_rows_takes_no_places() -> None:
-    """And none of its rows are left out."""
-    model = Counted(bed("masked"))
+def test_a_model_with_state_of_its_rows_is_not_batched_continuously() -> None:
+    """And passes leave out none of its rows."""
+    model = Counted(model_of("masked"))
     model.any_rows = False
-    with pytest.raises(OptionError, match="places: expected none for a Counted"):
+    with pytest.raises(OptionError, match="batching: expected None for a Counted"):
         decode(CASES["stepwise"], ALL, False, ContinuousBatching(2), model=model)
     assert not model.rows
     decode(CASES["stepwise"], ALL, False, model=model)
     assert set(model.rows) == {len(ALL)}
 
 
-def test_progress_tells_which_rows_stand_where() -> None:
+def test_progress_gives_the_row_of_each_batch_slot() -> None:
     seen: list[CanvasProgress] = []
     given: list[FinishedRow] = []
     decode(CASES["entropy"], ALL, False, ContinuousBatching(2, given.append), on_step=seen.append)
-    rows = [told.rows for told in seen]
+    rows = [progress.rows for progress in seen]
     assert rows[0] == (0, 1) and {row for pair in rows for row in pair or ()} == set(ALL)
-    for told in seen:
-        assert told.tokens.shape == (2, LENGTH) and told.nats.shape == (2,)
-    for before, told in zip(seen, seen[1:], strict=False):
-        for place in range(2):
-            is_same = before.rows[place] == told.rows[place]  # type: ignore[index]
-            assert int(told.previous[place]) == (int(before.lengths[place]) if is_same else 0)
+    for progress in seen:
+        assert progress.tokens.shape == (2, LENGTH) and progress.nats.shape == (2,)
+    for before, after in zip(seen, seen[1:], strict=False):
+        for k in range(2):
+            is_same = before.rows[k] == after.rows[k]  # type: ignore[index]
+            assert int(after.previous[k]) == (int(before.lengths[k]) if is_same else 0)
     firsts = [next(k for k, pair in enumerate(rows) if row in (pair or ())) for row in ALL]
     assert firsts == sorted(firsts) and len(set(firsts)) > 4
 
 
-def test_what_deliver_raises_stops_the_run() -> None:
+def test_an_exception_of_on_finish_stops_the_run() -> None:
     given: list[FinishedRow] = []
 
-    def deliver(row: FinishedRow) -> None:
+    def on_finish(row: FinishedRow) -> None:
         given.append(row)
         if len(given) == 3:
             raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
-        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2, deliver))
+        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2, on_finish))
     assert len(given) == 3
 
 
-def test_an_interrupt_brings_all_rows() -> None:
+def test_an_interrupt_carries_all_rows() -> None:
     wanted = [decode(CASES["stepwise"], [row], False) for row in ALL]
     given: list[FinishedRow] = []
 
-    def stop(told: CanvasProgress) -> None:
-        if told.rows is not None and 4 in told.rows:
+    def stop(progress: CanvasProgress) -> None:
+        if progress.rows is not None and 4 in progress.rows:
             raise KeyboardInterrupt
 
     with pytest.raises(CanvasInterrupt) as caught:
@@ -275,7 +280,7 @@ def test_an_interrupt_brings_all_rows() -> None:
     assert len(done) >= 3 and not is_committed[6].any()
     for row in ALL:
         own, n = wanted[row], int(wanted[row].lengths[0])
-        same = (made.tokens[row] == own.tokens[0])[:n]  # behind the end it was committed in vain
+        same = (made.tokens[row] == own.tokens[0])[:n]  # slots after the end do not count
         assert bool(same[is_committed[row, :n]].all())
         if row in done:
             assert is_committed[row, :n].all() and not is_committed[row, n:].any()
@@ -283,15 +288,15 @@ def test_an_interrupt_brings_all_rows() -> None:
     assert is_committed[4].any() and not is_committed[4].all()
 
 
-def test_a_row_without_a_law_is_named() -> None:
+def test_the_row_of_invalid_logits_is_named() -> None:
     class Broken:
         """Returns NaN for the prompt of row 4, whose last tokens are two nines."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(bed("masked"), name)
+            return getattr(model_of("masked"), name)
 
         def forward(self, entries: Any) -> torch.Tensor:
-            logits = bed("masked").forward(entries)
+            logits = model_of("masked").forward(entries)
             nines = (entries.tokens == 9) & (entries.positions == 3)
             return torch.where(nines.any(1)[:, None, None], float("nan"), logits)
 

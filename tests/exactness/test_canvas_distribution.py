@@ -1,4 +1,4 @@
-"""The law of every canvas policy, enumerated on laws small enough for a table."""
+"""The distribution of every canvas policy, enumerated on joints small enough for a table."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 LENGTH, TOKENS = 4, 3
-LAWS = families(LENGTH, TOKENS)
+JOINTS = families(LENGTH, TOKENS)
 ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton")
 
 
-def law_of(policy: object, joint: Tensor) -> CanvasLaw:
-    law = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
-    assert float(law.joint.sum()) == pytest.approx(1, abs=1e-9)
-    return law
+def enumerated(policy: object, joint: Tensor) -> CanvasLaw:
+    found = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
+    assert float(found.joint.sum()) == pytest.approx(1, abs=1e-9)
+    return found
 
 
 def variation(one: Tensor, other: Tensor) -> float:
@@ -40,12 +40,12 @@ def divergence(true: Tensor, other: Tensor) -> float:
 
 
 def total_correlation(joint: Tensor, canvas: Tensor, chosen: Tensor) -> float:
-    """Nats between the joint law of chosen slots and the product of their own, at a canvas."""
+    """Nats between the joint of chosen slots and the product of their marginals, at a canvas."""
     model = OracleDenoiser(joint)
     agrees = ((model.table == canvas) | (canvas < 0)).all(1)
     weight = agrees * model.joint.flatten()
     if not weight.sum():
-        return 0.0  # a canvas that cannot be
+        return 0.0  # an impossible canvas
     conditional = (weight / weight.sum()).view(joint.shape)
     together = conditional
     for slot in (~chosen).nonzero()[:, 0].tolist():
@@ -58,57 +58,57 @@ def total_correlation(joint: Tensor, canvas: Tensor, chosen: Tensor) -> float:
 
 @pytest.mark.parametrize("block", [None, 2])
 @pytest.mark.parametrize("order", ORDERS)
-def test_one_slot_chosen_before_it_is_drawn_is_the_models_law(
-    order: str, block: int | None
-) -> None:
-    for joint in LAWS.values():
-        law = law_of(Stepwise(order, block), joint)
-        assert not law.sees_draws and law.mean_passes == pytest.approx(LENGTH)
-        assert variation(law.joint, joint) < 1e-9
+def test_one_slot_chosen_before_it_is_drawn_is_exact(order: str, block: int | None) -> None:
+    for joint in JOINTS.values():
+        found = enumerated(Stepwise(order, block), joint)
+        assert not found.sees_draws and found.mean_passes == pytest.approx(LENGTH)
+        assert variation(found.joint, joint) < 1e-9
 
 
-def test_one_slot_chosen_by_what_was_drawn_is_another_law() -> None:
-    found = [law_of(Stepwise("sampled"), joint) for joint in LAWS.values()]
-    assert all(law.sees_draws for law in found)
-    off = [variation(law.joint, joint) for law, joint in zip(found, LAWS.values(), strict=True)]
+def test_one_slot_chosen_by_what_was_drawn_is_not_exact() -> None:
+    every = [enumerated(Stepwise("sampled"), joint) for joint in JOINTS.values()]
+    assert all(found.sees_draws for found in every)
+    off = [
+        variation(found.joint, joint) for found, joint in zip(every, JOINTS.values(), strict=True)
+    ]
     assert sum(value > 0.05 for value in off) >= 4
     assert Stepwise("sampled").exactness == "relaxed" != Stepwise().exactness
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 0.5, 1.5])
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", JOINTS)
 def test_no_step_diverges_by_more_than_gamma(name: str, gamma: float) -> None:
-    law = law_of(EntropyBounded(gamma), LAWS[name])
-    assert not law.sees_draws
+    found = enumerated(EntropyBounded(gamma), JOINTS[name])
+    assert not found.sees_draws
     states = {
         (tuple(before.tolist()), tuple(chosen.tolist()))
-        for befores, chosens in zip(law.before, law.chosen, strict=True)
+        for befores, chosens in zip(found.before, found.chosen, strict=True)
         for before, chosen in zip(befores, chosens, strict=True)
         if chosen.any()
     }
-    costs = [total_correlation(LAWS[name], torch.tensor(b), torch.tensor(c)) for b, c in states]
+    costs = [total_correlation(JOINTS[name], torch.tensor(b), torch.tensor(c)) for b, c in states]
     assert max(costs) <= gamma + 1e-6
     if gamma == 1.5:
-        assert law.mean_passes < LENGTH  # it is tried
+        assert found.mean_passes < LENGTH  # it takes several slots at once
 
 
-def test_total_correlation_is_seen_where_it_is() -> None:
+def test_total_correlation_by_example() -> None:
     chosen = torch.tensor([True, False, True, False])
     nothing = torch.full((LENGTH,), -1)
-    assert total_correlation(LAWS["copy pairs"], nothing, chosen) > 0.1
-    assert total_correlation(LAWS["independent"], nothing, chosen) < 1e-6
+    assert total_correlation(JOINTS["copy pairs"], nothing, chosen) > 0.1
+    assert total_correlation(JOINTS["independent"], nothing, chosen) < 1e-6
 
 
 @pytest.mark.parametrize("nats", [0.0, 0.2, 1.0, 3.0])
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", JOINTS)
 def test_no_sequence_diverges_by_more_than_its_budget(name: str, nats: float) -> None:
-    law = law_of(EntropyBounded(budget_nats=nats), LAWS[name])
-    assert float(law.nats.max()) <= nats + 1e-9
-    assert divergence(LAWS[name], law.joint) <= nats + 1e-6
+    found = enumerated(EntropyBounded(budget_nats=nats), JOINTS[name])
+    assert float(found.nats.max()) <= nats + 1e-9
+    assert divergence(JOINTS[name], found.joint) <= nats + 1e-6
     if nats == 0:  # below what two slots cost, unless they cost nothing
-        assert variation(law.joint, LAWS[name]) < 1e-9
+        assert variation(found.joint, JOINTS[name]) < 1e-9
     if nats == 3:
-        assert law.mean_passes < LENGTH
+        assert found.mean_passes < LENGTH
 
 
 @pytest.mark.parametrize(
@@ -127,31 +127,31 @@ def test_no_sequence_diverges_by_more_than_its_budget(name: str, nats: float) ->
     ids=repr,
 )
 def test_policy_is_stepwise_where_its_page_says_so(policy: object) -> None:
-    for joint in LAWS.values():
-        law = law_of(policy, joint)
-        assert not law.sees_draws and variation(law.joint, joint) < 1e-6
+    for joint in JOINTS.values():
+        found = enumerated(policy, joint)
+        assert not found.sees_draws and variation(found.joint, joint) < 1e-6
 
 
-def test_choice_behind_the_draw_is_seen_and_is_another_law() -> None:
+def test_a_choice_after_the_draw_is_detected_and_not_exact() -> None:
     for policy in (MaskedParallel(None, choice=0.0), MaskedParallel(4, choice=1.0)):
         assert policy.exactness == "relaxed"
         for name in ("markov", "replace one"):
-            law = law_of(policy, LAWS[name])
-            assert law.sees_draws and variation(law.joint, LAWS[name]) > 0.05
+            found = enumerated(policy, JOINTS[name])
+            assert found.sees_draws and variation(found.joint, JOINTS[name]) > 0.05
     assert MaskedParallel(None, choose="first").exactness == "distribution"
     assert MaskedParallel(None, choose="first", cache="dual").exactness == "relaxed"
     assert MaskedParallel(4, choose="first").exactness == "relaxed"
 
 
-def test_confidence_rules_lose_where_slots_depend_on_each_other() -> None:
+def test_confidence_rules_are_inexact_where_slots_depend_on_each_other() -> None:
     """Every slot is most likely unchanged, but one of them is changed."""
-    joint = LAWS["replace one"]
-    bold = law_of(ConfidentParallel(0.7), joint)
+    joint = JOINTS["replace one"]
+    bold = enumerated(ConfidentParallel(0.7), joint)
     assert variation(bold.joint, joint) > 0.3 and bold.mean_passes < 2
-    assert variation(law_of(EntropyBounded(0.1), joint).joint, joint) < 1e-9
+    assert variation(enumerated(EntropyBounded(0.1), joint).joint, joint) < 1e-9
 
 
-def test_ledger_charges_a_case_computed_by_hand() -> None:
+def test_the_divergence_bound_charges_a_case_computed_by_hand() -> None:
     """Three slots at once: sum of their entropies less the largest; then one, for nothing."""
     lone = torch.tensor([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.4, 0.3, 0.3]])
     joint = torch.einsum("a,b,c,d->abcd", *lone.double())

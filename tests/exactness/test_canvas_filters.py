@@ -1,8 +1,8 @@
-"""What entropy bounds promise of a filtered law: of the one tokens are drawn from.
+"""Entropy bounds hold for the target distribution, the one that tokens are drawn from.
 
-Two groups of slots, each of which holds copies of one token. Temperature, top-k and top-p make of
-such a law another such law, so that what stepwise decoding under filters decodes is known: the
-groups' own laws, filtered.
+There are two groups of slots, each of which holds copies of one token. Temperature, top-k and top-p
+turn such a joint into another one of the same kind, so that the result of stepwise decoding is
+known: the groups' own distributions, filtered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.exactness.test_canvas_distribution import divergence, total_correlation, variation
-from tests.fixtures.toy_models import distribution_by_hand
+from tests.fixtures.toy_models import law_by_hand
 
 LENGTH, TOKENS = 4, 3
 GROUPS = torch.tensor([[0.7, 0.25, 0.05], [0.5, 0.3, 0.2]], dtype=torch.float64)  # slots 0 2, 1 3
@@ -38,7 +38,7 @@ FILTERS: list[dict[str, Any]] = [
 
 
 class Pairs(OracleDenoiser):
-    """Knows nothing, where a canvas cannot be; what follows there has no chance in any case."""
+    """Uniform where a canvas is impossible; what follows there has probability 0 in any case."""
 
     def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
@@ -46,7 +46,7 @@ class Pairs(OracleDenoiser):
 
 
 class Paths(NamedTuple):
-    """Of every outcome: its chance, what it was charged, and what each pass found and chose."""
+    """Every outcome: its probability, its charge, and the canvas and choice of each pass."""
 
     joint: Tensor  # [V] * L
     nats: Tensor  # [N]
@@ -54,27 +54,27 @@ class Paths(NamedTuple):
 
 
 def filtered(params: dict[str, Any]) -> Tensor:
-    """The laws of both groups, `[2, V]`."""
-    law = distribution_by_hand(**params)
-    return torch.tensor([law([row.log().tolist()], 0) for row in GROUPS], dtype=torch.float64)
+    """The distributions of both groups, `[2, V]`."""
+    by_hand = law_by_hand(**params)
+    return torch.tensor([by_hand([row.log().tolist()], 0) for row in GROUPS], dtype=torch.float64)
 
 
-def copies(laws: Tensor) -> Tensor:
-    """The joint law of four slots."""
-    pair = torch.diag_embed(laws)  # [2, V, V]
+def copies(groups: Tensor) -> Tensor:
+    """The joint distribution of four slots."""
+    pair = torch.diag_embed(groups)  # [2, V, V]
     return torch.einsum("ac,bd->abcd", *pair)
 
 
-def entropies(laws: Tensor) -> list[float]:
-    return torch.special.entr(laws).sum(-1).tolist()
+def entropies(groups: Tensor) -> list[float]:
+    return torch.special.entr(groups).sum(-1).tolist()
 
 
 def paths_of(policy: Any, params: dict[str, Any]) -> Paths:
-    """Every outcome as a row that draws nothing else; the choice sees no draw, so that the chance
-    of a row is the product of the chances its tokens had.
+    """Every outcome as a row that draws exactly its tokens. The choice does not depend on draws, so
+    that the probability of a row is the product of those of its tokens.
     """
     outcomes = torch.tensor(list(product(range(TOKENS), repeat=LENGTH)))
-    n, laws = len(outcomes), filtered(params)
+    n, groups = len(outcomes), filtered(params)
     prompt = Prompt(outcomes.new_zeros(n, 1), outcomes.new_ones(n))
     options = {"params": SamplingParams(**params), "noise": Noise(*outcomes.new_zeros(2, n))}
     run = policy.open(Pairs(copies(GROUPS)), prompt, LENGTH, **options)
@@ -82,10 +82,10 @@ def paths_of(policy: Any, params: dict[str, Any]) -> Paths:
 
     def prescribe(seen: SlotPredictions) -> SlotPredictions:
         canvas = torch.where(run.canvas.is_committed, run.canvas.tokens, -1)
-        twin = canvas.roll(2, 1)  # the other slot of the group
-        own = laws[torch.arange(LENGTH) % 2].gather(1, outcomes.T).T
+        other = canvas.roll(2, 1)  # the other slot of the group
+        own = groups[torch.arange(LENGTH) % 2].gather(1, outcomes.T).T
         before.append(canvas)
-        chances.append(torch.where(twin < 0, own, (twin == outcomes).double()))
+        chances.append(torch.where(other < 0, own, (other == outcomes).double()))
         return replace(seen, drawn=outcomes.gather(1, seen.slots))
 
     run.draws = prescribe
@@ -95,11 +95,11 @@ def paths_of(policy: Any, params: dict[str, Any]) -> Paths:
     weight = torch.ones(n, dtype=torch.float64)
     for (_, chosen), chance in zip(steps, chances, strict=True):
         weight = weight * torch.where(chosen, chance, 1.0).prod(1)
-    return Paths(weight.view((TOKENS,) * LENGTH), run.ledger.nats, steps)
+    return Paths(weight.view((TOKENS,) * LENGTH), run.bound.nats, steps)
 
 
 def costs_of(paths: Paths, params: dict[str, Any]) -> list[float]:
-    """Nats of every choice at every canvas that can be."""
+    """Nats of every choice at every possible canvas."""
     possible = copies(filtered(params))
     rows = (paths.joint.flatten() > 0).nonzero()[:, 0]
     states = {
@@ -112,14 +112,16 @@ def costs_of(paths: Paths, params: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("params", [{}, *FILTERS], ids=str)
-def test_stepwise_decodes_the_filtered_law(params: dict[str, Any]) -> None:
+def test_stepwise_decodes_the_filtered_distribution(params: dict[str, Any]) -> None:
     paths = paths_of(Stepwise("entropy"), params)
     assert variation(paths.joint, copies(filtered(params))) < 1e-6
     assert float(paths.nats.max()) == 0.0
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=str)
-def test_no_step_diverges_from_the_filtered_law_by_more_than_gamma(params: dict[str, Any]) -> None:
+def test_no_step_diverges_from_the_filtered_distribution_by_more_than_gamma(
+    params: dict[str, Any],
+) -> None:
     """Two copies at once cost the entropy of what they copy, and the bound is met exactly."""
     cost = min(entropies(filtered(params)))
     assert abs(cost - min(entropies(GROUPS))) > 0.05
@@ -131,7 +133,7 @@ def test_no_step_diverges_from_the_filtered_law_by_more_than_gamma(params: dict[
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=str)
-def test_no_sequence_diverges_from_the_filtered_law_by_more_than_its_budget(
+def test_no_sequence_diverges_from_the_filtered_distribution_by_more_than_its_budget(
     params: dict[str, Any],
 ) -> None:
     true, cost = copies(filtered(params)), sum(entropies(filtered(params)))

@@ -1,4 +1,4 @@
-"""Bugs planted into canvas decoding; each must be rejected by the proofs beside this file."""
+"""Bugs planted into canvas decoding; the proofs of this folder must reject each of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
 from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
-from mmaccel.samplers.canvas import predictions as evidence
+from mmaccel.samplers.canvas import predictions
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.layout import Columns
-from mmaccel.samplers.canvas.model_pass import CanvasLook
+from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
@@ -28,32 +28,32 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 LENGTH, TOKENS, ROWS = 4, 3, 8
-LAWS = families(LENGTH, TOKENS)
+JOINTS = families(LENGTH, TOKENS)
 Patch = pytest.MonkeyPatch
 STEPWISE = Stepwise()
 
 
-def law_is_the_models(policy: Any = STEPWISE) -> bool:
-    for joint in LAWS.values():
-        law = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
-        distance = float((law.joint - joint / joint.sum()).abs().sum())
-        if law.sees_draws or not distance < 1e-9:
+def distribution_is_the_models(policy: Any = STEPWISE) -> bool:
+    for joint in JOINTS.values():
+        found = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
+        distance = float((found.joint - joint / joint.sum()).abs().sum())
+        if found.sees_draws or not distance < 1e-9:
             return False
     return True
 
 
 def budget_is_kept() -> bool:
-    for joint in LAWS.values():
-        law = induced_law(EntropyBounded(budget_nats=0.5), OracleDenoiser(joint), LENGTH, TOKENS)
+    for joint in JOINTS.values():
+        found = induced_law(EntropyBounded(budget_nats=0.5), OracleDenoiser(joint), LENGTH, TOKENS)
         true = joint / joint.sum()
-        terms = torch.where(true > 0, true * (true / law.joint).log(), 0.0)
-        if not (float(law.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6):
+        terms = torch.where(true > 0, true * (true / found.joint).log(), 0.0)
+        if not (float(found.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6):
             return False
     return True
 
 
 class Given:
-    """A layout whose slot 1 is given."""
+    """A layout that forces slot 1."""
 
     columns = frame = 0
 
@@ -65,7 +65,7 @@ class Given:
 
 
 class Watching(OracleDenoiser):
-    """Whether it was always shown the prompt and the given slot as they are."""
+    """Records whether every pass had the prompt and the given slot unchanged."""
 
     is_left_alone = True
 
@@ -76,9 +76,9 @@ class Watching(OracleDenoiser):
 
 
 def canvas_is_left_alone() -> bool:
-    """Prompt and given slots stay, masks are never emitted, every pass commits."""
+    """Prompt and given slots stay, mask tokens are never emitted, every pass commits."""
     ones = torch.ones(ROWS, dtype=torch.int64)
-    law = 0.1 / TOKENS**LENGTH + 0.9 * LAWS["markov"]
+    joint = 0.1 / TOKENS**LENGTH + 0.9 * JOINTS["markov"]
     for policy in (Stepwise(), EntropyBounded(1.0), RevisedParallel(0.2, "edit", least=0.1)):
         counts = [0]
 
@@ -87,7 +87,7 @@ def canvas_is_left_alone() -> bool:
 
         prompt = Prompt(ones[:, None], ones, layout=Given())
         noise = Noise.from_seed(4, ROWS)
-        model = Watching(law)
+        model = Watching(joint)
         run = policy.sample(
             model, prompt, LENGTH, params=SamplingParams(), noise=noise, on_step=note
         )
@@ -99,11 +99,11 @@ def canvas_is_left_alone() -> bool:
     return True
 
 
-PROOFS = (law_is_the_models, budget_is_kept, canvas_is_left_alone)
+PROOFS = (distribution_is_the_models, budget_is_kept, canvas_is_left_alone)
 
 
 def choose_by_what_was_drawn(patch: Patch) -> None:
-    """Position of the surest drawn token, as most releases do at a temperature."""
+    """Choose the slot of the most probable draw, as most releases do at a temperature."""
     score = Order.score
 
     def leaking(self: Order, seen: SlotPredictions) -> Tensor:
@@ -115,21 +115,21 @@ def choose_by_what_was_drawn(patch: Patch) -> None:
 
 
 def leak_into_selectors(patch: Patch) -> None:
-    """SlotPredictions is handed to selectors unsealed, and one ranks by it."""
+    """Selectors receive predictions with the draws, and one ranks by them."""
     patch.setattr(SlotPredictions, "sealed", lambda self: replace(self, entropy=-self.chance))
 
 
 def commit_stale_logits(patch: Patch) -> None:
     """What is committed was drawn from the logits of the pass before."""
-    look, last = CanvasLook.look, {}
+    forward, last = ModelPass.forward, {}
 
-    def late(self: CanvasLook, canvas: Canvas, copies: int) -> Any:
-        seen, n = look(self, canvas, copies)
+    def late(self: ModelPass, canvas: Canvas, copies: int) -> Any:
+        seen, n = forward(self, canvas, copies)
         before = last.get(self, seen)
         last[self] = seen
         return replace(before, is_open=seen.is_open, slots=seen.slots), n
 
-    patch.setattr(CanvasLook, "look", late)
+    patch.setattr(ModelPass, "forward", late)
 
 
 def edit_the_prompt(patch: Patch) -> None:
@@ -145,7 +145,7 @@ def edit_the_prompt(patch: Patch) -> None:
 
 
 def edit_given_slots(patch: Patch) -> None:
-    """Editing takes committed tokens as its own, whoever put them there."""
+    """Editing replaces given tokens too."""
 
     def replace_all(self: Canvas, chosen: Tensor, tokens: Tensor) -> None:
         self.tokens = torch.where(self.is_committed, (self.tokens + 1) % TOKENS, self.tokens)
@@ -154,8 +154,8 @@ def edit_given_slots(patch: Patch) -> None:
 
 
 def emit_masks(patch: Patch) -> None:
-    """The mask token is one of the tokens that can be drawn."""
-    read = evidence.read_logits
+    """The mask token can be drawn."""
+    read = predictions.read_logits
 
     def unmasked(logits: Tensor, *args: Any, **options: Any) -> SlotPredictions:
         logits = logits.clone()
@@ -169,7 +169,7 @@ def overspend(patch: Patch) -> None:
     """A budget that forgets what earlier passes spent."""
 
     def forgotten(self: SelectorState) -> Tensor:
-        return torch.zeros_like(self.run.ledger.nats) - 1
+        return torch.zeros_like(self.run.bound.nats) - 1
 
     patch.setattr(SelectorState, "spent", property(forgotten))
 
@@ -182,9 +182,9 @@ def test_proofs_accept_the_code_as_it_is(proof: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("plant", "proof"),
     [
-        (choose_by_what_was_drawn, law_is_the_models),
-        (leak_into_selectors, lambda: law_is_the_models(EntropyBounded(0.0))),
-        (commit_stale_logits, law_is_the_models),
+        (choose_by_what_was_drawn, distribution_is_the_models),
+        (leak_into_selectors, lambda: distribution_is_the_models(EntropyBounded(0.0))),
+        (commit_stale_logits, distribution_is_the_models),
         (edit_the_prompt, canvas_is_left_alone),
         (edit_given_slots, canvas_is_left_alone),
         (emit_masks, canvas_is_left_alone),

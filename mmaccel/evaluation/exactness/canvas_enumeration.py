@@ -175,7 +175,7 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
 
     run.draws = prescribe
     made = policy.decode(run)
-    trace.finish(made.tokens, made.passes, run.ledger.nats)
+    trace.finish(made.tokens, made.passes, run.bound.nats)
     return trace
 
 
@@ -196,7 +196,7 @@ class _Watched:
 
     def distributions(self, seen: SlotPredictions, live: Tensor | None) -> Tensor:
         """`[N, Q, V]` float64, what evidence says; to the last digit in the rows of this pass."""
-        told = seen.law.double().softmax(-1)
+        told = seen.logits.double().softmax(-1)
         scores = self._logits.double()
         if self._model.mask_token is not None:
             scores = scores.index_fill(-1, torch.tensor([self._model.mask_token]), float("-inf"))

@@ -49,7 +49,7 @@ class OracleDenoiser:
         """The CPU."""
         return torch.device("cpu")
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """See `mmaccel.canvas_contracts.Denoiser.reserve`."""
         self.rows = rows
 

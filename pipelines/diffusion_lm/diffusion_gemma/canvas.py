@@ -75,7 +75,7 @@ class GemmaDecoder:
         """Where the prompt is."""
         return self._ids.device
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`.
 
         Raises:

@@ -53,10 +53,10 @@ class BlockDenoiser:
         self.device = device
         self._rows = self._places = 0
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """Make room; see `mmaccel.canvas_contracts.Denoiser.reserve`."""
-        self._rows, self._places = rows, places
-        self._calls.reserve(rows, places)
+        self._rows, self._places = rows, cache_size
+        self._calls.reserve(rows, cache_size)
 
     def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `mmaccel.canvas_contracts.Denoiser.forward`.
@@ -69,7 +69,7 @@ class BlockDenoiser:
         if rows > self._rows or places > self._places:
             raise ShapeError(
                 f"pass: expected at most {self._rows} rows of {self._places} places, received "
-                f"{rows} of {places}; call reserve(rows, places)"
+                f"{rows} of {places}; call reserve(rows, cache_size)"
             )
         most = self.max_positions
         if most is not None and places > most and int(entries.positions.max()) >= most:
