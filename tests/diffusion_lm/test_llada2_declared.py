@@ -17,7 +17,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     BlockMasks,
     find_masks,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
+from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import build_model, build_pipe
@@ -34,7 +34,7 @@ def run(pipe: Any) -> torch.Tensor:
 
 
 def check(model: Any, reading: str, form: str, is_padded: bool, block: int = 8) -> str:
-    calls = StoredCalls(model, model, form)
+    calls = CachedModel(model, model, form)
 
     def call(ids: Any, visible: Any, positions: Any) -> torch.Tensor:
         logits: torch.Tensor = model(ids, attention_mask=visible, position_ids=positions).logits
@@ -61,7 +61,7 @@ def test_only_the_right_declaration_passes(model: str, is_padded: bool, dtype: t
 def test_only_the_right_form_of_a_block_mask_passes(dtype: torch.dtype) -> None:
     model = build_model("refused", dtype=dtype)
     for block in (1, 2, 8):
-        reasons = {form: check_block_mask(StoredCalls(model, model, form), block) for form in FORMS}
+        reasons = {form: check_block_mask(CachedModel(model, model, form), block) for form in FORMS}
         assert [form for form in FORMS if not reasons[form]] == ["zero-one"]
         assert f"blocks of {block} of form 'additive'" in reasons["additive"]
 
@@ -85,7 +85,7 @@ def test_a_model_that_drops_what_is_cached_is_found() -> None:
 
     model.forward = forget
     assert "over cached blocks" in check(model, "blocks", "zero-one", False)
-    assert "over cached blocks" in check_block_mask(StoredCalls(model, model, "zero-one"), 8)
+    assert "over cached blocks" in check_block_mask(CachedModel(model, model, "zero-one"), 8)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -96,7 +96,7 @@ def test_under_a_wrong_declaration_the_original_runs(
     policy: Any, wrong: BlockMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_wrong = wrong.form == "additive" or policy == "cached-blocks"
-    monkeypatch.setitem(BLOCK_MASKS, "BlocksBed", wrong)
+    monkeypatch.setitem(BLOCK_MASKS, "BlocksLLaDA2", wrong)
     plain = run(build_pipe("blocks"))
     pipe = build_pipe("blocks")
     with mmaccel.attach(pipe, policy) as handle:
@@ -109,12 +109,12 @@ def test_under_a_wrong_declaration_the_original_runs(
 def test_an_undeclared_class_runs_the_original_and_is_told_how_to_declare(
     policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(BLOCK_MASKS, "BlocksBed")
+    monkeypatch.delitem(BLOCK_MASKS, "BlocksLLaDA2")
     plain = run(build_pipe("blocks"))
     pipe = build_pipe("blocks")
     with mmaccel.attach(pipe, policy) as handle:
         assert torch.equal(run(pipe), plain)
-    reason = "nobody has declared how a BlocksBed reads masks; see BLOCK_MASKS"
+    reason = "nobody has declared how a BlocksLLaDA2 reads masks; see BLOCK_MASKS"
     assert handle.stats is not None and reason in handle.stats.fallbacks[0]
     with mmaccel.attach(pipe, policy, strict=True):
         with pytest.raises(UnsupportedModelError, match=reason):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmaccel.errors import ShapeError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import FORMS, make_form, make_reads
-from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
+from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 
 
 class Recorder(nn.Module):
@@ -33,7 +33,7 @@ class Recorder(nn.Module):
 
 def test_entries_are_written_at_their_places_and_rows_may_be_fewer() -> None:
     model = Recorder()
-    calls = StoredCalls(model, model)
+    calls = CachedModel(model, model)
     calls.reserve(3, 6)
     ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
     places = torch.tensor([[0, 4], [1, 0], [2, 3]])
@@ -42,12 +42,12 @@ def test_entries_are_written_at_their_places_and_rows_may_be_fewer() -> None:
     assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 2], [4, 3, 0, 0, 0], [0, 0, 5, 6, 0]]
     calls.run(ids[:1, :1] + 6, ids[:1, :1], places[:1, 1:], reads[:1])
     assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 7]]
-    assert calls.positions == 7 and model.given[1]["past_key_values"].get_seq_length() == 4
+    assert model.given[1]["past_key_values"].get_seq_length() == 4
 
 
 def test_an_entry_that_looks_at_nothing_is_shown_itself() -> None:
     model = Recorder()
-    calls = StoredCalls(model, model, "bool")
+    calls = CachedModel(model, model, "bool")
     calls.reserve(1, 4)
     reads = torch.tensor([[[False] * 4, [True, False, False, False]]])
     calls.run(torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), reads)
@@ -74,11 +74,11 @@ def test_what_blocks_and_causal_entries_look_at() -> None:
 
 def test_a_model_without_layers_and_keys_of_another_width_are_refused() -> None:
     model = Recorder()
-    calls = StoredCalls(model, lambda ids, **options: model(ids[:, :1], **options))
+    calls = CachedModel(model, lambda ids, **options: model(ids[:, :1], **options))
     calls.reserve(1, 4)
     ids = torch.tensor([[5, 6]])
     with pytest.raises(ShapeError, match="expected keys of 1 rows at the places"):
         calls.run(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
     model.config = SimpleNamespace()
     with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):
-        StoredCalls(model, model)
+        CachedModel(model, model)

@@ -20,7 +20,7 @@ USUAL = {"temperature": 0.7, "top_k": None, "top_p": None, "sampling_method": "m
 
 
 @pytest.mark.parametrize(
-    "given, filters",
+    "given, params",
     [
         ({}, SamplingParams(temperature=0.7)),
         ({"top_k": 5}, SamplingParams(temperature=0.7, top_k=5)),
