@@ -10,7 +10,7 @@ Sources: `AmusedPipeline`, `AmusedScheduler` and `UVit2DModel`, diffusers 0.42. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,25 +30,15 @@ REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline
 
 
 class AmusedService(PolicyService):
-    """Serves the calls of one pipeline.
-
-    Args:
-        pipe: the pipeline.
-        policy: a canvas policy without a KV cache.
-        seed, strict, layout: see `mmaccel.attach`; there is no call that `strict` would refuse.
+    """Serves the calls of one pipeline; there is no call that `strict` would refuse.
 
     Raises:
         OptionError: a policy with a cache or shadow entries, or a layout of another vocabulary.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-    ) -> None:
+    def open(self) -> int | None:
+        """See `PolicyService.open`."""
+        pipe, policy = self._target, self.policy
         name = type(pipe).__name__
         check_uncached(policy, name, "its passes are over the whole grid")
         if getattr(policy, "revise", "") == "shadow" or getattr(policy, "layout", "") == "entries":
@@ -56,18 +46,19 @@ class AmusedService(PolicyService):
                 f"policy: expected one whose passes are rows for a {name}, which has no KV cache, "
                 f'received {policy!r}; choose revise="edit" or "redo", or layout="rows"'
             )
-        super().__init__(policy, seed, strict, layout, pipe.transformer.config.codebook_size)
-        self._pipe, self._model, self._scheduler = pipe, pipe.transformer, pipe.scheduler
+        self._model, self._scheduler = pipe.transformer, pipe.scheduler
         self._given: Mapping[str, Any] | None = None
         self._tokens: Tensor | None = None
         self._awaits_model_call = False
+        size: int = self._model.config.codebook_size
+        return size
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
         return [
             (self._model, {"__call__": self._model_call}),
             (self._scheduler, {"step": self._step}),
-            (self._pipe, {"__call__": self._pipe_call}),
+            (self._target, {"__call__": self._pipe_call}),
         ]
 
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:

@@ -10,7 +10,7 @@ loops of these models; no default length is assumed; without an `attention_mask`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -171,10 +171,10 @@ class DenoiserCall:
     """
 
     rows: Rows
-    negative: Rows | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
-    config: Any = None
-    model: Any = None
+    negative: Rows | None
+    given: Mapping[str, Any]
+    config: Any
+    model: Any
 
     @property
     def guidance(self) -> float:
@@ -227,14 +227,16 @@ class DenoiserCall:
         Raises:
             OptionError: outside their domain.
         """
-        names = ("top_k", "top_p", "min_p")
-        options = {name: self._find(name) for name in names}
-        options["top_k"] = options["top_k"] or None  # transformers: 0 keeps all
-        options["guidance_scale"] = scale = self.guidance
-        params = SamplingParams(temperature=self._temperature, **options)
-        return (
-            params if params.temperature else SamplingParams(temperature=0.0, guidance_scale=scale)
+        scale = self.guidance
+        params = SamplingParams(
+            temperature=self._temperature,
+            top_k=self._find("top_k") or None,  # transformers: 0 keeps all
+            top_p=self._find("top_p"),
+            min_p=self._find("min_p"),
+            guidance_scale=scale,
         )
+        is_greedy = not params.temperature
+        return SamplingParams(temperature=0.0, guidance_scale=scale) if is_greedy else params
 
     @property
     def ends(self) -> list[int]:

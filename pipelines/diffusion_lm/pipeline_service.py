@@ -30,31 +30,32 @@ class PolicyService:
     """Base of the services of one object.
 
     Args:
-        policy: already checked to be of a kind that the object takes.
+        target: the pipeline, model or denoiser.
+        policy: already checked to be of a kind that the target takes.
         seed, strict, layout: see `mmaccel.attach`.
-        vocab_size: ids of the model, which a layout must have too; None where this is not known.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
 
     Raises:
-        OptionError: a layout of another vocabulary.
+        OptionError: a policy or a layout that the target cannot be decoded with.
+        UnsupportedModelError: a model that fails its self-check.
     """
 
     adds_methods: ClassVar[bool] = False  # whether the object may lack the methods
 
     def __init__(
         self,
+        target: Any,
         policy: Any,
         seed: int | Sequence[int] | None,
         strict: bool,
         layout: Layout | None,
-        vocab_size: int | None,
     ) -> None:
-        check_size(layout, vocab_size)
         self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
         self.history: list[Stats] = []
-        self._warned: set[str] = set()
+        self._target, self._warned = target, set[str]()
+        check_size(layout, self.open())
 
     @classmethod
     def serve(
@@ -71,12 +72,10 @@ class PolicyService:
             The service, and the injection that detaches it.
 
         Raises:
-            OptionError: a policy or a layout that the target cannot be decoded with.
-            UnsupportedModelError: a model that fails its self-check.
+            OptionError, UnsupportedModelError: see the class.
             AttachError: the target or a part of it has a policy already.
         """
-        make: Callable[..., Self] = cls
-        service = make(target, policy, seed, strict, layout)
+        service = cls(target, policy, seed, strict, layout)
         injection = Injection()
         try:
             for part, methods in service.methods():
@@ -86,6 +85,14 @@ class PolicyService:
             injection.remove()
             raise
         return service, injection
+
+    def open(self) -> int | None:
+        """Check the policy and find the target's parts.
+
+        Returns:
+            Ids of the model, which a layout must have too; None where this is not known.
+        """
+        raise NotImplementedError
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """Objects, each with the methods that replace its own; these take the object first."""

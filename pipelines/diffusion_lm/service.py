@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import Prompt
 from mmaccel.pipelines.attach.generate_call import hand_over
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.call import DenoiserCall, Rows, negative_rows
@@ -37,12 +38,9 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class DenoiserService(PolicyService):
-    """Serves the calls of one denoiser.
+    """Serves the calls of a denoiser, or of a model that is served through one.
 
-    Args:
-        target: a denoiser, or a model that is served through one.
-        policy: a canvas policy.
-        seed, strict, layout: see `mmaccel.attach`; there is no call that `strict` would refuse.
+    There is no call that `strict` would refuse.
 
     Raises:
         OptionError: no possible mask token, a model in training mode, a policy that cannot fill its
@@ -53,18 +51,13 @@ class DenoiserService(PolicyService):
 
     adds_methods = True
 
-    def __init__(
-        self,
-        target: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-    ) -> None:
-        self._target, self._denoiser = unwrap(target), open_denoiser(target)
-        _check_policy(policy, self._denoiser)
-        super().__init__(policy, seed, strict, layout, self._denoiser.vocab_size)
+    def open(self) -> int | None:
+        """See `PolicyService.open`."""
+        self._denoiser = open_denoiser(self._target)
+        self._target = unwrap(self._target)
+        _check_policy(self.policy, self._denoiser)
         self._model = getattr(self._denoiser, "model", self._denoiser)
+        return self._denoiser.vocab_size
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
@@ -145,7 +138,7 @@ class DenoiserService(PolicyService):
         return hand_over(ids, generation, call.filler, call.as_output)
 
     def _decode(self, call: DenoiserCall) -> Generation:
-        """Tokens `[B, L]` in the model's own numbering."""
+        """A run of the policy; tokens in the model's own numbering."""
         began = time.perf_counter()
         denoiser, params, length = self._denoiser, call.params, call.length
         prompt = call.prompt(denoiser, self.layout)
@@ -154,12 +147,11 @@ class DenoiserService(PolicyService):
             seed = int(torch.randint(2**63 - 1, ())) if params.temperature else 0
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         with alone(self._model):
-            made = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
-        tokens = made.tokens
+            generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
+        generation.stats.seconds = time.perf_counter() - began
         if hasattr(denoiser, "to_model"):
-            tokens = denoiser.to_model(tokens)
-        made.stats.seconds = time.perf_counter() - began
-        return Generation(tokens, made.lengths, made.passes, made.stats)
+            generation = replace(generation, tokens=denoiser.to_model(generation.tokens))
+        return generation
 
 
 serve = DenoiserService.serve

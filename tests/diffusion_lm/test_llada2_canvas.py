@@ -131,9 +131,9 @@ def test_rows_end_at_the_end_token() -> None:
         free = pipe(**OPTIONS, prompt=RAGGED).sequences
         end = int(free[1, 6])
         out = pipe(**(OPTIONS | {"eos_early_stop": True}), eos_token_id=end, prompt=RAGGED)
-    for row, kept, text in zip(free.tolist(), out.sequences.tolist(), out.texts):
+    for row, tokens, text in zip(free.tolist(), out.sequences.tolist(), out.texts):
         n = row.index(end) + 1 if end in row else 20
-        assert kept == row[:n] + [MASK] * (20 - n) and len(text.split()) == n
+        assert tokens == row[:n] + [MASK] * (20 - n) and len(text.split()) == n
     assert handle.stats.tokens == int((out.sequences != MASK).sum())
 
 

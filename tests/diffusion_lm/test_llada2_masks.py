@@ -202,7 +202,7 @@ def test_keys_of_another_width_and_models_without_layers_are_refused() -> None:
     calls = CachedModel(model, lambda ids, **options: model(ids[:, :1], **options))
     calls.reserve(1, 4)
     ids = torch.tensor([[5, 6]])
-    with pytest.raises(ShapeError, match="expected keys of 1 rows at the places"):
+    with pytest.raises(ShapeError, match="expected keys of 1 rows"):
         calls.run(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
     model.config = SimpleNamespace()
     with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):

@@ -197,26 +197,15 @@ class GemmaRun:
 
 
 class GemmaService(PolicyService):
-    """Serves the calls of one model.
-
-    Args:
-        model: a `DiffusionGemmaForBlockDiffusion`.
-        policy: a canvas policy without a KV cache whose passes need no verified drafts.
-        seed, strict, layout: see `mmaccel.attach`.
+    """Serves the calls of one `DiffusionGemmaForBlockDiffusion`.
 
     Raises:
-        OptionError: a policy that cannot fill its canvases, or a layout of another vocabulary.
+        OptionError: a policy with a KV cache or verified drafts, or a layout of another vocabulary.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-    ) -> None:
-        name = type(model).__name__
+    def open(self) -> int | None:
+        """See `PolicyService.open`."""
+        policy, name = self.policy, type(self._target).__name__
         if isinstance(policy, LosslessUnmask):
             raise OptionError(
                 f"policy: expected another one for a {name}, received {policy!r}; a pass carries "
@@ -224,15 +213,18 @@ class GemmaService(PolicyService):
                 "EntropyBounded()"
             )
         check_uncached(policy, name, "its encoder keeps what can be kept")
-        super().__init__(
-            policy, seed, strict, layout, model.get_output_embeddings().weight.shape[0]
-        )
-        self._model = model
         self._run: GemmaRun | None = None
+        self._model = self.find_model()
+        n_ids: int = self._model.get_output_embeddings().weight.shape[0]
+        return n_ids
+
+    def find_model(self) -> Any:
+        """The model of the target."""
+        return self._target
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
-        methods = {
+        methods: Methods = {
             "generate": self._generate,
             "_prepare_generation_config": self._configure,
             "_denoising_step": self._step,

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, draw_seed
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
@@ -31,27 +30,15 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class GemmaPipelineService(GemmaService):
-    """Serves the calls of one pipeline, and those of its model.
+    """Serves the calls of one pipeline, and those of its model."""
 
-    Args:
-        pipe: the pipeline.
-        policy, seed, strict, layout: see `GemmaService`.
-    """
-
-    def __init__(
-        self,
-        pipe: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-    ) -> None:
-        super().__init__(pipe.model, policy, seed, strict, layout)
-        self._pipe = pipe
+    def find_model(self) -> Any:
+        """See `GemmaService.find_model`."""
+        return self._target.model
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
-        return [*super().methods(), (self._pipe, {"__call__": self._call})]
+        return [*super().methods(), (self._target, {"__call__": self._call})]
 
     @torch.no_grad()
     def _call(self, pipe: Any, *args: Any, **options: Any) -> Any:

@@ -9,7 +9,7 @@ Source: `diffusers.pipelines.llada2`, diffusers 0.42.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasInterrupt
-from mmaccel.contracts import Layout
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
@@ -32,29 +31,11 @@ from mmaccel.results import Generation, Stats
 
 
 class LLaDA2Service(PolicyService):
-    """Serves the calls of one pipeline.
+    """Serves the calls of one pipeline under `CachedBlocks` or a canvas policy."""
 
-    Args:
-        pipe: the pipeline.
-        policy: `CachedBlocks` or a canvas policy.
-        seed, layout: of a canvas policy; see `mmaccel.attach`.
-        strict: raise instead of running the original.
-
-    Raises:
-        OptionError: a layout of another vocabulary.
-    """
-
-    def __init__(
-        self,
-        pipe: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-    ) -> None:
-        self._pipe, self._model = pipe, pipe.model
-        config = getattr(self._model, "config", None)
-        super().__init__(policy, seed, strict, layout, getattr(config, "vocab_size", None))
+    def open(self) -> int | None:
+        """See `PolicyService.open`."""
+        self._model = self._target.model
         self._call: BlockCall | None = None
         self._cached: CachedCalls | None = None
         declared, name = find_masks(self._model), type(self._model).__name__
@@ -65,11 +46,16 @@ class LLaDA2Service(PolicyService):
                 f"nobody has declared how a {name} reads masks; see BLOCK_MASKS in docs/attach.md"
             )
         self._reasons: dict[tuple[Any, ...], str] = {}  # of self-checks
+        config = getattr(self._model, "config", None)
+        return getattr(config, "vocab_size", None)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
-        of_pipe = {"__call__": self._pipe_call, "_prepare_input_ids": self._prepare_input_ids}
-        return [(self._model, {"__call__": self._model_call}), (self._pipe, of_pipe)]
+        of_pipe: Methods = {
+            "__call__": self._pipe_call,
+            "_prepare_input_ids": self._prepare_input_ids,
+        }
+        return [(self._model, {"__call__": self._model_call}), (self._target, of_pipe)]
 
     def _model_call(self, model: Any, *args: Any, **options: Any) -> Any:
         if self._cached is None:
@@ -128,7 +114,7 @@ class LLaDA2Service(PolicyService):
         if reason:
             cached = CachedCalls(self._own, model, None, lambda _: reason, call)
             return self._run_pipeline(own, cached, call, args, options)
-        return decode(self._pipe, self.policy, call, model, self.seed, self.layout)
+        return decode(self._target, self.policy, call, model, self.seed, self.layout)
 
     def _make_cached_model(self) -> CachedModel:
         """A new one with its own cache: a self-check may run in the middle of a call."""
