@@ -643,19 +643,19 @@ def _denoiser(name: str) -> Any:
     """Tiny modules with the forward signatures of published denoisers."""
     from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
     from mmaccel.pipelines.diffusion_lm.models import LuminaDenoiser
-    from tests.fixtures.denoisers import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
-    from tests.fixtures.sdar import SDARBed
+    from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA, TinyLumina
+    from tests.fixtures.sdar import TinySDAR
     from tests.fixtures.tiny_lms import build_lm
 
     mask, fast = {"mask_token_id": 39}, "Fast_dLLM_Qwen"
     endless = {"eos_token_id": None, "pad_token_id": None}
     build: dict[str, Callable[[], Any]] = {
-        "llada": lambda: LLaDABed(40, model_type="llada", **mask),
-        "mmada": lambda: LLaDABed(40, model_type="mmada", **mask),
-        "dream": lambda: DreamBed(40, model_type="Dream", **mask),
-        "sdar": lambda: SDARBed(40, model_type="sdar", block_size=4, **mask),
-        "fast-dllm": lambda: FastDLLMBed(40, model_type=fast, bd_size=4, **mask),
-        "lumina": lambda: LuminaDenoiser(LuminaBed(40), 39, images=(26, 8)),
+        "llada": lambda: TinyLLaDA(40, model_type="llada", **mask),
+        "mmada": lambda: TinyLLaDA(40, model_type="mmada", **mask),
+        "dream": lambda: TinyDream(40, model_type="Dream", **mask),
+        "sdar": lambda: TinySDAR(40, model_type="sdar", block_size=4, **mask),
+        "fast-dllm": lambda: TinyFastDLLM(40, model_type=fast, bd_size=4, **mask),
+        "lumina": lambda: LuminaDenoiser(TinyLumina(40), 39, images=(26, 8)),
         "masked qwen3": lambda: MaskedLM(build_lm("qwen3", **endless).double(), 39, shift=1),
         "block-causal llama": lambda: MaskedLM(build_lm("llama", **endless).double(), 39, block=4),
     }

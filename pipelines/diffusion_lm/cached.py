@@ -1,19 +1,16 @@
-"""What denoisers have in common that keep keys and values at places of their own.
+"""Denoisers over a KV cache that is written and read at any indices.
 
-The model is called as it is, with explicit positions, a mask per entry and the cache of
-`mmaccel.pipelines.causal_lm.kv_cache`: keys and values are written at their places first, then every
-entry looks at the places it is told to. So a cache plan is nothing but sets of positions, and
-several canvases can stand beside each other in one row.
+The model is called with explicit positions, a mask per entry and the cache of
+`mmaccel.pipelines.causal_lm.kv_cache`. Keys and values are written at their cache indices first;
+then every entry reads the indices that its mask names. So a cache plan is a set of positions, and
+one row of the cache can hold several canvases.
 
-Models whose logits are shifted by one: what scores an entry stands one position before it.
-
-J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487 (shift operation):
-a model adapted from a causal one predicts the token at position i from its state at position i - 1.
-
-Where the whole canvas is computed, that is another index. Where a pass computes some entries of a
-row, the state before the first of them is missing, and is computed along: a further entry with the
-token that stands there, written to no place that is read, looking at what its successor looks at
-(under a block-causal model, at what its own block may see of that).
+Some models have logits shifted by one: the token at position i is predicted from the state at
+position i - 1 (J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487).
+A pass over a whole canvas reads these logits at another index. A pass over some entries of a row
+lacks the state before the first of them. That state is computed along: one more entry, with the
+token at that position, written to a cache index that nothing reads. It reads what its successor
+reads; under a block-causal model, only what its own block may see of that.
 """
 
 from __future__ import annotations
@@ -29,24 +26,25 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
+from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_capacity
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 
 
 class Predecessors:
-    """Remembers what stands at every place.
+    """Adds to a pass the entries before its queries, for a model with shifted logits.
 
     Args:
-        rows, places: as reserved.
+        rows: rows of the cache.
+        size: P, cache indices of a row.
         block: positions per block of a block-causal model, or None.
         device: of the passes.
     """
 
-    def __init__(self, rows: int, places: int, block: int | None, device: torch.device) -> None:
+    def __init__(self, rows: int, size: int, block: int | None, device: torch.device) -> None:
         self._block = block
-        self._positions = torch.full((rows, places), -1, device=device)
+        self._positions = torch.full((rows, size), -1, device=device)  # written at a cache index
         self._tokens = torch.zeros_like(self._positions)
 
     def extend(self, entries: CanvasPass) -> CanvasPass:
@@ -58,14 +56,14 @@ class Predecessors:
         at, tokens = self._positions[:rows], self._tokens[:rows]  # [R, P], views
         at.scatter_(1, entries.cache_indices, entries.positions)
         tokens.scatter_(1, entries.cache_indices, entries.tokens)
-        computed = torch.full_like(at, -1)  # entry of a place
+        computed = torch.full_like(at, -1)  # entry that is written at a cache index
         index = torch.arange(count, device=at.device).expand(rows, -1)
         computed.scatter_(1, entries.cache_indices, index)
         position = entries.positions.gather(1, entries.queries) - 1  # [R, Q]
         reads = self._reads(entries)  # [R, Q, P]
         found = reads & (at[:, None] == position[..., None])
-        is_found, place = found.any(-1), found.int().argmax(-1)  # [R, Q]
-        entry = computed.gather(1, place)
+        is_found, cache_index = found.any(-1), found.int().argmax(-1)  # [R, Q]
+        entry = computed.gather(1, cache_index)
         queries = torch.where(is_found & (entry >= 0), entry, entries.queries)
         missing = is_found & (entry < 0)
         n_missing = int(missing.sum(1).max())
@@ -79,7 +77,7 @@ class Predecessors:
             reads = reads & (at[:, None] // self._block <= position[..., None] // self._block)
         own = entries.reads.expand(-1, count, -1)
         return CanvasPass(
-            torch.cat([entries.tokens, tokens.gather(1, place.gather(1, chosen))], 1),
+            torch.cat([entries.tokens, tokens.gather(1, cache_index.gather(1, chosen))], 1),
             torch.cat([entries.positions, position], 1),
             torch.cat([entries.cache_indices, torch.full_like(chosen, at.shape[1] - 1)], 1),
             torch.cat([own, reads], 1),
@@ -87,7 +85,7 @@ class Predecessors:
         )
 
     def _reads(self, entries: CanvasPass) -> Tensor:
-        """Places that every query looks at, `[R, Q, P]` bool."""
+        """Cache indices that every query reads, `[R, Q, P]` bool."""
         wide = entries.queries[..., None].expand(-1, -1, entries.reads.shape[-1])
         if entries.reads.shape[1] == 1:
             return entries.reads.expand(wide.shape)
@@ -95,26 +93,29 @@ class Predecessors:
 
 
 class CachedDenoiser(ABC):
-    """Base of these; see `mmaccel.canvas_contracts.Denoiser`. A child says how its model takes a
-    mask, and checks it (`mmaccel.pipelines.diffusion_lm.self_check`) when it is made.
+    """Base of these; see `mmaccel.canvas_contracts.Denoiser`.
+
+    A child builds the mask that its model takes, and runs the self-check of
+    `mmaccel.pipelines.diffusion_lm.self_check` when it is constructed.
 
     Args:
         model: takes `input_ids`, `attention_mask`, `position_ids`, `past_key_values`, `use_cache`.
         mask_token: id of an open slot, or None.
-        n_layers: attention layers; None where nobody knows.
-        most: positions the model was made for, or None.
+        n_layers: attention layers; None where the configuration does not say.
+        max_positions: positions of the model, or None.
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
         vocab_size: V, if only the first V ids may be drawn.
 
     Attributes:
-        has_store: may be set to False; every pass then is over everything, without a cache.
-        spare: places beyond those asked for, which nothing ever looks at.
-        options: what else the model is called with where a cache is given; where none is, with
-            `plain_options`.
-        n_ids: ids that the model knows.
+        supports_kv_cache: may be set to False; every pass is then over all columns.
+        spare: cache indices beyond those reserved, which nothing reads.
+        options: further arguments of the model in passes with a cache.
+        plain_options: further arguments of the model in passes without a cache.
+        n_ids: ids of the model.
 
-    Memory: keys and values of all places, taken at the first pass, and a mask `[R, 1, C, P]`.
+    Memory: keys and values of all cache indices, allocated at the first pass, and a mask
+        `[R, 1, C, P]`.
     """
 
     spare = 0
@@ -126,7 +127,7 @@ class CachedDenoiser(ABC):
         model: Any,
         mask_token: int | None,
         n_layers: int | None,
-        most: int | None,
+        max_positions: int | None,
         *,
         shift: int = 0,
         block: int | None = None,
@@ -142,16 +143,16 @@ class CachedDenoiser(ABC):
         self.model, self.mask_token, self.shift, self.block = model, mask_token, shift, block
         self.vocab_size = full if vocab_size is None else vocab_size
         self.supports_kv_cache = self.any_rows = True
-        self._n_layers, self.max_positions = n_layers, most
-        self._kv_layout: KVCacheLayout | None = None
-        self._before: Predecessors | None = None
+        self._n_layers, self.max_positions = n_layers, max_positions
+        self._layout: KVCacheLayout | None = None
+        self._predecessors: Predecessors | None = None
 
     @abstractmethod
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """The mask of a pass as the model takes it.
+        """The mask of a pass in the form that the model takes.
 
         Args:
-            reads: `[R, 1, S]` or `[R, C, S]` bool, which of the S places an entry looks at.
+            reads: `[R, 1, S]` or `[R, C, S]` bool, which of the S cache indices an entry reads.
             entries: of the pass.
 
         Returns:
@@ -160,75 +161,77 @@ class CachedDenoiser(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the model's first parameter is."""
+        """The model's device."""
         return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model."""
+        """The model's dtype."""
         return self.model.dtype
 
-    def reserve(self, rows: int, places: int) -> None:
-        """Forget everything and make room; see `Denoiser.reserve`.
+    def reserve(self, rows: int, cache_size: int) -> None:
+        """Start an empty cache; see `Denoiser.reserve`.
 
         Raises:
-            OptionError: no rows or places, or a model in training mode that drops at random.
-            UnsupportedModelError: nobody knows how many layers keep something.
+            OptionError: no rows or no cache, or a model in training mode with dropout.
+            UnsupportedModelError: the number of attention layers is not known.
         """
-        check_capacity(rows, places, None)
+        check_capacity(rows, cache_size, None)
         check_mode(self.model)
         spare = self.spare if self.supports_kv_cache else 0
-        self._kv_layout = KVCacheLayout(rows, places + spare)
-        self._places = places
+        self._layout = KVCacheLayout(rows, cache_size + spare)
+        self._cache_size = cache_size
         self._cache = None
         if self.supports_kv_cache:
             if self._n_layers is None:
                 raise UnsupportedModelError(
                     "model: expected a configuration with num_hidden_layers, received a "
-                    f"{type(self.model).__name__} without; its keys and values cannot be kept"
+                    f"{type(self.model).__name__} without; its keys and values cannot be cached"
                 )
-            self._cache = make_cache(self._n_layers, self._kv_layout)
-        self._before = Predecessors(rows, places, self.block, self.device) if self.shift else None
+            self._cache = make_cache(self._n_layers, self._layout)
+        self._predecessors = None
+        if self.shift:
+            self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
 
     def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
-        Cost: one pass; entries before the queried ones are computed along where `shift` needs them
-        and nothing else does. They are no positions of the canvas, and no ledger counts them.
+        Cost: one pass. Entries that are computed along for `shift` are not counted as positions of
+        the canvas.
 
         Raises:
-            ShapeError: before `reserve`, or for more rows or other places than reserved.
-            OptionError: a position beyond those the model was made for.
+            ShapeError: before `reserve`, or for more rows or another cache size than reserved.
+            OptionError: a position beyond `max_positions`.
         """
         self._check(entries)
-        place = self._kv_layout
-        assert place is not None
-        if self.max_positions is not None and self._places > self.max_positions:
+        layout = self._layout
+        assert layout is not None
+        if self.max_positions is not None and self._cache_size > self.max_positions:
             check_capacity(1, int(entries.positions.max()) + 1, self.max_positions)
-        if self._before is not None:
-            entries = self._before.extend(entries)
+        if self._predecessors is not None:
+            entries = self._predecessors.extend(entries)
         reads = entries.reads
         if self._cache is not None:
-            place.prepare(entries.cache_indices, place.max_length)
+            layout.prepare(entries.cache_indices, layout.max_length)
             reads = torch.nn.functional.pad(reads, (0, self.spare)) if self.spare else reads
         elif self.block is not None:
-            reads = reads & _look_back(entries.positions, self.block)
+            reads = reads & _block_causal(entries.positions, self.block)
         logits = self._call(entries, reads, self._cache)
         return logits[..., : self.vocab_size]
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
-        """What the model itself makes of whole rows, in order and without a cache, for self-checks.
+        """The model's logits of whole rows, in order and without a cache, for self-checks.
 
         Args:
             tokens: `[R, N]` int64.
 
         Returns:
-            `[R, N, V]`; under `shift` the first position's mean nothing.
+            `[R, N, V]`; with `shift`, those of the first position are not valid.
         """
-        line = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        reads = _look_back(line, self.block or tokens.shape[1])
-        logits = self._call(CanvasPass(tokens, line, line, reads, line), reads, None)
+        index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        reads = _block_causal(index, self.block or tokens.shape[1])
+        logits = self._call(CanvasPass(tokens, index, index, reads, index), reads, None)
         return logits.roll(self.shift, 1)[..., : self.vocab_size]
 
     def _call(self, entries: CanvasPass, reads: Tensor, cache: Any) -> Tensor:
@@ -244,18 +247,18 @@ class CachedDenoiser(ABC):
         )
 
     def _check(self, entries: CanvasPass) -> None:
-        place = self._kv_layout
-        (rows, width), places = entries.tokens.shape, entries.reads.shape[-1]
-        is_whole = self.supports_kv_cache or width == places
-        if place is None or rows > place.rows or places != self._places or not is_whole:
-            room = "a call of reserve first" if place is None else f"{place.rows} x {self._places}"
+        layout = self._layout
+        (rows, width), cache_size = entries.tokens.shape, entries.reads.shape[-1]
+        is_whole = self.supports_kv_cache or width == cache_size
+        if layout is None or rows > layout.rows or cache_size != self._cache_size or not is_whole:
+            reserved = "nothing" if layout is None else f"{layout.rows} x {self._cache_size}"
             raise ShapeError(
-                f"entries: expected at most rows x places as reserved ({room}), received {rows} x "
-                f"{places}, {width} computed; call reserve(rows, places)"
+                f"entries: expected at most rows x indices as reserved ({reserved}), received "
+                f"{rows} x {cache_size}, {width} computed; call reserve first"
             )
 
 
-def _look_back(positions: Tensor, block: int) -> Tensor:
-    """`[R, N, N]` bool: what stands at `[R, N]` positions looks at no later block."""
+def _block_causal(positions: Tensor, block: int) -> Tensor:
+    """`[R, N, N]` bool: entries at `[R, N]` positions read no later block."""
     group = positions // block
     return group[:, None] <= group[..., None]

@@ -1,19 +1,16 @@
 """One `generate` call of a denoiser: transformers' arguments, read as a canvas to fill.
 
-What a call does not name is taken from the configuration it gives, then from the model's own
-`generation_config`; end and padding tokens last from the model's configuration.
+An option that the call does not name is taken from the configuration it gives, then from the
+model's own `generation_config`; end and padding tokens also from the model's configuration.
 
-Departures from transformers: a temperature without `do_sample` decides by itself, as in the
-published loops of these models; no length is assumed where none is given; without an
-`attention_mask` every token counts.
-
-Prompts of a denoiser's call: ids and masks of a tokenizer, as rows of a canvas run.
+Departures from transformers: a temperature without `do_sample` decides alone, as in the published
+loops of these models; no default length is assumed; without an `attention_mask` every token counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,11 +28,11 @@ class Rows:
 
     Attributes:
         ids: `[B, T]` int64.
-        mask: `[B, T]`, 1 on tokens and 0 on padding; None where there is none.
-        name, mask_name: of the arguments they came as.
+        mask: `[B, T]`, 1 on tokens and 0 on padding; None without padding.
+        name, mask_name: of the call's arguments.
 
     Raises:
-        ShapeError: something else, or a row without a token.
+        ShapeError: another shape or dtype, or a row without a token.
         OptionError: a mask of other numbers.
     """
 
@@ -59,7 +56,6 @@ class Rows:
                 f"{self.mask_name}: expected {list(ids.shape)}, received {shown}; take the one of "
                 "the tokenizer, or None where nothing is padded"
             )
-
         if mask is not None:
             self._check_mask(mask)
 
@@ -71,14 +67,14 @@ class Rows:
         return self.mask.to(self.ids.device).bool()
 
     def check(self, n_ids: int | None, mask_token: int | None) -> None:
-        """Refuse what is no token of a model's prompt; padding may be any number.
+        """Refuse ids that cannot stand in a model's prompt; padding may be any number.
 
         Args:
-            n_ids: ids that the model knows, or None.
-            mask_token: its id of an open slot, or None.
+            n_ids: ids of the model, or None.
+            mask_token: id of an open slot, or None.
 
         Raises:
-            OptionError: an id out of its range, or the mask token.
+            OptionError: an id out of range, or the mask token.
         """
         ids, remedy = self.ids.to(torch.int64), "take those of the model's own tokenizer"
         self._refuse(ids < 0, "ids from 0 on", remedy)
@@ -89,7 +85,7 @@ class Rows:
             self._refuse(ids == mask_token, "no mask token", remedy)
 
     def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tokens `[B, T]` with what counts first, and how many count, `[B]`."""
+        """Tokens `[B, T]` with the padding moved to the right, and their numbers, `[B]`."""
         ids, is_token = self.ids.to(device, torch.int64), self.is_token.to(device)
         order = (~is_token).int().argsort(dim=1, stable=True)
         return ids.gather(1, order), is_token.sum(1)
@@ -119,16 +115,16 @@ class Rows:
 
 
 def negative_rows(ids: Tensor | None, mask: Tensor | None) -> Rows | None:
-    """The second branch's, if there is one.
+    """The negative prompts, or None where the call has none.
 
     Raises:
         ShapeError: see `Rows`.
-        OptionError: see `Rows`, or a mask of no prompts.
+        OptionError: see `Rows`, or a mask without prompts.
     """
     if ids is None:
         if mask is not None:
             raise OptionError(
-                "negative_prompt_attention_mask: expected negative_prompt_ids beside it, received "
+                "negative_prompt_attention_mask: expected negative_prompt_ids with it, received "
                 "it alone; give both, or none"
             )
         return None
@@ -136,7 +132,7 @@ def negative_rows(ids: Tensor | None, mask: Tensor | None) -> Rows | None:
 
 
 def join(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two branches of a prompt, the second behind the first; one row of it is for all.
+    """Two branches of a prompt, the first one first; one row of the second serves all rows.
 
     Raises:
         ShapeError: another number of rows.
@@ -154,13 +150,8 @@ def join(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[T
     return torch.cat(rows), torch.cat([first[1], second[1]])
 
 
-def trim(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Packed rows without the columns that are padding in all of them."""
-    return tokens[:, : int(lengths.max())]
-
-
-def own_mask_token(denoiser: Denoiser) -> int | None:
-    """The id of an open slot as prompts have it, in the model's own numbering; None for none."""
+def model_mask_token(denoiser: Denoiser) -> int | None:
+    """The id of an open slot in the model's own numbering, or None."""
     mask_token = denoiser.mask_token
     if mask_token is None or not hasattr(denoiser, "to_model"):
         return mask_token
@@ -173,24 +164,24 @@ class DenoiserCall:
 
     Attributes:
         rows: the prompts.
-        negative: what guidance leads away from, as many or one for all; None where there is none.
-        given: what the call names, by name; None counts as not named.
+        negative: negative prompts, as many or one for all; None without guidance.
+        given: the call's own options by name; None counts as not given.
         config: transformers' `GenerationConfig`, or None.
-        model: whose configurations have the rest, or None.
+        model: its configurations have the other options; or None.
     """
 
     rows: Rows
-    negative: Rows | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
-    config: Any = None
-    model: Any = None
+    negative: Rows | None
+    given: Mapping[str, Any]
+    config: Any
+    model: Any
 
     @property
     def guidance(self) -> float:
-        """Of the call itself: 1 runs no second branch.
+        """The guidance scale; 1 runs no second branch.
 
         Raises:
-            OptionError: a scale without the prompts that it guides away from, or those without it.
+            OptionError: a scale without negative prompts, or negative prompts without a scale.
         """
         scale: Any = self.given.get("guidance_scale")
         is_off = scale is None or scale == 1
@@ -198,25 +189,25 @@ class DenoiserCall:
             return 1.0 if is_off else scale
         if is_off:
             raise OptionError(
-                f"negative_prompt_ids: expected a guidance_scale other than 1 beside it, received "
+                f"negative_prompt_ids: expected a guidance_scale other than 1 with it, received "
                 f"{scale!r}; give one such as guidance_scale=3.5"
             )
         raise OptionError(
-            f"guidance_scale: expected negative_prompt_ids beside it, received {scale!r} alone; "
+            f"guidance_scale: expected negative_prompt_ids with it, received {scale!r} alone; "
             "give the ids of the prompt to guide away from"
         )
 
     @property
     def length(self) -> int:
-        """L, tokens to make.
+        """L, tokens to generate.
 
         Raises:
-            OptionError: none, or two numbers for the same.
+            OptionError: no number, two numbers for the same, or one below 1.
         """
         if self.given.get("gen_length") is not None:
             if self.given.get("max_new_tokens") is not None:
                 raise OptionError(
-                    "gen_length: expected none beside max_new_tokens, received both; they are two "
+                    "gen_length: expected none with max_new_tokens, received both; they are two "
                     "names of one number"
                 )
             return self._counted("gen_length", self.given["gen_length"], 0)
@@ -225,50 +216,53 @@ class DenoiserCall:
                 if level.get(name) is not None:
                     return self._counted(name, level[name], columns)
         raise OptionError(
-            "max_new_tokens: expected how many tokens to make, received none; a canvas has a "
+            "max_new_tokens: expected how many tokens to generate, received none; a canvas has a "
             "length from the start, give one such as max_new_tokens=128"
         )
 
     @property
     def params(self) -> SamplingParams:
-        """Guidance, temperature and truncation; the likeliest token alone where it is greedy.
+        """Guidance, temperature and truncation; a greedy call has no truncation.
 
         Raises:
             OptionError: outside their domain.
         """
-        names = ("top_k", "top_p", "min_p")
-        options = {name: self._find(name) for name in names}
-        options["top_k"] = options["top_k"] or None  # transformers: 0 keeps all
-        options["guidance_scale"] = scale = self.guidance
-        params = SamplingParams(temperature=self._temperature, **options)
-        return (
-            params if params.temperature else SamplingParams(temperature=0.0, guidance_scale=scale)
+        scale = self.guidance
+        params = SamplingParams(
+            temperature=self._temperature,
+            top_k=self._find("top_k") or None,  # transformers: 0 keeps all
+            top_p=self._find("top_p"),
+            min_p=self._find("min_p"),
+            guidance_scale=scale,
         )
+        is_greedy = not params.temperature
+        return SamplingParams(temperature=0.0, guidance_scale=scale) if is_greedy else params
 
     @property
     def ends(self) -> list[int]:
-        """End tokens; ids below 0, which are nobody's, stand for none."""
+        """End tokens; ids below 0 are left out, as they are no tokens."""
         return _as_ids(self._find("eos_token_id", deep=True))
 
     @property
     def filler(self) -> Tensor | None:
-        """`[]` int64, what stands behind a row's end; None where nothing ends rows."""
+        """`[]` int64, fills a row after its end; None where nothing ends rows."""
         ids = [*_as_ids(self._find("pad_token_id", deep=True)), *self.ends]
         return torch.tensor(ids[0]) if ids else None
 
     @property
     def as_output(self) -> bool:
-        """Whether transformers' output object is wanted."""
+        """Whether to return transformers' output object."""
         return bool(self._find("return_dict_in_generate"))
 
     def prompt(self, denoiser: Denoiser, layout: Layout | None) -> Prompt:
-        """Rows without their padding, in the numbering of the denoiser's canvases.
+        """Rows padded on the right, in the numbering of the denoiser's canvases.
 
         Raises:
-            OptionError: ids that are none of the model's, or its mask token, which ends no row.
-            ShapeError: another number of rows to lead away from.
+            OptionError: ids that the model does not have, or its mask token as a prompt or end
+                token.
+            ShapeError: another number of negative prompts.
         """
-        mask_token = own_mask_token(denoiser)
+        mask_token = model_mask_token(denoiser)
         for rows in (self.rows, self.negative):
             if rows is not None:
                 rows.check(getattr(denoiser, "n_ids", None), mask_token)
@@ -280,7 +274,7 @@ class DenoiserCall:
         tokens, lengths = self.rows.packed(denoiser.device)
         if self.negative is not None:
             tokens, lengths = join((tokens, lengths), self.negative.packed(denoiser.device))
-        tokens = trim(tokens, lengths)
+        tokens = tokens[:, : int(lengths.max())]
         stops = torch.tensor(self.ends, device=tokens.device)
         if hasattr(denoiser, "to_canvas"):
             tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
@@ -301,13 +295,13 @@ class DenoiserCall:
         return 0.0
 
     def _levels(self) -> Iterator[Mapping[str, Any]]:
-        """Where options are looked up, first to last."""
+        """Where an option is looked up, first to last."""
         yield self.given
         for config in (self.config, getattr(self.model, "generation_config", None)):
             yield vars(config) if hasattr(config, "__dict__") else {}
 
     def _find(self, name: str, deep: bool = False) -> Any:
-        """An option, the first one that is named; None where none is."""
+        """An option from the first level that names it, or None; `deep` adds the model's config."""
         own = getattr(getattr(self.model, "config", None), name, None) if deep else None
         found = (level[name] for level in self._levels() if level.get(name) is not None)
         return next(found, own)
@@ -315,16 +309,16 @@ class DenoiserCall:
     def _counted(self, name: str, count: Any, columns: int) -> int:
         is_count = isinstance(count, int) and not isinstance(count, bool)
         if not is_count or count - columns < 1:
-            beside = f" beside {columns} columns of the prompt" if columns else ""
+            prompt = f" with {columns} columns of the prompt" if columns else ""
             raise OptionError(
-                f"{name}: expected at least 1 token to make, received {count!r}{beside}; ask for "
-                "more, such as max_new_tokens=128"
+                f"{name}: expected at least 1 token to generate, received {count!r}{prompt}; ask "
+                "for more, such as max_new_tokens=128"
             )
         return int(count) - columns
 
 
 def _as_ids(found: Any) -> list[int]:
-    """Ids from 0 on as a list, given as one, several, a tensor or None."""
+    """The ids from 0 on of one id, several, a tensor or None."""
     values = found.tolist() if hasattr(found, "tolist") else found
     if values is None:
         return []

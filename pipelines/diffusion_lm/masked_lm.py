@@ -1,8 +1,7 @@
-"""A transformers decoder as a `Denoiser`: any positions of a row, at any places, under any mask.
+"""A transformers decoder as a `Denoiser`.
 
 Masked and block diffusion language models are decoders without a causal mask. The model is called
-as it is, with a prepared 4-D mask, over kept keys and values
-(`mmaccel.pipelines.diffusion_lm.cached`).
+with a prepared 4-D mask, over the KV cache of `mmaccel.pipelines.diffusion_lm.cached`.
 """
 
 from __future__ import annotations
@@ -31,19 +30,16 @@ class MaskedLM(CachedDenoiser):
         block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
         vocab_size: V, if only the first V ids may be drawn.
 
-    Memory: keys and values of all places, taken at the first pass, and a mask `[R, 1, C, P]`.
-
     Raises:
-        UnsupportedModelError: no decoder with ordinary attention over everything, or one that does
-            not go by the masks, positions and keys it is given.
-        OptionError: an option outside its domain, or a model in training mode that drops at random.
+        UnsupportedModelError: no decoder with full attention in every layer, or one that fails its
+            self-check.
+        OptionError: an option outside its domain, or a model in training mode with dropout.
 
-    Cost: of the first one around a model, nine short passes at most.
+    Cost: the self-check, at most nine short passes, once for each model.
     """
 
-    options = plain_options = MappingProxyType({"return_dict": True})
-
     is_self_checked = True
+    options = plain_options = MappingProxyType({"return_dict": True})
 
     def __init__(
         self,
@@ -60,12 +56,13 @@ class MaskedLM(CachedDenoiser):
                 f"model: expected attention over everything in every layer, received a "
                 f"{type(model).__name__} with sliding windows; use another model"
             )
-        most: int | None = getattr(text_config(model), "max_position_embeddings", None)
+        max_positions = getattr(text_config(model), "max_position_embeddings", None)
         super().__init__(
-            model, mask_token, len(windows), most, shift=shift, block=block, vocab_size=vocab_size
-        )
+            model, mask_token, len(windows), max_positions,
+            shift=shift, block=block, vocab_size=vocab_size,
+        )  # fmt: skip
         check_denoiser(self)
 
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """See `CachedDenoiser.mask`; numbers that are added to scores."""
+        """See `CachedDenoiser.mask`; numbers to add to attention scores."""
         return mask_reads(reads, entries.tokens.shape[1], self.dtype)

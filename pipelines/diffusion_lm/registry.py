@@ -1,10 +1,8 @@
-"""Diffusion models whose code comes with their checkpoints, told by their configuration.
+"""Which denoiser serves a model, and what its configuration says of the denoiser's options.
 
-Sources of the names: the configuration classes in github.com/ML-GSAI/LLaDA and its ports,
-DreamLM/Dream, JetAstra/SDAR, NVlabs/Fast-dLLM and Gen-Verse/MMaDA, read in copies of them; TraDo's
-checkpoints bring SDAR's files.
-
-What the options of a denoiser may be, and what a model's configuration says of them.
+Sources of the model types: the configuration classes in github.com/ML-GSAI/LLaDA and its ports,
+DreamLM/Dream, JetAstra/SDAR, NVlabs/Fast-dLLM and Gen-Verse/MMaDA, read in copies of them. TraDo's
+checkpoints have SDAR's files.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ FAMILIES = {  # transformers' model_type -> class in mmaccel.pipelines.diffusion
 
 
 def find_denoiser(target: Any) -> str | None:
-    """The class of the denoiser that an object is, or that it is served through; None for others.
+    """Name of the denoiser class that an object is, or that serves it; None for other objects.
 
-    Some models of other code bear one of the names (LLaDA-MoE and Lumina-DiMOO: "llada"); they are
-    found here, and `open_denoiser` tells by a self-check.
+    Some models with other code have one of the model types (LLaDA-MoE and Lumina-DiMOO: "llada").
+    Their name is returned too, and the self-check in `open_denoiser` refuses them.
     """
     if isinstance(target, Denoiser):
         return type(target).__name__
@@ -39,27 +37,25 @@ def find_denoiser(target: Any) -> str | None:
 
 
 def open_denoiser(target: Any) -> Denoiser:
-    """The denoiser an object is, or one around the model it is.
+    """The object itself if it is a denoiser, or a new denoiser around the model.
 
     Args:
-        target: what `find_denoiser` knows.
+        target: one that `find_denoiser` names.
 
     Raises:
-        OptionError: a model in training mode, or one that names no mask token, or no possible one.
-        UnsupportedModelError: a model that does not go by what its family goes by.
+        OptionError: a model in training mode, or one without a valid mask token.
+        UnsupportedModelError: a model that fails the self-check of its family.
     """
     if isinstance(target, Denoiser):
         return target
     model = unwrap(target)
-    kind = getattr(
-        import_module("mmaccel.pipelines.diffusion_lm.models"), FAMILIES[model.config.model_type]
-    )
-    opened: Denoiser = kind(model)
-    return opened
+    models = import_module("mmaccel.pipelines.diffusion_lm.models")
+    denoiser: Denoiser = getattr(models, FAMILIES[model.config.model_type])(model)
+    return denoiser
 
 
 def check_options(shift: int, block: int | None, mask_token: int | None, n_ids: int) -> None:
-    """Refuse options of a denoiser whose model knows `n_ids` ids.
+    """Refuse options of a denoiser whose model has `n_ids` ids.
 
     Raises:
         OptionError: with what is allowed.
@@ -77,15 +73,15 @@ def check_options(shift: int, block: int | None, mask_token: int | None, n_ids: 
         )
 
 
-def find_mask_token(model: Any, mask_token: int | None, usual: int | None) -> int:
-    """The id of an open slot: the one given, the configuration's, or what the family published.
+def find_mask_token(model: Any, mask_token: int | None, default: int | None) -> int:
+    """The id of an open slot: the one given, the configuration's, or the family's default.
 
     Raises:
-        OptionError: none of these.
+        OptionError: there is none of these.
     """
     if mask_token is None:
         own = getattr(model.config, "mask_token_id", None)
-        mask_token = usual if own is None else own
+        mask_token = default if own is None else own
     if mask_token is None:
         raise OptionError(
             "mask_token: expected an id, received None, and the model's configuration has no "
@@ -94,10 +90,10 @@ def find_mask_token(model: Any, mask_token: int | None, usual: int | None) -> in
     return mask_token
 
 
-def find_most(config: Any) -> int | None:
-    """Positions the model was made for, if its configuration says so."""
+def find_max_positions(config: Any) -> int | None:
+    """Positions of the model, or None where its configuration does not say."""
     for name in ("max_position_embeddings", "max_sequence_length"):
-        most = getattr(config, name, None)
-        if most is not None:
-            return int(most)
+        count = getattr(config, name, None)
+        if count is not None:
+            return int(count)
     return None

@@ -1,7 +1,7 @@
-"""Logits of some positions of a pass: a model's head runs on these alone.
+"""Logits of some positions of a pass, with the model's head run on these positions alone.
 
-Heads are the widest layers of small models, and a canvas wants the logits of its active block. What
-a model does to its logits afterwards (scales, caps) is done as it does it.
+The head is the widest layer of a small model, and a canvas needs the logits of its active block
+only. Scales and caps that a model applies to its logits afterwards still apply.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ def queried_logits(model: Any, queries: Tensor, *args: Any, **inputs: Any) -> Te
     """Run a model and take the logits of chosen positions.
 
     Args:
-        model: its head is a linear layer that it calls once on hidden states `[R, N, D]`; where it
-            is not, logits of all positions are computed.
+        model: its head is a linear layer that it calls once on hidden states `[R, N, D]`;
+            otherwise logits of all positions are computed.
         queries: `[R, Q]` int64 in 0..N-1.
-        args, inputs: what the model is called with.
+        args, inputs: the model's arguments.
 
     Returns:
         `[R, Q, V]`.
     """
-    taken = []
+    selected = []
 
-    def take(_: nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def select(_: nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if states[0].ndim != 3 or states[0].shape[0] != queries.shape[0]:
             return None
-        taken.append(True)
+        selected.append(True)
         return gather_rows(states[0], queries), *states[1:]
 
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    hook = head.register_forward_pre_hook(take) if isinstance(head, nn.Linear) else None
+    hook = head.register_forward_pre_hook(select) if isinstance(head, nn.Linear) else None
     try:
         logits: Tensor = model(*args, **inputs).logits
     finally:
         if hook is not None:
             hook.remove()
-    return logits if taken else gather_rows(logits, queries)
+    return logits if selected else gather_rows(logits, queries)
 
 
 def gather_rows(values: Tensor, index: Tensor) -> Tensor:

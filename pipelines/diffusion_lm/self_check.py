@@ -1,9 +1,9 @@
-"""Self-check of a denoiser: does a model's canvas pass go by what it is told?
+"""Self-check of a denoiser: do a model's passes follow their masks and positions?
 
-A model that builds a mask of its own, or takes positions from the order of its input, gives other
-logits than those asked for and no error; a model said to be block-causal that is none would be
-cached wrongly. So every model runs a few made-up tokens when it is wrapped. Every check compares
-two passes that must agree (or must not).
+A model that builds its own mask, or takes positions from the order of its input, returns other
+logits than those asked for and no error. A model that is wrongly said to be block-causal would be
+cached wrongly. So every model runs a few random tokens when it is wrapped. Each check compares two
+passes that must agree, or that must differ.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
     from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
 
-LENGTHS = (1, 4)  # of the made-up prompts: the shorter one is padded
-_SPARE = 4  # places that nothing is ever written to
+LENGTHS = (1, 4)  # of the random prompts: the shorter one is padded
+_SPARE = 4  # cache indices that nothing is written to
 _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 def check_denoiser(model: CachedDenoiser | UncachedDenoiser) -> None:
-    """Refuse a model that does not do what passes over a canvas ask of it.
+    """Refuse a model whose passes do not follow their masks and positions.
 
-    Where nothing can be compared (NaN, no spread) the model passes this time.
-
-    Args:
-        model: around one in evaluation mode.
+    A model whose logits cannot be compared (NaN, all alike) passes, and is checked again next time.
 
     Raises:
-        UnsupportedModelError: with what was seen.
+        UnsupportedModelError: with the first difference.
     """
     inner = model.model
     config = getattr(inner, "config", None)
@@ -61,37 +58,39 @@ def check_denoiser(model: CachedDenoiser | UncachedDenoiser) -> None:
 
 
 class DenoiserCheck:
-    """The comparisons of one model, on two rows: prompts of 1 and 4 tokens and a canvas."""
+    """The comparisons of one model, on two rows: prompts of 1 and 4 tokens, and a canvas."""
 
     def __init__(self, model: CachedDenoiser | UncachedDenoiser) -> None:
         self.model = model
         self.length = 5 if model.block is None else 2 * model.block + 3
         wide = max(LENGTHS) + self.length
         n_ids = min(model.vocab_size, model.n_ids)
-        spread = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(n_ids, (2, wide), generator=spread).to(model.device)
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(n_ids, (2, wide), generator=generator).to(model.device)
         self._tolerance = Tolerance.of(model.dtype)
 
     def run(self) -> bool:
-        """All comparisons; False where nothing could be compared.
+        """Run all comparisons; False where logits cannot be compared.
 
         Raises:
-            UnsupportedModelError: the first that failed.
+            UnsupportedModelError: a comparison failed.
         """
         prompts, canvas = self.ids.split([max(LENGTHS), self.length], 1)
         both = self._whole(prompts, LENGTHS, canvas)
         if not compare_logits(both, both).is_telling:
             return False
         alone = self._whole(prompts[:1, :1], LENGTHS[:1], canvas[:1])
-        self._same(both[:1], alone, "other logits for a row beside a longer one than alone")
-        self._check_sight(prompts, canvas, both)
+        self._same(
+            both[:1], alone, "other logits for a row in a batch with a longer one than alone"
+        )
+        self._check_later_slots(prompts, canvas, both)
         self._check_blocks(prompts, canvas, both)
         if self.model.supports_kv_cache:
-            self._check_store()
+            self._check_cache()
         return True
 
     def _whole(self, prompts: Tensor, lengths: tuple[int, ...], canvas: Tensor) -> Tensor:
-        """Logits `[R, L, V]` of a pass over everything."""
+        """Logits `[R, L, V]` of a pass over prompt and canvas."""
         model = self.model
         prompt = Prompt(prompts.contiguous(), torch.tensor(lengths, device=prompts.device))
         columns = Columns(prompt, self.length, model.block if model.supports_kv_cache else None)
@@ -99,8 +98,8 @@ class DenoiserCheck:
         slots = torch.arange(self.length, device=prompts.device).expand(len(lengths), -1)
         return model.forward(columns.as_rows(canvas[None], columns.is_real, slots))
 
-    def _check_sight(self, prompts: Tensor, canvas: Tensor, before: Tensor) -> None:
-        """The first slot looks at later ones of its block."""
+    def _check_later_slots(self, prompts: Tensor, canvas: Tensor, before: Tensor) -> None:
+        """The first slot attends to later ones of its block."""
         last = self.length - 1 if self.model.block is None else self.model.block - 1 - LENGTHS[0]
         if last < 1:
             return
@@ -111,7 +110,7 @@ class DenoiserCheck:
             _refuse(self.model, "logits that depend on no later position, as a causal model's")
 
     def _check_blocks(self, prompts: Tensor, canvas: Tensor, before: Tensor) -> None:
-        """The first block looks at no later one."""
+        """The first block attends to no later one."""
         block = self.model.block
         if block is None:
             return
@@ -122,8 +121,8 @@ class DenoiserCheck:
         what = f"logits of the first block that depend on later blocks of {block} positions"
         self._same(before[:1, :first], after[:1, :first], what)
 
-    def _check_store(self) -> None:
-        """Keys at scrambled places, in scrambled order, and partly from an earlier pass."""
+    def _check_cache(self) -> None:
+        """Keys at scrambled cache indices, in scrambled order, and partly from an earlier pass."""
         model: Any = self.model
         n = 9 if model.block is None else max(9, model.block + 2)  # some of it in a second block
         ids = self.ids[:, :n]
@@ -131,9 +130,9 @@ class DenoiserCheck:
         whole, part, hidden = scrambled_passes(ids, model.block)
         model.reserve(len(ids) + 1, whole.reads.shape[-1])
         for entries, wanted, what in (
-            (whole, own, "other logits than its own from keys at places of their own"),
-            (part, own, "other logits than its own from keys that were kept"),
-            (hidden, fewer, "logits that depend on places that are masked"),
+            (whole, own, "other logits than its own from keys at scrambled cache indices"),
+            (part, own, "other logits than its own from cached keys"),
+            (hidden, fewer, "logits that depend on masked cache indices"),
         ):
             at = entries.positions.gather(1, entries.queries)
             wide = at[..., None].expand(-1, -1, wanted.shape[-1])
@@ -157,33 +156,34 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
         block: positions per block of a block-causal model, or None.
 
     Returns:
-        All positions; some of them again, looking at what the first pass left of the others; and
-        all but the last, which is hidden from them.
+        A pass over all positions; one over some of them, reading the others' keys from the first
+        pass; and one over all but the last, which is hidden.
     """
     rows, n = ids.shape
-    mixed = torch.Generator().manual_seed(1)
-    shuffled = [torch.randperm(n + _SPARE, generator=mixed)[:n] for _ in range(rows)]
-    place = torch.stack(shuffled).to(ids.device)  # [R, N], of a position
+    generator = torch.Generator().manual_seed(1)
+    shuffled = [torch.randperm(n + _SPARE, generator=generator)[:n] for _ in range(rows)]
+    cache_index = torch.stack(shuffled).to(ids.device)  # [R, N], of a position
     group = torch.arange(n, device=ids.device) // (block or n)
-    whole = torch.randperm(n - 1, generator=mixed).add(1).to(ids.device)
-    order = torch.cat([whole, whole.new_zeros(1)])  # all but the first position is asked for
+    later = torch.randperm(n - 1, generator=generator).add(1).to(ids.device)
+    order = torch.cat([later, later.new_zeros(1)])  # all but position 0 are queried
 
     def build(positions: Tensor, hidden: int) -> CanvasPass:
         reads = torch.zeros(rows, len(positions), n + _SPARE + 1, dtype=torch.bool)
         reads = reads.to(ids.device)
-        seen = group <= group[positions][:, None]  # [C, N]
-        seen[:, n - hidden :] = False
-        reads.scatter_(2, place[:, None].expand(-1, len(positions), -1), seen.expand(rows, -1, -1))
-        asked = (positions > 0).nonzero()[:, 0].expand(rows, -1)
+        visible = group <= group[positions][:, None]  # [C, N]
+        visible[:, n - hidden :] = False
+        index = cache_index[:, None].expand(-1, len(positions), -1)
+        reads.scatter_(2, index, visible.expand(rows, -1, -1))
+        queries = (positions > 0).nonzero()[:, 0].expand(rows, -1)
         at = positions.expand(rows, -1)
-        return CanvasPass(ids.gather(1, at), at, place.gather(1, at), reads, asked)
+        return CanvasPass(ids.gather(1, at), at, cache_index.gather(1, at), reads, queries)
 
     return build(order, 0), build(order[: n // 2], 0), build(order[order < n - 1], 1)
 
 
 def _refuse(model: CachedDenoiser | UncachedDenoiser, received: str) -> NoReturn:
     raise UnsupportedModelError(
-        f"model: expected one that goes by the masks and positions of a canvas pass, received "
+        f"model: expected one that follows the masks and positions of a canvas pass, received "
         f"{received} from a {type(model.model).__name__}; check block and shift, or use another "
         "model"
     )

@@ -1,32 +1,29 @@
 """The service of denoisers: `generate` with transformers' arguments, decoded by a canvas policy.
 
 Models whose code comes with their checkpoint have no `generate`, or one of their own, or call it
-`diffusion_generate` (Dream); what they get here is one method for all of them, under both names
-where the model has both.
+`diffusion_generate` (Dream). All of them get the same method, under both names where the model has
+both.
 
-Sources of the arguments: `generate` of transformers 5.23, and of the published loops those of
-LLaDA, Dream and Fast-dLLM v2 (see `mmaccel.pipelines.diffusion_lm.models`).
-
-A run without a pass: what a policy refuses of every call of a denoiser, it refuses at once.
+Sources of the arguments: `generate` of transformers 5.23, and the published loops of LLaDA, Dream
+and Fast-dLLM v2 (see `mmaccel.pipelines.diffusion_lm.models`).
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import Prompt
 from mmaccel.pipelines.attach.generate_call import hand_over
-from mmaccel.pipelines.attach.layout_processor import check_size
-from mmaccel.pipelines.attach.patching import Injection, as_function
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.call import DenoiserCall, Rows, negative_rows
+from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
 from mmaccel.pipelines.diffusion_lm.unsupported_arguments import (
     check_config,
@@ -34,68 +31,39 @@ from mmaccel.pipelines.diffusion_lm.unsupported_arguments import (
     find_left_out,
 )
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.results import Generation, Stats
+from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
-def open_empty(policy: Any, denoiser: Denoiser) -> None:
-    """Open a run of a policy and leave it at that.
+class DenoiserService(PolicyService):
+    """Serves the calls of a denoiser, or of a model that is served through one.
 
-    Args:
-        policy: one that opens no runs passes.
-        denoiser: what it is to decode.
+    There is no call that `strict` would refuse.
 
     Raises:
-        OptionError: a policy that cannot fill its canvases.
-        UnsupportedModelError: a model that does not go by what the policy needs.
-
-    Cost: none but the self-check of a model that nobody checked, where its blocks are to be kept.
-    """
-    if not isinstance(policy, RunPolicy):
-        return
-    first = 1 if denoiser.mask_token == 0 else 0
-    line = torch.full((1, 1), first, dtype=torch.int64, device=denoiser.device)
-    noise = Noise.from_seed(0, 1, denoiser.device)
-    prompt = Prompt(line, torch.ones_like(line[0]), stop_tokens=line[0])  # calls may have others
-    policy.open(denoiser, prompt, policy.block or 1, params=SamplingParams(), noise=noise)
-
-
-class DenoiserService:
-    """Serves the calls of one denoiser.
-
-    Args:
-        denoiser: what the policy decodes.
-        policy, seed, layout: see `mmaccel.attach`.
-
-    Attributes:
-        history: statistics of all calls, the last one at the end.
+        OptionError: no possible mask token, a model in training mode, a policy that cannot fill its
+            canvases, or a layout of another vocabulary.
+        UnsupportedModelError: a model that fails its self-check, or one without a KV cache under a
+            policy that needs one.
     """
 
-    def __init__(
-        self,
-        denoiser: Denoiser,
-        policy: Any,
-        seed: int | Sequence[int] | None = None,
-        layout: Layout | None = None,
-    ) -> None:
-        self.policy, self.seed, self.layout = policy, seed, layout
-        self.history: list[Stats] = []
-        self._denoiser = denoiser
-        self._model = getattr(denoiser, "model", denoiser)
+    adds_methods = True
 
-    def inject(self, target: Any) -> Injection:
-        """Give an object the methods.
+    def open(self) -> int | None:
+        """See `PolicyService.open`."""
+        self._denoiser = open_denoiser(self._target)
+        self._target = unwrap(self._target)
+        _check_policy(self.policy, self._denoiser)
+        self._model = getattr(self._denoiser, "model", self._denoiser)
+        return self._denoiser.vocab_size
 
-        Raises:
-            AttachError: it has a policy already.
-        """
-        own = callable(getattr(type(target), "diffusion_generate", None))
-        names = ("generate", "diffusion_generate") if own else ("generate",)
-        injection = Injection()
-        injection.add(target, {name: _as_method(self.generate, name) for name in names}, new=True)
-        return injection
+    def methods(self) -> list[tuple[Any, Methods]]:
+        """See `PolicyService.methods`."""
+        has_own = callable(getattr(type(self._target), "diffusion_generate", None))
+        names = ("generate", "diffusion_generate") if has_own else ("generate",)
+        return [(self._target, dict.fromkeys(names, self.generate))]
 
     @torch.no_grad()
     def generate(
@@ -122,37 +90,37 @@ class DenoiserService:
         return_dict_in_generate: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Fill a canvas behind every prompt.
+        """Fill a canvas after every prompt.
 
         Args:
             target: the object that has this method.
             inputs, input_ids: two names of the prompts, `[B, T]` int64.
-            generation_config: what the call itself does not say.
+            generation_config: options that the call itself does not name.
             attention_mask: `[B, T]`, 0 on padding, on any side.
-            max_new_tokens, gen_length, max_length: slots, the last with the prompt's columns.
-            do_sample, temperature: False or 0 takes likeliest tokens.
-            top_k, top_p, min_p: of the law that is drawn from.
+            max_new_tokens, gen_length, max_length: slots; `max_length` counts the prompt's columns.
+            do_sample, temperature: False or 0 takes the likeliest tokens.
+            top_k, top_p, min_p: of the distribution that tokens are drawn from.
             guidance_scale: s of u + s (c - u), with u of the negative prompt.
             negative_prompt_ids, negative_prompt_attention_mask: `[B, N]` or `[1, N]`, as above.
             eos_token_id: a row ends at the first of these that is committed.
-            pad_token_id: what stands behind; an end token where there is none.
-            return_dict_in_generate: whether transformers' output object is wanted.
+            pad_token_id: fills a row after its end; by default an end token does.
+            return_dict_in_generate: whether to return transformers' output object.
             others: None, or arguments of other loops that change nothing.
 
         Returns:
             `[B, T + longest]` int64, the prompts as they were given, or the object with it.
 
         Raises:
-            CanvasInterrupt: in the place of KeyboardInterrupt, with what was committed.
+            CanvasInterrupt: instead of KeyboardInterrupt, with what was committed.
             OptionError, ShapeError, UnsupportedModelError: before the first pass.
-            TypeError: an argument that nobody knows, or no prompts.
+            TypeError: an unknown argument, or no prompts.
             BusyError: another call of the same model is under way.
         """
         check_others(others, self.policy)
         check_config(generation_config, self.policy)
         if (inputs is None) == (input_ids is None):
-            said = "neither" if inputs is None else "both"
-            raise TypeError(f"generate() expected one of inputs and input_ids, received {said}")
+            received = "neither" if inputs is None else "both"
+            raise TypeError(f"generate() expected one of inputs and input_ids, received {received}")
         given = {
             "max_new_tokens": max_new_tokens, "gen_length": gen_length, "max_length": max_length,
             "do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
@@ -160,15 +128,17 @@ class DenoiserService:
             "return_dict_in_generate": return_dict_in_generate, "guidance_scale": guidance_scale,
         }  # fmt: skip
         ids: Any = input_ids if inputs is None else inputs
-        away = negative_rows(negative_prompt_ids, negative_prompt_attention_mask)
-        call = DenoiserCall(Rows(ids, attention_mask), away, given, generation_config, self._model)
-        made = self._decode(call)
-        made.stats.notes += find_left_out(getattr(self._model, "generation_config", None))
-        self.history.append(made.stats)
-        return hand_over(ids, made, call.filler, call.as_output)
+        negative = negative_rows(negative_prompt_ids, negative_prompt_attention_mask)
+        call = DenoiserCall(
+            Rows(ids, attention_mask), negative, given, generation_config, self._model
+        )
+        generation = self._decode(call)
+        generation.stats.notes += find_left_out(getattr(self._model, "generation_config", None))
+        self.record(generation.stats)
+        return hand_over(ids, generation, call.filler, call.as_output)
 
     def _decode(self, call: DenoiserCall) -> Generation:
-        """Tokens `[B, L]` as the model has them."""
+        """A run of the policy; tokens in the model's own numbering."""
         began = time.perf_counter()
         denoiser, params, length = self._denoiser, call.params, call.length
         prompt = call.prompt(denoiser, self.layout)
@@ -177,40 +147,29 @@ class DenoiserService:
             seed = int(torch.randint(2**63 - 1, ())) if params.temperature else 0
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         with alone(self._model):
-            made = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
-        tokens = made.tokens
+            generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
+        generation.stats.seconds = time.perf_counter() - began
         if hasattr(denoiser, "to_model"):
-            tokens = denoiser.to_model(tokens)
-        made.stats.seconds = time.perf_counter() - began
-        return Generation(tokens, made.lengths, made.passes, made.stats)
+            generation = replace(generation, tokens=denoiser.to_model(generation.tokens))
+        return generation
 
 
-def _as_method(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that a class can hold, with the signature of a method of another object."""
-    held = functools.wraps(method)(as_function(method))
-    held.__name__ = held.__qualname__ = name
-    return held
+serve = DenoiserService.serve
 
 
-def serve(
-    target: Any,
-    policy: Any,
-    seed: int | Sequence[int] | None,
-    strict: bool,
-    layout: Layout | None,
-) -> tuple[DenoiserService, Injection]:
-    """Attach a checked policy to a denoiser, or to a model that is served through one; there is no
-    call that `strict` would refuse.
+def _check_policy(policy: Any, denoiser: Denoiser) -> None:
+    """Open a run without a pass: what a policy refuses of every call, it refuses here.
 
     Raises:
-        OptionError: no possible mask token, a model in training mode, a policy that cannot fill its
-            canvases, or a layout of another vocabulary.
-        UnsupportedModelError: a model that does not go by what its family goes by, or one that
-            keeps nothing under a policy with a cache.
-        AttachError: the target has a policy already.
+        OptionError: a policy that cannot fill its canvases.
+        UnsupportedModelError: a model that does not fit what the policy needs.
+
+    Cost: none but the self-check of a model that nobody checked, where its blocks are cached.
     """
-    denoiser = open_denoiser(target)
-    open_empty(policy, denoiser)
-    check_size(layout, denoiser.vocab_size)
-    service = DenoiserService(denoiser, policy, seed, layout)
-    return service, service.inject(unwrap(target))
+    if not isinstance(policy, RunPolicy):
+        return
+    token = 1 if denoiser.mask_token == 0 else 0
+    tokens = torch.full((1, 1), token, dtype=torch.int64, device=denoiser.device)
+    noise = Noise.from_seed(0, 1, denoiser.device)
+    prompt = Prompt(tokens, torch.ones_like(tokens[0]), stop_tokens=tokens[0])
+    policy.open(denoiser, prompt, policy.block or 1, params=SamplingParams(), noise=noise)

@@ -1,12 +1,12 @@
-"""What denoisers have in common whose passes are over everything: no cache that could be reused.
+"""Denoisers without a KV cache: every pass is over all columns.
 
 Models with code of their own in their checkpoint each take masks and positions in their own way;
-what each takes is in `mmaccel.pipelines.diffusion_lm.models`.
+`mmaccel.pipelines.diffusion_lm.models` has one child for each.
 
-A model of images among other things (MMaDA, Lumina-DiMOO) has its image tokens in one stretch
-of its vocabulary. Canvases then are numbered anew: 0..V-1 are the image tokens, V is the mask
-token, and the model's id i is V + 1 + i. So samplers see a small vocabulary, and prompts and tokens
-between the rows of an image are still what they are.
+A model of images and text (MMaDA, Lumina-DiMOO) has its image tokens in one range of its
+vocabulary. Its canvases have a numbering of their own: 0..V-1 are the image tokens, V is the mask
+token, and the model's id i is V + 1 + i. So samplers see a small vocabulary, and a canvas can still
+hold every id of the model: prompts, and tokens between the rows of an image.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
-from mmaccel.pipelines.diffusion_lm.registry import check_options, find_mask_token, find_most
+from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_capacity
+from mmaccel.pipelines.diffusion_lm.registry import (
+    check_options,
+    find_mask_token,
+    find_max_positions,
+)
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 
 
@@ -27,23 +31,23 @@ class UncachedDenoiser:
     """Base of these; see `mmaccel.canvas_contracts.Denoiser`.
 
     Args:
-        model: as its checkpoint's code makes it, in evaluation mode.
+        model: an instance of its checkpoint's code, in evaluation mode.
         mask_token: id of an open slot in the model's vocabulary; None takes the configuration's
-            `mask_token_id`, or what the family published.
+            `mask_token_id`, or `default_mask_token` of the family.
         block: positions per block of a block-causal model.
-        images: (first id, how many) of the image tokens, where canvases hold these.
+        images: (first id, count) of the image tokens, for canvases of images.
 
     Attributes:
-        n_ids: ids that the model knows.
+        n_ids: ids of the model.
 
     Raises:
-        UnsupportedModelError: a model that does not go by what its family goes by.
+        UnsupportedModelError: a model that fails its self-check.
         OptionError: an option outside its domain.
     """
 
     supports_kv_cache, any_rows = False, True
     shift = 0
-    usual_mask: int | None = None
+    default_mask_token: int | None = None
 
     def __init__(
         self,
@@ -53,103 +57,100 @@ class UncachedDenoiser:
         block: int | None = None,
         images: tuple[int, int] | None = None,
     ) -> None:
-        mask_token = find_mask_token(model, mask_token, self.usual_mask)
-        known = int(model.get_input_embeddings().weight.shape[0])
-        check_options(0, block, mask_token, known)
+        mask_token = find_mask_token(model, mask_token, self.default_mask_token)
+        n_ids = int(model.get_input_embeddings().weight.shape[0])
+        check_options(0, block, mask_token, n_ids)
         self.model, self.block, self._mask = model, block, mask_token
-        first, size = (0, known) if images is None else images
-        if first < 0 or size < 1 or first + size > known:
+        first, size = (0, n_ids) if images is None else images
+        if first < 0 or size < 1 or first + size > n_ids:
             raise OptionError(
-                f"images: expected (first id, how many) within {known} ids, received {images}; "
-                "None where canvases hold text"
+                f"images: expected (first id, count) within {n_ids} ids, received {images}; "
+                "None for canvases of text"
             )
         self._first, self._is_slice = first, images is not None
         self.vocab_size = size
         self.mask_token = size if images else mask_token
-        self.n_ids = known
-        self.max_positions = find_most(model.config)
+        self.n_ids = n_ids
+        self.max_positions = find_max_positions(model.config)
         self._reserved: tuple[int, int] | None = None
         check_mode(model)
         check_denoiser(self)
 
     @property
     def device(self) -> torch.device:
-        """Where the model's first parameter is."""
+        """The model's device."""
         return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model."""
+        """The model's dtype."""
         return self.model.dtype
 
     def to_canvas(self, ids: Tensor) -> Tensor:
-        """The model's ids, as of a prompt or of tokens a layout puts in place, as canvases have
-        them.
-        """
+        """Ids of the model, as in a prompt or a layout, in the numbering of canvases."""
         return ids + self.vocab_size + 1 if self._is_slice else ids
 
     def to_model(self, tokens: Tensor) -> Tensor:
-        """Ids that canvases and prompts have, as the model's."""
+        """Ids in the numbering of canvases, as the model's."""
         if not self._is_slice:
             return tokens
         size = self.vocab_size
         other = torch.where(tokens == size, self._mask, tokens - size - 1)
         return torch.where(tokens < size, tokens + self._first, other)
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`.
 
         Raises:
-            OptionError: more places than the model has positions, or training mode.
+            OptionError: more columns than the model has positions, or training mode.
         """
-        check_capacity(rows, places, self.max_positions)
+        check_capacity(rows, cache_size, self.max_positions)
         check_mode(self.model)
-        self._reserved = (rows, places)
+        self._reserved = (rows, cache_size)
 
     @torch.no_grad()
     def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Raises:
-            ShapeError: before `reserve`, or for more rows or other places than reserved.
+            ShapeError: before `reserve`, or for more rows or other columns than reserved.
         """
         rows, n = entries.tokens.shape
         reserved = self._reserved
         if reserved is None or rows > reserved[0] or n != reserved[1] or entries.reads.shape[1] > 1:
             raise ShapeError(
-                f"entries: expected all columns of at most rows x places as reserved ({reserved}), "
+                f"entries: expected all columns of at most the rows reserved ({reserved}), "
                 f"received {rows} x {n}, reads {list(entries.reads.shape)}; call reserve first"
             )
         queries = (entries.queries - self.shift).clamp(min=0)
-        seen = entries.reads[:, 0]  # [R, N]
-        ids = self.to_model(entries.tokens)
-        logits = self.run(ids, entries.positions, seen, queries)
+        ids, visible = self.to_model(entries.tokens), entries.reads[:, 0]  # [R, N]
+        logits = self.run(ids, entries.positions, visible, queries)
         return logits[..., self._first : self._first + self.vocab_size]
 
-    def run(self, ids: Tensor, positions: Tensor, seen: Tensor, queries: Tensor) -> Tensor:
+    def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
         """Logits `[R, Q, V]` of the model's whole vocabulary.
 
         Args:
             ids: `[R, N]` int64, the model's own.
-            positions: `[R, N]` int64, from a row's first token on.
-            seen: `[R, N]` bool, columns that are looked at.
-            queries: `[R, Q]` int64, columns whose logits are wanted, as they come out.
+            positions: `[R, N]` int64, counted from a row's first token.
+            visible: `[R, N]` bool, columns that are attended to.
+            queries: `[R, Q]` int64, columns of the model's output.
         """
         raise NotImplementedError
 
-    def run_alike(self, ids: Tensor, seen: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        """`run` for models that take neither masks nor positions: rows with as many columns to look
-        at go together, without the others.
+    def run_by_length(self, ids: Tensor, visible: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
+        """`run` for models that take neither masks nor positions.
 
-        Cost: one call of the model for every number of columns that there is.
+        Rows with equally many visible columns go through the model together, without padding.
+
+        Cost: one call of the model for each number of columns.
         """
-        first, count = seen.int().argmax(1), seen.sum(1)  # what is seen is in one piece
+        first, count = visible.int().argmax(1), visible.sum(1)  # visible columns are contiguous
         logits: Tensor | None = None
         for n in count.unique().tolist():
             rows = (count == n).nonzero()[:, 0]
-            begin = first[rows, None]
-            columns = begin + torch.arange(n, device=ids.device)  # [R', n]
-            at = (queries[rows] - begin).clamp(max=n - 1)  # what is not looked at has no logits
+            columns = first[rows, None] + torch.arange(n, device=ids.device)  # [R', n]
+            at = (queries[rows] - first[rows, None]).clamp(max=n - 1)  # hidden columns: any logits
             part = self.call(ids[rows].gather(1, columns), at, **inputs)
             if logits is None:
                 logits = part.new_empty(*queries.shape, part.shape[-1])

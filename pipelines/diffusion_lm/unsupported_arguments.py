@@ -1,7 +1,7 @@
-"""Arguments of other loops that a `generate` call of a denoiser does not take, and why.
+"""Arguments of other loops that a denoiser's `generate` refuses, and why.
 
-The published loops of these models have their schedule in their arguments; here it is the
-policy's. transformers has arguments that need a prefix; a canvas is filled in any order.
+The published loops of these models take their schedule as arguments; here the schedule belongs to
+the policy. Some arguments of transformers need a prefix; a canvas is filled in any order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmaccel.errors import OptionError
 
-_SCHEDULE = {  # argument -> (field of a policy, a policy that surely has it; None: every one)
+_SCHEDULE = {  # argument -> (field of a policy, a policy with that field; None: every policy)
     "block_length": ("block", None),
     "block_size": ("block", None),
     "small_block_size": ("block", None),
@@ -26,15 +26,15 @@ _SCHEDULE = {  # argument -> (field of a policy, a policy that surely has it; No
     "alg_temp": ("choice", "MaskedParallel"),
     "steps": ("steps", "MaskedParallel"),
 }
-_PREFIX = "a canvas is filled in any order, and has no prefix that it could look at"
+_PREFIX = "a canvas is filled in any order and has no prefix"
 _REASONS = {
     "remasking": "the policy is the rule; attach another one",
     "alg": "the policy is the rule; attach another one",
     "eps": "the policy chooses how many slots a pass fills; leave it out",
-    "mask_id": "it belongs to the denoiser; attach to one made with mask_token=",
-    "mask_token_id": "it belongs to the denoiser; attach to one made with mask_token=",
-    "cfg_scale": "its unconditional rows are prompts of mask tokens, which a run takes for slots "
-    "that nobody filled; give guidance_scale= (1 more than this) and negative_prompt_ids=",
+    "mask_id": "it belongs to the denoiser; attach to one built with mask_token=",
+    "mask_token_id": "it belongs to the denoiser; attach to one built with mask_token=",
+    "cfg_scale": "its unconditional rows are prompts of mask tokens, which a run takes for open "
+    "slots; give guidance_scale= (1 more than this) and negative_prompt_ids=",
     "guidance_scale": "give it to the call, with negative_prompt_ids=",
     "num_beams": "one canvas a row is filled; leave it out",
     "num_return_sequences": "one canvas a row is filled; repeat the rows of input_ids",
@@ -43,9 +43,9 @@ _REASONS = {
     "prefix_allowed_tokens_fn": _PREFIX + "; give attach a layout=",
     "stopping_criteria": _PREFIX + "; give eos_token_id",
     "stop_strings": _PREFIX + "; give eos_token_id",
-    "tokenizer": "nothing asks for it; leave it out",
-    "streamer": "a canvas is filled in any order; look at the tokens when they are all there",
-    "output_history": "no canvas but the last is kept; call policy.sample with on_step=",
+    "tokenizer": "it is not used; leave it out",
+    "streamer": "a canvas is filled in any order; read the tokens when the call returns",
+    "output_history": "only the last canvas is returned; call policy.sample with on_step=",
     "output_scores": "scores belong to passes, and slots to several; call policy.sample",
     "output_logits": "scores belong to passes, and slots to several; call policy.sample",
     "generation_tokens_hook_func": "tokens are the policy's; call policy.sample with on_step=",
@@ -57,11 +57,11 @@ _NATIVE = ("num_beams", "num_return_sequences", "repetition_penalty", "guidance_
 
 
 def check_others(others: Mapping[str, Any], policy: Any) -> None:
-    """Refuse arguments beyond those a call takes; None, False and what changes nothing pass.
+    """Refuse arguments that a call does not take; None, False and neutral values pass.
 
     Raises:
-        OptionError: an argument of another loop, with what takes its place.
-        TypeError: one that nobody knows.
+        OptionError: an argument of another loop, with what to use instead.
+        TypeError: an unknown argument.
     """
     for name, value in others.items():
         if name not in _SCHEDULE and name not in _REASONS:
@@ -74,10 +74,10 @@ def check_others(others: Mapping[str, Any], policy: Any) -> None:
 
 
 def check_config(config: Any, policy: Any) -> None:
-    """Refuse a `GenerationConfig` of a call that asks for what a canvas has not, or none.
+    """Refuse a call's `GenerationConfig` with options that a canvas cannot follow; None passes.
 
     Raises:
-        OptionError: with what takes its place.
+        OptionError: with what to use instead, or for another object than a configuration.
     """
     is_config = hasattr(config, "__dict__") and not isinstance(config, Mapping | Tensor)
     if config is not None and not is_config:
@@ -89,7 +89,7 @@ def check_config(config: Any, policy: Any) -> None:
 
 
 def find_left_out(config: Any) -> list[str]:
-    """Notes on what a model's own `GenerationConfig` asks for and a canvas has not."""
+    """Notes on options of a model's own `GenerationConfig` that a canvas cannot follow."""
     found = {name: getattr(config, name, None) for name in _NATIVE}
     return [
         f"{name} {value} of the model's generation_config was left out"

@@ -71,7 +71,7 @@ def check_run(
     _check_mask(model.mask_token, prompt)
     _check_blocks(model, prompt, length, block)
     if (cache.reuses or layout == "entries") and not model.supports_kv_cache:
-        reason = getattr(model, "store_reason", "")
+        reason = getattr(model, "kv_cache_reason", "")
         way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
         way = 'cache="none"' if cache.reuses else way
         raise UnsupportedModelError(

@@ -14,14 +14,13 @@ from mmaccel.contracts import Prompt
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.attach.test_families import ROWS
-from tests.diffusion_lm.test_attach import LENGTH, PADDED, TARGETS
-from tests.diffusion_lm.test_denoisers import images
 from tests.fixtures import amused as amused_fixture
 from tests.fixtures import canvas as canvas_fixture
 from tests.fixtures import diffusion_gemma as gemma_fixture
 from tests.fixtures import llada2 as llada2_fixture
 from tests.fixtures import windows as window_models
 from tests.fixtures.canvas import prompt_of
+from tests.fixtures.denoiser_targets import LENGTH, PADDED, TARGETS, images
 from tests.fixtures.fake_device import same
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.models.test_janus import IMAGE

@@ -15,8 +15,8 @@ from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
 from mmaccel.samplers.canvas.checks import check_leaks
 from tests.fixtures.canvas import MASK
-from tests.fixtures.denoisers import DreamBed, LLaDABed
-from tests.fixtures.sdar import SDARBed
+from tests.fixtures.denoisers import TinyDream, TinyLLaDA
+from tests.fixtures.sdar import TinySDAR
 from tests.fixtures.tiny_lms import build_lm
 
 
@@ -108,7 +108,7 @@ def test_a_decoder_that_ignores_its_inputs_is_refused(changes: Any, words: str |
 
 
 def test_a_causal_model_is_refused() -> None:
-    model = LLaDABed(40)
+    model = TinyLLaDA(40)
     body = model.body
     model.body = lambda ids, at, mask: body(ids, at, _and_causal(mask))  # type: ignore[method-assign]
     with pytest.raises(UnsupportedModelError, match="depend on no later position"):
@@ -116,7 +116,7 @@ def test_a_causal_model_is_refused() -> None:
 
 
 def test_a_model_that_reads_later_blocks_is_refused() -> None:
-    class Leaking(SDARBed):
+    class Leaking(TinySDAR):
         kernel_dtypes = (torch.float64,)  # a leak is detected in one row too
 
         def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
@@ -140,7 +140,7 @@ def test_a_model_that_reads_later_blocks_is_refused() -> None:
 
 
 def test_padding_and_positions_of_a_family_are_checked() -> None:
-    class Blind(DreamBed):
+    class Blind(TinyDream):
         def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
             return super().forward(*args, **(inputs | {"attention_mask": "full"}))
 
@@ -148,7 +148,7 @@ def test_padding_and_positions_of_a_family_are_checked() -> None:
         DreamDenoiser(Blind(40), MASK)
     words = "received a RuntimeError .FlashAttention only support"  # a mask that hides nothing
     with pytest.raises(UnsupportedModelError, match=words):
-        DreamDenoiser(SDARBed(40), MASK)
+        DreamDenoiser(TinySDAR(40), MASK)
 
 
 def test_other_models_and_options_are_refused() -> None:

@@ -18,7 +18,7 @@ LATENT: dict[str, Any] = {"output_type": "latent", "guidance_scale": 3.0}
 
 
 def conditions(pipe: Any, texts: list[str]) -> dict[str, Tensor]:
-    """What the transformer is told of captions."""
+    """The transformer's conditions for prompts."""
     out = pipe.text_encoder(pipe.tokenizer(texts).input_ids, output_hidden_states=True)
     sizes = torch.tensor([[SIDE, SIDE, 0, 0, 6]], dtype=torch.float64).expand(len(texts), -1)
     states = out.hidden_states[-2]
@@ -28,7 +28,7 @@ def conditions(pipe: Any, texts: list[str]) -> dict[str, Tensor]:
 
 
 def plain_loop(pipe: Any, text: str, negative: str, scale: float, seed: int) -> Tensor:
-    """One row, one slot a pass, the surest first, written out; guidance in two calls."""
+    """One row, one slot a pass, the most confident first; guidance in two calls."""
     gumbel = mmaccel.Noise.from_seed([seed], 1).gumbel(torch.arange(N)[None], CODES)[0]
     tokens = torch.full((N,), MASK)
     for _ in range(N):
@@ -46,7 +46,7 @@ def plain_loop(pipe: Any, text: str, negative: str, scale: float, seed: int) -> 
 
 
 @torch.no_grad()
-def test_stepwise_and_lossless_make_the_tokens_of_a_plain_loop() -> None:
+def test_stepwise_and_lossless_generate_the_tokens_of_a_plain_loop() -> None:
     pipe, passes = build_pipe(), []
     by_hand = [plain_loop(pipe, text, "no", 3.0, 4 + row) for row, text in enumerate(("abc", "x"))]
     for policy in (mmaccel.Stepwise(), mmaccel.LosslessUnmask(4)):
@@ -90,15 +90,15 @@ def test_halton_order_is_that_of_the_grid() -> None:
     open_slots = [int((tokens == MASK).sum()) for tokens in pipe.seen]
     assert open_slots == list(range(N, 0, -1)) and pipe.seen[0].shape == (1, SIDE, SIDE)
     ranks = halton_ranks(N, SIDE)
-    for turn, tokens in enumerate(pipe.seen):
-        assert ((tokens.flatten() != MASK) == (ranks < turn)).all()
+    for step, tokens in enumerate(pipe.seen):
+        assert ((tokens.flatten() != MASK) == (ranks < step)).all()
 
 
-def test_the_call_keeps_its_arguments() -> None:
-    pipe, told, made = build_pipe(), [], []
+def test_arguments_of_the_call_stay() -> None:
+    pipe, calls, made = build_pipe(), [], []
 
     def watch(step: int, left: Tensor, latents: Tensor) -> None:
-        told.append((step, int(left)))
+        calls.append((step, int(left)))
         assert latents.shape == (1, SIDE, SIDE) and int((latents == MASK).sum()) == int(left)
         own = pipe.transformer(latents, **conditions(pipe, ["abc"]))  # the model's own answer
         assert own.shape == (1, CODES, SIDE, SIDE) and bool(own.any())
@@ -109,7 +109,7 @@ def test_the_call_keeps_its_arguments() -> None:
             made.append(pipe("abc", generator=own, **LATENT).images)
         assert made[0].equal(made[1]) and not made[0].equal(made[2])
         pipe("abc", callback=watch, callback_steps=5, num_inference_steps=3, **LATENT)
-        assert told == [(0, 15), (5, 10), (10, 5), (15, 0)]
+        assert calls == [(0, 15), (5, 10), (10, 5), (15, 0)]
         out = pipe("abc", output_type="np", return_dict=False, num_images_per_prompt=2)
         assert out[0].shape == (2, SIDE, SIDE, 3) and handle.stats.tokens == 2 * N
         assert pipe("abc", height=2, width=6, **LATENT).images.shape == (1, 2, 6)
@@ -121,7 +121,7 @@ def test_the_call_keeps_its_arguments() -> None:
     assert len(handle.history) == 7
 
 
-def test_tokens_that_are_given_stay() -> None:
+def test_given_tokens_stay() -> None:
     pipe = build_pipe()
     latents = torch.full((2, SIDE, SIDE), MASK)
     latents[0, :2], latents[1] = 7, 9
@@ -135,7 +135,7 @@ def test_tokens_that_are_given_stay() -> None:
     assert bool((made[0, 2:, 3] == 5).all()) and bool((made[1] == 9).all())
 
 
-def test_detach_leaves_nothing_behind() -> None:
+def test_detach_restores_the_parts() -> None:
     pipe = build_pipe()
     parts = pipe, pipe.transformer, pipe.scheduler
     kinds = [type(part) for part in parts]
@@ -157,15 +157,10 @@ def test_detach_leaves_nothing_behind() -> None:
     assert vars(pipe.transformer) == state[0] and vars(pipe.scheduler).keys() == state[1].keys()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_policies_and_arguments_that_do_not_fit_are_refused() -> None:
     pipe = build_pipe()
-    for policy, match in (
-        (mmaccel.Stepwise(cache="prefix"), "without a cache"),
-        (mmaccel.CachedBlocks(), "LLaDA2Pipeline's"),
-        (mmaccel.Jacobi(), "offers for a canvas"),
-    ):
-        with pytest.raises(OptionError, match=match):
-            mmaccel.attach(pipe, policy)
+    with pytest.raises(OptionError, match="without a cache"):
+        mmaccel.attach(pipe, mmaccel.Stepwise(cache="prefix"))
     with pytest.raises(OptionError, match="32 ids"):
         mmaccel.attach(pipe, "stepwise", layout=mmaccel.Grid(4, 4, vocab_size=9))
     with mmaccel.attach(pipe, "stepwise", seed=[1]):
@@ -174,26 +169,23 @@ def test_what_cannot_be_is_refused() -> None:
         for steps in (0, True, 2.5):
             with pytest.raises(OptionError, match="num_inference_steps"):
                 pipe("abc", num_inference_steps=steps)
+        generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        with (
+            mmaccel.attach(build_pipe(), "stepwise") as other,
+            pytest.raises(OptionError, match="expected one torch.Generator, received a list"),
+        ):
+            other._target(["abc", "x"], generator=generators)  # attach has seeds per row
         with pytest.raises(BusyError, match="one call at a time"):
             pipe("abc", callback=lambda *given: pipe("abc"))
         assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
         pipe.seen.clear()
     for policy in (mmaccel.RevisedParallel(), mmaccel.LosslessUnmask(2, layout="entries")):
-        with pytest.raises(OptionError, match="which keeps no keys.*revise=.edit. or .redo."):
+        with pytest.raises(OptionError, match="which has no KV cache.*revise=.edit. or .redo."):
             mmaccel.attach(pipe, policy)
-    told = mmaccel.supports(pipe).policies
-    assert "lossless-unmask" in told and "revised-parallel" not in told and not pipe.seen
+    calls = mmaccel.supports(pipe).policies
+    assert "lossless-unmask" in calls and "revised-parallel" not in calls and not pipe.seen
     with mmaccel.attach(pipe, mmaccel.RevisedParallel(revise="redo")):
         assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
     torch.nn.init.constant_(pipe.transformer.mlm_layer.conv2.weight, float("nan"))
     with mmaccel.attach(pipe, "stepwise", seed=1), pytest.raises(NumericsError):
         pipe("abc", **LATENT)
-
-
-def test_a_list_of_generators_is_refused_in_words() -> None:
-    """Other pipelines of diffusers take one per row; here `attach` has seeds per row."""
-    pipe = build_pipe()
-    with mmaccel.attach(pipe, "stepwise"):
-        with pytest.raises(OptionError, match="expected one torch.Generator, received a list"):
-            pipe(["abc", "x"], generator=[torch.Generator().manual_seed(k) for k in (1, 2)])
-        assert pipe("abc", generator=torch.Generator(), **LATENT).images.shape == (1, SIDE, SIDE)

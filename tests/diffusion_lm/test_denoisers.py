@@ -1,4 +1,4 @@
-"""Denoisers over stand-ins of published forward signatures: positions, masks, shifts, numbering."""
+"""Denoisers over published forward signatures: positions, masks, shifts, numbering."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
     LLaDADenoiser,
-    LuminaDenoiser,
     SDARDenoiser,
     image_ids,
 )
@@ -25,46 +24,39 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import PROMPTS, run
-from tests.fixtures.denoisers import DreamBed, FastDLLMBed, LLaDABed, LuminaBed
-from tests.fixtures.sdar import SDARBed
+from tests.fixtures.denoiser_targets import CODES, FIRST, LENGTH, MASK, VOCAB, images
+from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA
+from tests.fixtures.sdar import TinySDAR
 
-VOCAB, MASK, LENGTH = 40, 39, 6
-FIRST, CODES, NEWLINE = 26, 8, 36  # of the images' models
+NEWLINE = 36  # of the models of images
 
 
-class Forgetful(SDARBed):
-    """Does not look at the cache that it is given."""
+class Forgetful(TinySDAR):
+    """Ignores the cache that it is given."""
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         return super().forward(*args, **(inputs | {"past_key_values": None, "use_cache": False}))
 
 
 def build(family: str) -> Any:
-    """A denoiser of text around a bed."""
+    """A denoiser of text around a tiny model."""
     if family == "llada":
-        return LLaDADenoiser(LLaDABed(VOCAB, max_sequence_length=64), MASK)
+        return LLaDADenoiser(TinyLLaDA(VOCAB, max_sequence_length=64), MASK)
     if family == "dream":
-        return DreamDenoiser(DreamBed(VOCAB, mask_token_id=MASK, max_position_embeddings=64))
+        return DreamDenoiser(TinyDream(VOCAB, mask_token_id=MASK, max_position_embeddings=64))
     if family == "sdar":
-        return SDARDenoiser(SDARBed(VOCAB, mask_token_id=MASK, block_size=4))
-    if family == "sdar-unkept":
+        return SDARDenoiser(TinySDAR(VOCAB, mask_token_id=MASK, block_size=4))
+    if family == "sdar-uncached":
         return SDARDenoiser(Forgetful(VOCAB, mask_token_id=MASK, block_size=4))
-    return FastDLLMDenoiser(FastDLLMBed(VOCAB, bd_size=4), MASK)
+    return FastDLLMDenoiser(TinyFastDLLM(VOCAB, bd_size=4), MASK)
 
 
-def images(family: str) -> Any:
-    """A denoiser of images around a bed."""
-    if family == "mmada":
-        return LLaDADenoiser(LLaDABed(VOCAB), MASK, images=(FIRST, CODES))
-    return LuminaDenoiser(LuminaBed(VOCAB), MASK, images=(FIRST, CODES))
+UNCACHED = ("llada", "dream", "sdar-uncached", "fast-dllm")
+TEXTS = (*UNCACHED, "sdar")
 
 
-UNKEPT = ("llada", "dream", "sdar-unkept", "fast-dllm")
-TEXTS = (*UNKEPT, "sdar")
-
-
-class Watched:
-    """Hands on to a denoiser and keeps what came and went."""
+class Recorded:
+    """A denoiser that records the entries and logits of every pass."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.passes = inner, []  # type: ignore[var-annotated]
@@ -79,22 +71,22 @@ class Watched:
 
 
 def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
-    """Logits `[Q, V]` of one row without padding, by the bed's body and a mask written here."""
+    """Logits `[Q, V]` of one row without padding, by the model's body and a mask written here."""
     seen = entries.reads[row].any(0)
     ids = entries.tokens[row][seen][None]
-    line = torch.arange(ids.shape[1])
+    positions = torch.arange(ids.shape[1])
     mask = None
     if model.block is not None:
-        mask = line // model.block <= (line // model.block)[:, None]
-    logits = model.model.body(ids, line[None], mask).logits[0]
+        mask = positions // model.block <= (positions // model.block)[:, None]
+    logits = model.model.body(ids, positions[None], mask).logits[0]
     before = int((~seen).sum())
     return logits[(entries.queries[row] - before - model.shift)]
 
 
 @pytest.mark.parametrize("family", TEXTS)
 def test_logits_are_those_of_every_row_alone(family: str) -> None:
-    model = Watched(build(family))
-    assert isinstance(model.inner, Denoiser) and model.supports_kv_cache == (family not in UNKEPT)
+    model = Recorded(build(family))
+    assert isinstance(model.inner, Denoiser) and model.supports_kv_cache == (family not in UNCACHED)
     run(Stepwise(), model, LENGTH, 0.0)
     assert len(model.passes) == LENGTH
     for entries, logits in model.passes:
@@ -110,35 +102,36 @@ def test_logits_are_those_of_every_row_alone(family: str) -> None:
 def test_drafts_and_batches_change_nothing(family: str, temperature: float, guided: bool) -> None:
     model = build(family)
     others = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # end alike in blocks of 4
-    kept: dict[str, Any] = {"guided": guided, "others": others}
-    whole = run(Stepwise(), model, LENGTH, temperature, **kept)
+    options: dict[str, Any] = {"guided": guided, "others": others}
+    whole = run(Stepwise(), model, LENGTH, temperature, **options)
     assert int(whole.tokens.max()) < VOCAB and not bool((whole.tokens == MASK).any())
     for drafts in (2, 4):
-        made = run(LosslessUnmask(drafts), model, LENGTH, temperature, **kept)
+        made = run(LosslessUnmask(drafts), model, LENGTH, temperature, **options)
         assert torch.equal(made.tokens, whole.tokens)
     for row in range(len(PROMPTS)):
-        made = run(Stepwise(), model, LENGTH, temperature, row=row, **kept)
+        made = run(Stepwise(), model, LENGTH, temperature, row=row, **options)
         assert torch.equal(made.tokens[0], whole.tokens[row])
 
 
-def test_a_cache_is_refused_where_nothing_is_kept() -> None:
-    for family in UNKEPT:
-        with pytest.raises(UnsupportedModelError, match="keys and values can be kept") as error:
+def test_a_cache_is_refused_where_there_is_none() -> None:
+    for family in UNCACHED:
+        with pytest.raises(UnsupportedModelError, match="cache: expected a model") as error:
             run(Stepwise(cache="prefix"), build(family), LENGTH)
-        assert ("from a Forgetful" in str(error.value)) == (family == "sdar-unkept")  # its reason
+        assert ("from a Forgetful" in str(error.value)) == (family == "sdar-uncached")  # its reason
 
 
 def test_the_head_runs_on_queried_positions_and_rows_of_a_length_go_together() -> None:
     model = build("llada")
-    bed = model.model
-    bed.calls = bed.head_rows = 0
+    inner = model.model
+    inner.calls = inner.head_rows = 0
     run(Stepwise(block=2), model, LENGTH)
-    assert bed.calls == LENGTH and bed.head_rows == LENGTH * 2 * len(PROMPTS)
-    bed = (model := build("fast-dllm")).model
-    bed.calls = bed.tokens_processed = 0
+    assert inner.calls == LENGTH and inner.head_rows == LENGTH * 2 * len(PROMPTS)
+    inner = (model := build("fast-dllm")).model
+    inner.calls = inner.tokens_processed = 0
     run(Stepwise(), model, LENGTH)
     lengths = [len(row) + LENGTH for row in PROMPTS]
-    assert bed.calls == LENGTH * len(set(lengths)) and bed.tokens_processed == LENGTH * sum(lengths)
+    assert inner.calls == LENGTH * len(set(lengths))
+    assert inner.tokens_processed == LENGTH * sum(lengths)
 
 
 @dataclass(frozen=True)
@@ -157,9 +150,9 @@ class Lines:
 
 
 @pytest.mark.parametrize("family", ["mmada", "lumina"])
-def test_a_stretch_of_the_vocabulary(family: str) -> None:
+def test_a_range_of_the_vocabulary(family: str) -> None:
     """Prompts and tokens between rows are the model's own, the rest are codes from 0 on."""
-    model = Watched(images(family))
+    model = Recorded(images(family))
     assert model.vocab_size == model.mask_token == CODES
     newline = int(model.to_canvas(torch.tensor(NEWLINE)))
     rows = [[5, 26, 7], [8, 2], [3], [4, 4]]  # 26 is a code and, in a prompt, a word
@@ -173,7 +166,7 @@ def test_a_stretch_of_the_vocabulary(family: str) -> None:
     assert made.stats.passes == 4
     entries, logits = model.passes[-1]
     ids = model.to_model(entries.tokens)
-    assert torch.equal(ids[2:, -6:], ids[:2, -6:])  # both branches look at one canvas
+    assert torch.equal(ids[2:, -6:], ids[:2, -6:])  # both branches have one canvas
     assert int((ids == MASK).sum()) == 4 and set(ids[0, :3].tolist()) == {5, 26, 7}
     plain = CanvasPass(ids, *list(vars(entries).values())[1:])
     for row in range(4):
@@ -183,17 +176,17 @@ def test_a_stretch_of_the_vocabulary(family: str) -> None:
     assert torch.equal(drafted.tokens, made.tokens)
 
 
-def test_what_is_refused() -> None:
+def test_bad_options_and_passes_are_refused() -> None:
     with pytest.raises(
         OptionError, match=r"mask_token: expected an id in 0\.\.39, received 126336"
     ):
-        LLaDADenoiser(LLaDABed(VOCAB))
+        LLaDADenoiser(TinyLLaDA(VOCAB))
     with pytest.raises(OptionError, match="configuration has no mask_token_id"):
-        SDARDenoiser(SDARBed(VOCAB, block_size=4))
+        SDARDenoiser(TinySDAR(VOCAB, block_size=4))
     with pytest.raises(OptionError, match="within 40 ids"):
-        LLaDADenoiser(LLaDABed(VOCAB), MASK, images=(30, 11))
+        LLaDADenoiser(TinyLLaDA(VOCAB), MASK, images=(30, 11))
     with pytest.raises(OptionError, match="block: expected an integer"):
-        SDARDenoiser(SDARBed(VOCAB), MASK, block=0)
+        SDARDenoiser(TinySDAR(VOCAB), MASK, block=0)
     model = build("llada")
     with pytest.raises(OptionError, match="length: expected at most 64 positions"):
         run(Stepwise(), model, 60)

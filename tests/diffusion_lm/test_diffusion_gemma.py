@@ -1,7 +1,8 @@
-"""DiffusionGemma under canvas policies: transformers' own class, tiny random weights."""
+"""DiffusionGemma under canvas policies: the classes of transformers and diffusers, tiny weights."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,24 +10,33 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.errors import (
+    AttachError,
+    BusyError,
+    NumericsError,
+    OptionError,
+    UnsupportedModelError,
+)
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import canvas_noise
-from tests.fixtures.diffusion_gemma import CANVAS, PAD, VOCAB, build_model
+from tests.fixtures.diffusion_gemma import CANVAS, PAD, VOCAB, build_model, build_pipe
 
 IDS = torch.arange(3, 17).view(2, 7)
+TEXTS = ["hello", "abc"]
 
 
 def plain_loop(model: Any, ids: Tensor, canvases: int, seed: int) -> list[int]:
-    """One row, one slot a pass, the surest first, written out."""
+    """One row, one slot a pass, the most confident first."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    noise, made, fed = mmaccel.Noise.from_seed([seed], 1), ids[None], ids[None]
+    noise, made, new = mmaccel.Noise.from_seed([seed], 1), ids[None], ids[None]
     slots = torch.arange(CANVAS)[None]
     for index in range(canvases):
         own = canvas_noise(noise, index)
         n = made.shape[1]
-        places = torch.arange(n - fed.shape[1], n)[None]
-        model.model.encoder(input_ids=fed, past_key_values=cache, position_ids=places)
+        positions = torch.arange(n - new.shape[1], n)[None]
+        model.model.encoder(input_ids=new, past_key_values=cache, position_ids=positions)
         tokens, carried = torch.full((CANVAS,), -1), None
         gumbel = own.gumbel(slots, VOCAB)[0]
         for step in range(CANVAS):
@@ -42,13 +52,13 @@ def plain_loop(model: Any, ids: Tensor, canvases: int, seed: int) -> list[int]:
             peak = torch.where(tokens < 0, scores[0].softmax(-1).amax(-1), -1.0)
             slot = int(peak.argmax())
             tokens[slot] = (scores[0, slot] + gumbel[slot]).argmax()
-        fed = tokens[None]
-        made = torch.cat([made, fed], 1)
+        new = tokens[None]
+        made = torch.cat([made, new], 1)
     return made[0, len(ids) :].tolist()
 
 
 @torch.no_grad()
-def test_stepwise_makes_the_tokens_of_a_plain_loop() -> None:
+def test_stepwise_generates_the_tokens_of_a_plain_loop() -> None:
     model = build_model()
     with mmaccel.attach(model, "stepwise", seed=[4, 5], strict=True) as handle:
         out = model.generate(IDS, max_new_tokens=13)
@@ -62,7 +72,7 @@ def test_stepwise_makes_the_tokens_of_a_plain_loop() -> None:
     assert out.tokens_per_forward.tolist() == [1.0, 1.0]
 
 
-def test_notes_are_those_of_all_canvases() -> None:
+def test_notes_hold_for_all_canvases() -> None:
     model = build_model()
     for budget, n in ((0.0, 1), (1.0, 0)):
         with mmaccel.attach(model, mmaccel.EntropyBounded(budget_nats=budget), seed=4) as handle:
@@ -92,7 +102,7 @@ def test_a_row_does_not_depend_on_its_batch(policy: Any) -> None:
         assert alone.tokens_per_forward[0] == whole.tokens_per_forward[row]
 
 
-def test_rows_end_behind_their_end_token_and_take_no_more_passes() -> None:
+def test_rows_end_after_their_end_token_and_take_no_more_passes() -> None:
     model = build_model()
     with mmaccel.attach(model, "stepwise", seed=4, strict=True) as handle:
         free = model.generate(IDS, max_new_tokens=24).sequences[:, 7:]
@@ -108,7 +118,7 @@ def test_rows_end_behind_their_end_token_and_take_no_more_passes() -> None:
 
 
 def test_no_slot_has_the_noise_of_another() -> None:
-    """Where the model knows nothing, tokens are the noise's alone."""
+    """With uniform logits, tokens depend on the noise alone."""
     model = build_model()
     torch.nn.init.zeros_(model.lm_head.weight)
     with mmaccel.attach(model, mmaccel.EntropyBounded(gamma=1000.0), seed=1, strict=True):
@@ -118,7 +128,7 @@ def test_no_slot_has_the_noise_of_another() -> None:
     assert sum(a == b for a, b in zip(canvases[0], canvases[2])) < 4
 
 
-def test_what_is_spent_stays_within_the_bound() -> None:
+def test_divergence_stays_within_the_bound() -> None:
     model = build_model(stability_threshold=0, confidence_threshold=100.0)
     for policy in (mmaccel.EntropyBounded(gamma=0.3), mmaccel.EntropyBounded(gamma=0)):
         model.seen.clear()
@@ -132,7 +142,7 @@ def test_what_is_spent_stays_within_the_bound() -> None:
     assert 0 < handle.stats.nats <= 1.5 * 2 * 2  # a row and canvas
 
 
-def test_the_librarys_stop_rule_ends_a_canvas_and_is_paid_for() -> None:
+def test_the_librarys_stop_rule_ends_a_canvas_and_counts_in_nats() -> None:
     model = build_model(stability_threshold=0, confidence_threshold=100.0)
     policy = mmaccel.ConfidentParallel(1.0)
     with mmaccel.attach(model, policy, seed=2, strict=True) as handle:
@@ -147,9 +157,202 @@ def test_the_librarys_stop_rule_ends_a_canvas_and_is_paid_for() -> None:
     assert first.equal(at_once)  # both draw all slots from the first pass
 
 
-def test_what_is_known_of_slots_holds_over_canvases() -> None:
+def test_a_layout_holds_over_canvases() -> None:
     model = build_model()
     layout = mmaccel.Grid(4, 4, vocab_size=VOCAB, row_end=9)
     with mmaccel.attach(model, "confident-parallel", layout=layout, seed=1):
         made = model.generate(IDS, max_new_tokens=20).sequences[:, 7:]
     assert bool((made[:, 4:20:5] == 9).all())
+
+
+def test_a_given_first_canvas_runs_the_original() -> None:
+    model = build_model()
+    begun: dict[str, Any] = {"max_new_tokens": 8, "decoder_input_ids": torch.full((2, CANVAS), 5)}
+    torch.manual_seed(1)
+    plain = model.generate(IDS, **begun).sequences
+    with mmaccel.attach(model, mmaccel.EntropyBounded(), seed=1) as handle:
+        torch.manual_seed(1)
+        with pytest.warns(UserWarning, match="decoder_input_ids"):
+            assert model.generate(IDS, **begun).sequences.equal(plain)
+        assert "decoder_input_ids" in handle.stats.fallbacks[0] and handle.stats.passes == 48
+    for options in ({"strict": True}, {"layout": mmaccel.Grid(2, 4, vocab_size=VOCAB)}):
+        with mmaccel.attach(model, mmaccel.EntropyBounded(), **options):  # type: ignore[arg-type]
+            with pytest.raises(UnsupportedModelError, match="decoder_input_ids"):
+                model.generate(IDS, **begun)
+
+
+def test_detach_restores_the_model() -> None:
+    model = build_model()
+    kind, before = type(model), dict(vars(model))
+    torch.manual_seed(1)
+    plain = model.generate(IDS, max_new_tokens=8, return_dict_in_generate=False)
+    handle = mmaccel.attach(model, mmaccel.EntropyBounded())
+    with pytest.raises(AttachError, match="has one"):
+        mmaccel.attach(model, mmaccel.Stepwise())
+    made = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        made.append(model.generate(IDS, max_new_tokens=8, return_dict_in_generate=False))
+    assert made[0].equal(made[1]) and not made[0].equal(made[2])
+    assert type(copy.copy(model)) is kind
+    handle.detach()
+    assert type(model) is kind and dict(vars(model)) == before
+    torch.manual_seed(1)
+    assert model.generate(IDS, max_new_tokens=8, return_dict_in_generate=False).equal(plain)
+
+
+def test_policies_and_options_that_do_not_fit_are_refused() -> None:
+    model = build_model()
+    for policy, match in (
+        (mmaccel.LosslessUnmask(), "carries the logits"),
+        (mmaccel.Stepwise(cache="prefix"), "its encoder keeps"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            mmaccel.attach(model, policy)
+    with pytest.raises(OptionError, match="41 ids"):
+        mmaccel.attach(model, "stepwise", layout=mmaccel.Grid(2, 4, vocab_size=9))
+    with mmaccel.attach(model, "stepwise", seed=[1]), pytest.raises(OptionError, match="seed"):
+        model.generate(IDS)
+    with mmaccel.attach(model, mmaccel.RevisedParallel()), pytest.raises(OptionError):
+        model.generate(IDS)
+    with mmaccel.attach(model, mmaccel.Stepwise(block=3)), pytest.raises(OptionError):
+        model.generate(IDS)
+    known = mmaccel.supports(model)
+    assert known and "entropy-bounded" in known.policies
+    assert "lossless-unmask" not in known.policies and "jacobi" not in known.policies
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    with mmaccel.attach(model, "stepwise", seed=1), pytest.raises(NumericsError):
+        model.generate(IDS)
+
+
+class CallAt:
+    """A logits processor that calls a function at its n-th call."""
+
+    def __init__(self, n: int, then: Any) -> None:
+        self.left, self.then = n, then
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.left -= 1
+        if not self.left:
+            self.then()
+        return scores
+
+
+def test_interrupts_have_the_tokens_so_far_and_calls_do_not_nest() -> None:
+    from transformers import LogitsProcessorList
+
+    model = build_model()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with mmaccel.attach(model, "stepwise", seed=4, strict=True) as handle:
+        free = model.generate(IDS, max_new_tokens=16).sequences[:, 7:]
+        processors = LogitsProcessorList([CallAt(CANVAS + 4, interrupt)])
+        with pytest.raises(CanvasInterrupt) as found:
+            model.generate(IDS, max_new_tokens=16, logits_processor=processors)
+        committed, made = found.value.is_committed, found.value.generation
+        assert committed.sum(1).tolist() == [11, 11] and committed[:, :CANVAS].all()
+        assert made.tokens[committed].equal(free[committed]) and made.stats.passes == 11
+        processors = LogitsProcessorList([CallAt(2, lambda: model.generate(IDS))])
+        with pytest.raises(BusyError, match="one call at a time"):
+            model.generate(IDS, max_new_tokens=16, logits_processor=processors)
+        assert model.generate(IDS, max_new_tokens=16).sequences[:, 7:].equal(free)
+        assert len(handle.history) == 2
+
+
+def test_the_pipeline_generates_with_the_schedulers_temperatures() -> None:
+    from diffusers import EntropyBoundScheduler
+
+    pipe = build_pipe(EntropyBoundScheduler(t_min=0.9, t_max=1.5))
+    policy = mmaccel.EntropyBounded(gamma=0.4)
+    with mmaccel.attach(pipe, policy, seed=3, strict=True) as handle:
+        out = pipe(prompt=TEXTS, gen_length=12, eos_early_stop=False)
+    inputs = pipe.processor.apply_chat_template([[{"content": text}] for text in TEXTS])
+    model, warm = build_model(), {"t_min": 0.9, "t_max": 1.5}
+    with mmaccel.attach(model, policy, seed=3, strict=True):
+        made = model.generate(**inputs, **warm, max_new_tokens=12).sequences[:, 5:]
+    assert out.sequences.equal(made) and made.shape == (2, 2 * CANVAS)
+    assert handle.stats.fallbacks == [] and handle.stats.passes == len(pipe.model.seen)
+
+
+def test_the_pipeline_takes_temperature_seed_and_output_type_from_the_call() -> None:
+    pipe, made = build_pipe(), []
+    with mmaccel.attach(pipe, "stepwise", strict=True):
+        for seed, temperature in ((1, 1.0), (1, 1.0), (2, 1.0)):
+            own = torch.Generator().manual_seed(seed)
+            out = pipe(prompt="hello", gen_length=8, temperature=temperature, generator=own)
+            made.append(out.sequences)
+        sequences, texts = pipe(messages=[{"content": "abc"}], gen_length=8, return_dict=False)
+        assert texts == [" ".join(map(str, sequences[0].tolist()))]
+        assert pipe(prompt="abc", gen_length=8, output_type="seq").texts is None
+        with pytest.raises(ValueError, match="gen_length"):
+            pipe(prompt="abc", gen_length=0)
+        with pytest.raises(TypeError):
+            pipe(word="abc")
+    assert made[0].equal(made[1]) and not made[0].equal(made[2])
+
+
+def test_greedy_takes_the_likeliest_tokens_and_callbacks_see_them() -> None:
+    pipe, calls = build_pipe(), []
+
+    def watch(pipe: Any, step: int, inner: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        calls.append((step, inner, tensors["canvas"].clone(), tensors["logits"]))
+        return tensors
+
+    names = ["canvas", "logits"]
+    with mmaccel.attach(pipe, mmaccel.EntropyBounded(gamma=1000.0), seed=1, strict=True):
+        out = pipe(
+            prompt=TEXTS, gen_length=16, eos_early_stop=False, callback_on_step_end=watch,
+            callback_on_step_end_tensor_inputs=names,
+        )  # fmt: skip
+        assert [(step, inner) for step, inner, *_ in calls] == [(0, 0), (1, 0)]
+        likeliest = torch.cat([logits.argmax(-1) for *_, logits in calls], 1)
+        assert out.sequences.equal(likeliest)
+        assert out.sequences.equal(torch.cat([canvas for _, _, canvas, _ in calls], 1))
+        with pytest.raises(OptionError, match="as it was given"):
+            pipe(
+                prompt="abc", gen_length=8,
+                callback_on_step_end=lambda *given: {"canvas": given[3]["canvas"] + 1},
+            )  # fmt: skip
+
+
+def test_texts_of_the_pipeline_are_cut_at_the_end_token() -> None:
+    pipe = build_pipe()
+    with mmaccel.attach(pipe, "stepwise", seed=1, strict=True) as handle:
+        free = pipe(prompt=TEXTS, gen_length=16, temperature=1.0, eos_early_stop=False).sequences
+        end = int(free[0, 3])
+        options: dict[str, Any] = {"gen_length": 16, "temperature": 1.0, "eos_token_id": end}
+        out = pipe(prompt=TEXTS, **options)
+        for row, text in zip(out.sequences.tolist(), out.texts):
+            n = row.index(end) + 1 if end in row else len(row)
+            assert row[n:] == [end] * (len(row) - n) and len(text.split()) == n
+        assert handle.stats.tokens == sum(len(text.split()) for text in out.texts)
+        assert handle.stats.row_passes < handle.history[0].row_passes
+        whole = pipe(prompt=TEXTS, eos_early_stop=False, **options)
+        assert whole.sequences.equal(free) and len(whole.texts[0].split()) <= 4
+
+
+def test_detach_restores_pipeline_and_model() -> None:
+    pipe = build_pipe()
+    kinds = type(pipe), type(pipe.model)
+
+    def sample() -> Tensor:
+        own = torch.Generator().manual_seed(1)
+        made: Tensor = pipe(prompt="abc", gen_length=8, generator=own).sequences
+        return made
+
+    before = sample()
+    with mmaccel.attach(pipe.model, "stepwise"), pytest.raises(AttachError):
+        mmaccel.attach(pipe, "stepwise")
+    assert (type(pipe), type(pipe.model)) == kinds
+    with mmaccel.attach(pipe, "confident-parallel"):
+        with pytest.raises(AttachError):
+            mmaccel.attach(pipe, "stepwise")
+        with pytest.raises(AttachError):
+            mmaccel.attach(pipe.model, "stepwise")
+        pipe(prompt="abc", gen_length=8)
+    assert (type(pipe), type(pipe.model)) == kinds
+    assert before.equal(sample())
+    with pytest.raises(OptionError, match="carries the logits"):
+        mmaccel.attach(pipe, "lossless-unmask")

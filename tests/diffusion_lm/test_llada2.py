@@ -1,7 +1,8 @@
-"""`CachedBlocks` on diffusers' `LLaDA2Pipeline`: the same tokens, fewer positions."""
+"""Policies on diffusers' `LLaDA2Pipeline`: `CachedBlocks`, and what all policies have in common."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import UnsupportedModelError
-from tests.fixtures.llada2 import END, MASK, build_model, build_pipe
+from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.catalog import policy_names
+from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError, UnsupportedModelError
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from tests.fixtures.llada2 import MASK, build_pipe
 
 RAGGED = ["hello there", "abc", "a longer prompt than the others"]
 
@@ -24,7 +28,7 @@ def run(pipe: Any, seed: int = 0, **options: Any) -> Any:
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "no editing": {"editing_threshold": None},
-    "sure edits": {"editing_threshold": 0.02, "max_post_steps": 5},
+    "many edits": {"editing_threshold": 0.02, "max_post_steps": 5},
     "threshold": {"threshold": 0.2, "editing_threshold": 0.4},
     "cold": {"temperature": 0.3, "top_k": 12, "top_p": 0.9},
     "aligned": {"prompt": "eight ok"},
@@ -37,25 +41,28 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("reading", ["blocks", "causal"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case, reading",
+    [(case, "blocks") for case in CASES]
+    + [
+        (case, "causal")
+        for case in ("no editing", "many edits", "cold", "small blocks", "ragged, end")
+    ],
+)
 def test_tokens_are_those_of_the_pipeline(case: str, reading: str) -> None:
-    block = CASES[case].get("block_length", 8)
-    pipe = build_pipe(reading, block)
-    options = {"num_inference_steps": 6} | CASES[case]
-    for seed in range(2):
-        plain = run(pipe, seed, **options)
-        with mmaccel.attach(pipe, "cached-blocks", strict=True) as handle:
-            served = run(pipe, seed, **options)
-        assert torch.equal(served.sequences, plain.sequences) and served.texts == plain.texts
-        assert handle.stats.fallbacks == [] and handle.stats.exactness == "bitwise"
-        assert handle.stats.reference == "the pipeline as it is, with its 2-D mask"
+    pipe = build_pipe(reading, CASES[case].get("block_length", 8))
+    plain = run(pipe, **CASES[case])
+    with mmaccel.attach(pipe, "cached-blocks", strict=True) as handle:
+        served = run(pipe, **CASES[case])
+    assert torch.equal(served.sequences, plain.sequences) and served.texts == plain.texts
+    assert handle.stats.fallbacks == [] and handle.stats.exactness == "bitwise"
+    assert handle.stats.reference == "the pipeline as it is, with its 2-D mask"
 
 
-def test_the_seeds_and_options_make_a_difference() -> None:
+def test_seeds_and_options_change_the_tokens() -> None:
     pipe = build_pipe("blocks")
     outputs = [run(pipe, seed).sequences for seed in range(3)]
-    outputs += [run(pipe, 0, **CASES[case]).sequences for case in ("greedy", "cold", "sure edits")]
+    outputs += [run(pipe, 0, **CASES[case]).sequences for case in ("greedy", "cold", "many edits")]
     assert len({tuple(made[0].tolist()) for made in outputs}) == 6
 
 
@@ -69,8 +76,8 @@ def test_positions_are_counted_by_hand() -> None:
         pipe.model.tokens_processed.clear()
         run(pipe, **options)
     # 19 + 29 columns are 6 blocks, 2 of them prompt. The third has 5 slots and 8 steps, and stops
-    # one step behind the last commit: that step saw all of it, and nothing is computed again. The
-    # others stop with their last commit, and are computed once more beside the next block.
+    # one step after its last commit: that step computed its final tokens, and nothing is computed
+    # again. The others stop with their last commit, and are computed once more with the next block.
     by_hand = [24] + [8] * 5 + [8] * 8 + [16] + [8] * 7 + [16] + [8] * 7
     assert pipe.model.tokens_processed == by_hand and handle.stats.positions == sum(by_hand)
     assert handle.stats.passes == len(by_hand) == 6 + 3 * 8
@@ -108,11 +115,11 @@ def test_a_callback_may_change_any_token() -> None:
         options = {"callback_on_step_end": change, "callback_on_step_end_tensor_inputs": names}
         options |= {"prompt": "twelve chars"}
         seen.clear()
-        plain, told = run(pipe, **options), list(seen)
+        plain, calls = run(pipe, **options), list(seen)
         seen.clear()
         with mmaccel.attach(pipe, "cached-blocks", strict=True):
             served = run(pipe, **options)
-        assert torch.equal(served.sequences, plain.sequences) and seen == told
+        assert torch.equal(served.sequences, plain.sequences) and seen == calls
 
 
 def test_a_model_that_sees_everything_runs_without_a_cache() -> None:
@@ -128,7 +135,7 @@ def test_a_model_that_sees_everything_runs_without_a_cache() -> None:
             run(pipe)
 
 
-def test_masks_that_hide_something_are_checked_apart() -> None:
+def test_masks_that_hide_something_are_checked_separately() -> None:
     pipe = build_pipe("fickle")
     with mmaccel.attach(pipe, "cached-blocks") as handle:
         for options in ({"prompt": RAGGED}, {"prompt": "hello", "gen_length": 21}):
@@ -139,7 +146,7 @@ def test_masks_that_hide_something_are_checked_apart() -> None:
     assert [bool(stats.fallbacks) for stats in handle.history] == [False, True]
 
 
-def test_blocks_of_another_length_than_the_models_are_found_out() -> None:
+def test_blocks_of_another_length_than_the_models_are_refused() -> None:
     pipe = build_pipe("blocks", 12)
     with mmaccel.attach(pipe, "cached-blocks", strict=True):
         with pytest.raises(UnsupportedModelError, match="passes over cached blocks of 8 do not"):
@@ -175,13 +182,156 @@ def test_a_plain_transformers_model_is_served_under_its_causal_mask() -> None:
     assert handle.stats.positions < 24 * handle.stats.passes
 
 
-def test_the_bed_is_block_causal_and_its_weights_matter() -> None:
-    model = build_model("full")
-    ids = torch.arange(16)[None] % 9 + 4
-    every = torch.ones_like(ids)
-    places = torch.arange(16)[None]
-    own = model(ids, attention_mask=every, position_ids=places).logits
-    other = ids.clone()
-    other[:, 12] = END if ids[0, 12] != END else MASK
-    moved = model(other, attention_mask=every, position_ids=places).logits
-    assert (own[:, :8] - moved[:, :8]).abs().max() > 1e-3
+OPTIONS: dict[str, Any] = {"prompt": "hello", "gen_length": 16, "num_inference_steps": 4}
+POLICIES = ["cached-blocks", Stepwise(cache="block")]
+
+
+def snapshot(thing: Any) -> Any:
+    """Class and attributes, by identity except for plain values."""
+    return type(thing), {
+        name: value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
+        for name, value in vars(thing).items()
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_is_left_behind(policy: Any) -> None:
+    pipe = build_pipe("blocks")
+    pipe(**OPTIONS)
+    parts = (pipe, pipe.model, pipe.scheduler, pipe.tokenizer, *pipe.model.modules())
+    weights = {name: value.clone() for name, value in pipe.model.state_dict().items()}
+    before = [snapshot(part) for part in parts if part is not pipe.scheduler]
+    signature = inspect.signature(pipe.__call__)
+    with mmaccel.attach(pipe, policy) as handle:
+        assert inspect.signature(pipe.__call__) == signature
+        assert type(pipe).__name__ == "LLaDA2Pipeline" and isinstance(pipe, type(pipe))
+        pipe(**OPTIONS)
+        with pytest.raises(ZeroDivisionError):
+            pipe(**OPTIONS, callback_on_step_end=lambda *_: 1 / 0)
+        with pytest.raises(AttachError, match="detach it first"):
+            mmaccel.attach(pipe, "cached-blocks")
+        with pytest.raises(AttachError, match="detach it first"):
+            mmaccel.attach(pipe.model, mmaccel.Jacobi())
+        pipe(**OPTIONS)
+        assert len(handle.history) == 2
+    assert [snapshot(part) for part in parts if part is not pipe.scheduler] == before
+    assert all(torch.equal(weights[name], v) for name, v in pipe.model.state_dict().items())
+    with pytest.raises(ZeroDivisionError), mmaccel.attach(pipe, policy):
+        raise ZeroDivisionError
+    assert [snapshot(part) for part in parts if part is not pipe.scheduler] == before
+
+
+def test_calls_of_the_model_outside_the_pipelines_calls_are_its_own() -> None:
+    pipe = build_pipe("full")
+    ids = torch.arange(12)[None] % 5 + 4
+    inputs = {"attention_mask": torch.ones_like(ids), "position_ids": torch.arange(12)[None]}
+    own = pipe.model(ids, **inputs).logits
+    with mmaccel.attach(pipe, mmaccel.CachedBlocks("blocks")) as handle:
+        assert torch.equal(pipe.model(ids, **inputs).logits, own)
+        pipe(**OPTIONS)
+        assert torch.equal(pipe.model(ids, **inputs).logits, own)
+    assert len(handle.history) == 1
+
+
+def test_a_refused_attach_leaves_the_model_alone() -> None:
+    pipe, fresh = build_pipe("blocks"), build_pipe("blocks").model
+    with mmaccel.attach(pipe, "cached-blocks"):
+        kind, attached = type(fresh), pipe.model
+        pipe.model = fresh
+        with pytest.raises(AttachError, match="detach it first"):
+            mmaccel.attach(pipe, "cached-blocks")
+        assert type(fresh) is kind
+        pipe.model = attached
+
+
+def test_supported_policies_run() -> None:
+    found = mmaccel.supports(build_pipe("refused"))
+    assert found and found.family == "LLaDA2Pipeline"
+    assert found.policies == ("cached-blocks", *policy_names("canvas"))
+    pipe = build_pipe("blocks")
+    for name in found.policies:
+        with mmaccel.attach(pipe, name, strict=True) as handle:
+            pipe(**OPTIONS)
+        assert handle.stats.fallbacks == [], name
+
+
+def test_output_types_are_those_of_the_pipeline() -> None:
+    pipe = build_pipe("blocks")
+    for policy in POLICIES:
+        for options in ({"output_type": "seq"}, {"return_dict": False}, {"prompt": ["ab", "abc"]}):
+            plain = pipe(**(OPTIONS | options))
+            with mmaccel.attach(pipe, policy):
+                served = pipe(**(OPTIONS | options))
+            assert type(served) is type(plain) and len(served) == len(plain)
+            assert served[0].shape == plain[0].shape and served[0].dtype == plain[0].dtype
+            texts = [out[1] if isinstance(out, tuple) else out.texts for out in (plain, served)]
+            assert type(texts[0]) is type(texts[1])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_interrupt_has_the_canvas(policy: Any) -> None:
+    pipe = build_pipe("blocks")
+    seen: list[torch.Tensor] = []
+
+    def stop(pipe: Any, step: int, inner: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        seen.append(tensors["block_x"].clone())
+        if step == 5:
+            raise KeyboardInterrupt
+        return {}
+
+    with mmaccel.attach(pipe, policy), pytest.raises(CanvasInterrupt) as stopped:
+        pipe(**OPTIONS, callback_on_step_end=stop)
+    shown = seen[-1][:, 5:21]
+    tokens, is_committed = stopped.value.generation.tokens, stopped.value.is_committed
+    assert tokens.shape == is_committed.shape == (1, 16) and 0 < is_committed.sum() < 16
+    assert torch.equal(tokens[:, : shown.shape[1]][is_committed[:, : shown.shape[1]]],
+                       shown[is_committed[:, : shown.shape[1]]])  # fmt: skip
+    assert int(is_committed.sum()) == int((shown != MASK).sum())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bad_input_and_nested_calls_are_refused(policy: Any) -> None:
+    pipe = build_pipe("blocks")
+    ids = torch.tensor([[5, 6, 7], [5, MASK, 7]])
+    with mmaccel.attach(pipe, policy) as handle:
+        with pytest.raises(ValueError, match="gen_length` must be > 0"):
+            pipe(**(OPTIONS | {"gen_length": 0}))
+        with pytest.raises(ValueError, match="block_length` must be > 0"):
+            pipe(**OPTIONS, block_length=0)
+        with pytest.raises(OptionError, match="no mask token, received id 40 in row 1"):
+            pipe(**(OPTIONS | {"prompt": None, "input_ids": ids}))
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            pipe(**OPTIONS, guidance_scale=2.0)
+        with pytest.raises(BusyError, match="one call at a time"):
+            pipe(**OPTIONS, callback_on_step_end=lambda *_: pipe(**OPTIONS))
+        with torch.no_grad():
+            pipe.model.lm_head.weight[4] = float("nan")
+        with pytest.raises(NumericsError):
+            pipe(**OPTIONS)
+    assert handle.history == []
+
+
+def test_nan_is_refused_without_a_cache_and_over_one() -> None:
+    for reading in ("blocks", "full"):
+        pipe = build_pipe(reading)
+        with mmaccel.attach(pipe, "cached-blocks"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of reading "full"
+                pipe(**OPTIONS)
+            with torch.no_grad():
+                pipe.model.lm_head.weight[4] = float("nan")
+            with pytest.raises(NumericsError, match="received NaN"):
+                pipe(**OPTIONS)
+
+
+def test_bad_options_are_refused() -> None:
+    pipe = build_pipe("blocks")
+    for options, match in (
+        ({"seed": 3}, "give generator="),
+        ({"layout": mmaccel.Grid(2, 2, vocab_size=41)}, "layout"),
+        ({"cuda_graphs": True}, "not captured"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            mmaccel.attach(pipe, "cached-blocks", **options)
+    with pytest.raises(OptionError, match="expected one of pipeline, blocks"):
+        mmaccel.CachedBlocks("none")

@@ -1,4 +1,4 @@
-"""Canvas policies on a `LLaDA2Pipeline`: our loop over the pipeline's model."""
+"""Canvas policies on a `LLaDA2Pipeline`: our decoder over the pipeline's model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.llada2.canvas import read_params
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.llada2 import MASK, build_pipe
 
 RAGGED = ["hello there", "abc", "a longer prompt than the others"]
@@ -22,8 +24,8 @@ OPTIONS: dict[str, Any] = {"gen_length": 20, "eos_early_stop": False, "temperatu
 
 
 @dataclass(frozen=True)
-class Sure:
-    """Commits what is surer than a threshold."""
+class AboveThreshold:
+    """Commits slots whose likeliest token is above a threshold."""
 
     threshold: float = 0.5
     exactness: str = "relaxed"
@@ -46,21 +48,23 @@ def block_mask(length: int, block: int) -> Tensor:
 
 
 def plain_loop(model: Any, prompt: list[int], length: int, block: int) -> list[int]:
-    """Greedy, one token a pass, the surest first; over the whole line, nothing kept."""
-    line = torch.tensor([prompt + [MASK] * length])
-    for first in range(len(prompt) // block * block, line.shape[1], block):
-        last = min(first + block, line.shape[1])
-        while bool((line[:, first:last] == MASK).any()):
+    """Greedy, one token a pass, the most confident first; over all columns, without a cache."""
+    tokens = torch.tensor([prompt + [MASK] * length])
+    for first in range(len(prompt) // block * block, tokens.shape[1], block):
+        last = min(first + block, tokens.shape[1])
+        while bool((tokens[:, first:last] == MASK).any()):
             logits = model(
-                line[:, :last], attention_mask=block_mask(last, block),
+                tokens[:, :last], attention_mask=block_mask(last, block),
                 position_ids=torch.arange(last)[None],
             ).logits[0]  # fmt: skip
             logits[:, MASK] = float("-inf")
             peak = logits.softmax(-1).amax(-1)
-            peak = torch.where((line[0, :last] == MASK) & (torch.arange(last) >= first), peak, -1.0)
+            peak = torch.where(
+                (tokens[0, :last] == MASK) & (torch.arange(last) >= first), peak, -1.0
+            )
             slot = int(peak.argmax())
-            line[0, slot] = logits[slot].argmax()
-    return line[0, len(prompt) :].tolist()
+            tokens[0, slot] = logits[slot].argmax()
+    return tokens[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("reading", ["full", "refused", "blocks"])
@@ -93,7 +97,7 @@ def test_policies_and_caches_make_the_same_tokens() -> None:
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     pipe = build_pipe("refused")
-    policy = Sure()
+    policy = AboveThreshold()
     with mmaccel.attach(pipe, policy, seed=[5, 6, 7], strict=True):
         whole = pipe(**OPTIONS, prompt=RAGGED).sequences
     for row, text in enumerate(RAGGED):
@@ -114,7 +118,7 @@ def test_positions_of_a_blockwise_run_are_counted_by_hand() -> None:
 def test_seeds_come_from_the_generator_of_the_call() -> None:
     pipe = build_pipe("refused")
     made = []
-    with mmaccel.attach(pipe, Sure(), strict=True):
+    with mmaccel.attach(pipe, AboveThreshold(), strict=True):
         for seed in (1, 1, 2):
             generator = torch.Generator().manual_seed(seed)
             made.append(pipe(**OPTIONS, prompt="hello", generator=generator).sequences)
@@ -127,9 +131,9 @@ def test_rows_end_at_the_end_token() -> None:
         free = pipe(**OPTIONS, prompt=RAGGED).sequences
         end = int(free[1, 6])
         out = pipe(**(OPTIONS | {"eos_early_stop": True}), eos_token_id=end, prompt=RAGGED)
-    for row, kept, text in zip(free.tolist(), out.sequences.tolist(), out.texts):
+    for row, tokens, text in zip(free.tolist(), out.sequences.tolist(), out.texts):
         n = row.index(end) + 1 if end in row else 20
-        assert kept == row[:n] + [MASK] * (20 - n) and len(text.split()) == n
+        assert tokens == row[:n] + [MASK] * (20 - n) and len(text.split()) == n
     assert handle.stats.tokens == int((out.sequences != MASK).sum())
 
 
@@ -144,7 +148,7 @@ def test_callbacks_see_the_canvas_and_cannot_write_to_it() -> None:
 
     with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True):
         out = pipe(**OPTIONS, prompt="hello", callback_on_step_end=watch)
-        left = [int((line == MASK).sum()) for line in seen]
+        left = [int((tokens == MASK).sum()) for tokens in seen]
         assert left == list(range(19, -1, -1)) and torch.equal(seen[-1][:, 5:], out.sequences)
         with pytest.raises(OptionError, match="as it was given"):
             pipe(
@@ -161,25 +165,70 @@ def test_callbacks_see_the_canvas_and_cannot_write_to_it() -> None:
 def test_a_layout_holds_slots() -> None:
     pipe = build_pipe("refused")
     layout = mmaccel.Grid(4, 4, vocab_size=41, row_end=9)
-    with mmaccel.attach(pipe, Sure(0.2), layout=layout, strict=True):
+    with mmaccel.attach(pipe, AboveThreshold(0.2), layout=layout, strict=True):
         made = pipe(**OPTIONS, prompt=["ab", "abc"]).sequences
     assert bool((made[:, 4::5] == 9).all())
 
 
 def test_a_model_that_follows_no_block_mask_runs_as_it_is() -> None:
-    """One that takes a 4-D mask and a cache, and is causal whatever the mask says."""
+    """It takes a 4-D mask and a cache, and is causal under every mask."""
     pipe = build_pipe("causal")
     own = type(pipe.model).forward
 
-    def deaf(model: Any, input_ids: Tensor, attention_mask: Tensor, **others: Any) -> Any:
+    def ignore(model: Any, input_ids: Tensor, attention_mask: Tensor, **others: Any) -> Any:
         if attention_mask.ndim == 4:
             attention_mask = input_ids.new_ones(input_ids.shape[0], attention_mask.shape[-1])
         return own(model, input_ids, attention_mask, **others)
 
-    type(pipe.model).forward = deaf  # a class of this pipeline's own
+    type(pipe.model).forward = ignore  # a class of this pipeline's own
     plain = pipe(**OPTIONS, prompt="hello", generator=torch.Generator().manual_seed(1))
     with mmaccel.attach(pipe, Stepwise()) as handle, pytest.warns(UserWarning, match="4-D mask"):
         made = pipe(**OPTIONS, prompt="hello", generator=torch.Generator().manual_seed(1))
     assert torch.equal(made.sequences, plain.sequences)
     assert "does not follow a 4-D mask of blocks of 8" in handle.stats.fallbacks[0]
-    assert "looks at no later token of a block" in handle.stats.fallbacks[0]
+    assert "attends to no later token of a block" in handle.stats.fallbacks[0]
+
+
+USUAL = {"temperature": 0.7, "top_k": None, "top_p": None, "sampling_method": "multinomial"}
+
+
+@pytest.mark.parametrize(
+    "given, params",
+    [
+        ({}, SamplingParams(temperature=0.7)),
+        ({"top_k": 5}, SamplingParams(temperature=0.7, top_k=5)),
+        ({"top_p": 0.8}, SamplingParams(temperature=0.7, top_p=0.8)),
+        ({"top_k": 1, "top_p": 0.1}, SamplingParams(temperature=0.7, top_k=1, top_p=0.1)),
+        ({"top_k": 0, "top_p": 1.0}, SamplingParams(temperature=0.7)),  # both off
+        ({"top_k": -1, "top_p": 2.0}, SamplingParams(temperature=0.7)),
+        ({"sampling_method": "auto"}, SamplingParams(temperature=0.7)),
+        ({"sampling_method": "greedy", "top_k": 5}, SamplingParams(temperature=0.0, top_k=5)),
+        ({"temperature": 0.0}, SamplingParams(temperature=0.0)),
+    ],
+)
+def test_sampling_arguments_are_read_as_in_the_pipeline(
+    given: dict[str, Any], params: SamplingParams
+) -> None:
+    assert read_params({**USUAL, **given}) == params
+
+
+def test_truncation_reaches_the_draws() -> None:
+    """One allowed token is the likeliest; no truncation leaves the draws alone."""
+    pipe = build_pipe("refused")
+
+    def sample(**options: Any) -> Tensor:
+        options = {"gen_length": 12, "prompt": RAGGED} | options
+        with mmaccel.attach(pipe, Stepwise(cache="block"), seed=4, strict=True):
+            made: Tensor = pipe(**(OPTIONS | options)).sequences
+        return made
+
+    greedy, free = sample(sampling_method="greedy"), sample()
+    for one in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}):
+        assert torch.equal(sample(**one), greedy), one
+    for every in ({"top_k": 41}, {"top_p": 1.0}, {"sampling_method": "auto"}):
+        assert torch.equal(sample(**every), free), every
+    made = [greedy, free]
+    for options in ({"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}, {"temperature": 0.3}):
+        tokens = sample(**options)
+        assert not any(torch.equal(tokens, other) for other in made), options
+        made.append(tokens)

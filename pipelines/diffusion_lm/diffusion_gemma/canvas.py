@@ -1,20 +1,16 @@
 """One canvas of DiffusionGemma, filled by a canvas policy over the model's own decoder.
 
-Source: `transformers.models.diffusion_gemma`, transformers 5.23, whose `generate` encodes what is
-there, makes a canvas of random tokens and runs its decoder on it again and again, each pass with
-the logits of the one before (T. Chen et al., "Analog Bits: Generating Discrete Data using Diffusion
-Models with Self-Conditioning", ICLR 2023, arXiv 2208.04202).
+Source: `transformers.models.diffusion_gemma`, transformers 5.23. Its `generate` encodes the tokens
+so far, makes a canvas of random tokens and runs its decoder on the canvas many times. Each pass
+takes the logits of the pass before it (T. Chen et al., "Analog Bits: Generating Discrete Data using
+Diffusion Models with Self-Conditioning", ICLR 2023, arXiv 2208.04202). The library ends a canvas
+early by `StableAndConfidentStoppingCriteria`: the likeliest tokens are the same for some passes,
+and their mean entropy is low.
 
-Departures: what is committed stays. The library may take any token of a canvas back at any pass,
-and hands over the likeliest tokens of the last one, which nothing bounds.
-
-DiffusionGemma's own rule for ending a canvas early, within a run of a canvas policy.
-
-Source: `StableAndConfidentStoppingCriteria`, transformers 5.23: the likeliest tokens stay for some
-passes, and the mean entropy is low.
-
-Departures: a row that ends takes the token drawn for each open slot, where the library takes the
-likeliest of every slot; what that costs is counted.
+Departures: what is committed stays, where the library may replace any token of a canvas at any pass
+and returns the likeliest tokens of the last one. A row that ends early takes the token drawn for
+each open slot, where the library takes the likeliest of every slot; the entropies of these draws
+are counted in `nats`.
 """
 
 from __future__ import annotations
@@ -36,20 +32,20 @@ _STRIDE = 0x9E3779B97F4A7C15  # odd, so that no two canvases of a seed have the 
 
 
 class GemmaDecoder:
-    """The decoder behind what its encoder has read, as a `Denoiser` of one canvas.
+    """The decoder, as a `Denoiser` of one canvas.
 
-    Columns before the canvas mean nothing: the encoder's cache stands for the prompt.
+    Columns before the canvas are ignored: the encoder's cache holds the prompt.
 
     Args:
-        step: what `generate` hands to its denoising step.
+        step: the arguments of the library's denoising step.
         vocab_size: V.
         length: L, slots of the canvas.
         steps: N, passes that the temperature schedule is spread over.
         dtype: of the logits that are carried to the next pass.
 
     Attributes:
-        scores: `[B, L, V]` of the last pass, behind the logits processors.
-        positions: entries computed.
+        scores: `[B, L, V]` of the last pass, after the logits processors.
+        positions: entries computed so far.
     """
 
     mask_token, block, supports_kv_cache = None, None, False
@@ -58,9 +54,11 @@ class GemmaDecoder:
         self, step: Mapping[str, Any], vocab_size: int, length: int, steps: int, dtype: torch.dtype
     ) -> None:
         inputs = dict(step)
-        for name in ("current_canvas", "argmax_canvas", "finished_denoising", "cur_step"):
+        for name in (
+            "current_canvas", "argmax_canvas", "finished_denoising", "cur_step", "sampler",
+            "diffusion_stopping_criteria",
+        ):  # fmt: skip
             inputs.pop(name)
-        inputs.pop("sampler"), inputs.pop("diffusion_stopping_criteria")
         self._forward: Callable[..., Any] = inputs.pop("decoder_forward")
         self._ids: Tensor = inputs.pop("input_ids")
         self._processors = inputs.pop("logits_processor")
@@ -88,7 +86,7 @@ class GemmaDecoder:
             )
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `Denoiser.forward`. Logits are those behind the logits processors."""
+        """One pass; see `Denoiser.forward`. Its logits have been through the logits processors."""
         canvas = entries.tokens[:, -self._length :].contiguous()
         torch.compiler.cudagraph_mark_step_begin()
         out = self._forward(
@@ -106,13 +104,13 @@ class GemmaDecoder:
 
 
 class CanvasLayout:
-    """What is known of one canvas of several.
+    """The caller's layout for one canvas of several.
 
     Args:
-        base: of all slots behind the prompt, or None.
+        base: layout of all slots after the prompt, or None.
         offset: slots before this canvas.
-        ended: `[B]` bool, rows with an end token before it.
-        pad: what these hold.
+        ended: `[B]` bool, rows with an end token before this canvas.
+        pad: the token that fills the canvas of such a row.
     """
 
     def __init__(self, base: Layout | None, offset: int, ended: Tensor, pad: int) -> None:
@@ -145,26 +143,25 @@ def canvas_noise(noise: Noise, index: int) -> Noise:
     return Noise(noise.seeds + (shift - 2**64 if shift >= 2**63 else shift), noise.items)
 
 
-Then = Callable[[int, Tensor, Tensor], None]
-"""Told after every pass of a canvas: its number from 0, tokens `[B, L]`, the likeliest where
-nothing stands, and scores `[B, L, V]`."""
+AfterPass = Callable[[int, Tensor, Tensor], None]
+"""Called after every pass of a canvas with the pass number from 0, tokens `[B, L]` (the likeliest
+where nothing is committed), and scores `[B, L, V]`."""
 
 
 class StopRule:
-    """Ends rows whose likeliest tokens stay and are sure, by the library's own criterion.
-
-    Such a row takes the token drawn for each slot that is open.
+    """Ends rows by the library's own criterion; an `OnCanvasStep`.
 
     Args:
-        criterion: of the likeliest tokens `[B, L]` and scores `[B, L, V]`; None: never.
-        decoder: whose last scores are looked at.
-        filters, noise, layout: of the run.
-        then: called after every pass, or None.
+        criterion: whether a row ends, from the likeliest tokens `[B, L]` and scores `[B, L, V]`;
+            None ends no row.
+        decoder: of the run, for the scores of its last pass.
+        params, noise, layout: of the run.
+        after_pass: called after every pass, or None.
 
     Attributes:
         ended: `[B]` bool.
         tokens: `[B, L]` int64, of the rows that ended.
-        nats: sum of the entropies of what these took at once.
+        nats: sum of the entropies of the tokens that these rows took at once.
     """
 
     def __init__(
@@ -174,10 +171,10 @@ class StopRule:
         params: SamplingParams,
         noise: Noise,
         layout: Layout,
-        then: Then | None,
+        after_pass: AfterPass | None,
     ) -> None:
-        self._criterion, self._decoder, self._then = criterion, decoder, then
-        self._filters, self._noise, self._layout = params, noise, layout
+        self._criterion, self._decoder, self._after_pass = criterion, decoder, after_pass
+        self._params, self._noise, self._layout = params, noise, layout
         self.ended = torch.zeros_like(noise.seeds, dtype=torch.bool)
         self.tokens, self.nats = torch.empty(0), 0.0
 
@@ -188,8 +185,8 @@ class StopRule:
         if self._criterion is not None:
             self._end(progress, likely, scores)
             likely = torch.where(self.ended[:, None], self.tokens, likely)
-        if self._then is not None:
-            self._then(progress.passes - 1, likely, scores)
+        if self._after_pass is not None:
+            self._after_pass(progress.passes - 1, likely, scores)
         if self._criterion is None:
             return None
         return torch.where(self.ended, 0, progress.tokens.shape[1])
@@ -201,12 +198,12 @@ class StopRule:
         new = self._criterion(likely, scores) & ~self.ended
         is_open = ~progress.is_committed & new[:, None]
         slots = torch.arange(scores.shape[1], device=scores.device).expand_as(is_open)
-        seen = read_logits(
-            scores, 1, slots, is_open, mask_token=-1, params=self._filters, noise=self._noise,
+        predictions = read_logits(
+            scores, 1, slots, is_open, mask_token=-1, params=self._params, noise=self._noise,
             layout=self._layout,
         )  # fmt: skip
-        assert seen.drawn is not None
-        taken = torch.where(is_open, seen.drawn, progress.tokens)
+        assert predictions.drawn is not None
+        taken = torch.where(is_open, predictions.drawn, progress.tokens)
         self.tokens = torch.where(new[:, None], taken, self.tokens)
-        self.nats += float(torch.where(is_open, seen.entropy, 0.0).sum())
+        self.nats += float(torch.where(is_open, predictions.entropy, 0.0).sum())
         self.ended = self.ended | new

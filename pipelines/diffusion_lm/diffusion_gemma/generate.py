@@ -1,19 +1,15 @@
-"""DiffusionGemma's `generate` under a canvas policy: its call and what it returns stay.
+"""DiffusionGemma's `generate` under a canvas policy.
 
-The library's `generate` goes on making the loop over canvases: lengths, the encoder and its cache,
-masks, logits processors, end tokens, stopping criteria, streamer. Its step within a canvas is
-replaced by a run of the policy over the whole canvas.
+The library's `generate` still makes the loop over canvases: lengths, the encoder and its cache,
+masks, logits processors, end tokens, stopping criteria and the streamer are its own. Its denoising
+step is replaced by a run of the policy that fills a whole canvas.
 
 Source: `DiffusionGemmaGenerationMixin`, transformers 5.23.
-
-The canvases of one call of DiffusionGemma's `generate`, one after the other.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,19 +18,23 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasInterrupt
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.errors import BusyError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.fallback import find_caller
-from mmaccel.pipelines.attach.layout_processor import check_vocabulary
-from mmaccel.pipelines.attach.patching import Injection, original
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.attach.patching import original
+from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
+    AfterPass,
     CanvasLayout,
     GemmaDecoder,
     StopRule,
-    Then,
     canvas_noise,
 )
+from mmaccel.pipelines.diffusion_lm.pipeline_service import (
+    Methods,
+    PolicyService,
+    check_uncached,
+    count_to_end,
+)
 from mmaccel.results import Generation, Stats
-from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise
@@ -47,21 +47,20 @@ REFERENCE = (
 
 
 class GemmaRun:
-    """One call.
+    """The canvases of one call, one after the other.
 
     Args:
         model: a `DiffusionGemmaForBlockDiffusion`.
         policy: a canvas policy.
         seed: one, one per row, or None for one out of torch's global generator.
-        layout: of all slots behind the prompt.
-        filters: behind the logits processors.
-        change: puts other values into a call's generation configuration.
-        then: see `StopRule`.
+        layout: of all slots after the prompt.
+        params: applied after the logits processors.
+        change_config: changes the call's generation configuration in place.
+        after_pass: see `StopRule`.
 
     Attributes:
-        stats: of all canvases so far.
-        passes: `[B]` int64.
-        reason: why the library's own sampler runs, or an empty text.
+        stats: of all canvases so far. Its `fallbacks` say why the library's own sampler runs.
+        passes: `[B]` int64, of all canvases so far.
     """
 
     def __init__(
@@ -71,12 +70,12 @@ class GemmaRun:
         seed: int | Sequence[int] | None,
         layout: Layout | None,
         params: SamplingParams | None = None,
-        change: Callable[[Any], None] | None = None,
-        then: Then | None = None,
+        change_config: Callable[[Any], None] | None = None,
+        after_pass: AfterPass | None = None,
     ) -> None:
         self._model, self._policy, self._seed, self._layout = model, policy, seed, layout
-        self._filters, self._change = params or SamplingParams(), change
-        self._then, self.reason = then, ""
+        self._params, self._change_config = params or SamplingParams(), change_config
+        self._after_pass = after_pass
         self._noise: Noise | None = None
         self._index, self._n_prompt, self._steps = 0, 0, 1
         self._ends: Tensor | None = None
@@ -94,12 +93,13 @@ class GemmaRun:
         self._noise = Noise.from_seed(seed, batch, device)
 
     def configure(self, config: Any, device: torch.device) -> None:
-        """Take what a call's generation configuration says.
+        """Read a call's generation configuration.
 
-        A row ends at its end token where there is padding to put behind it, as in the library.
+        A row ends at its end token only where there is a padding token to put after it, as in the
+        library.
         """
-        if self._change is not None:
-            self._change(config)
+        if self._change_config is not None:
+            self._change_config(config)
         self._steps, self._pad = config.max_denoising_steps, config.pad_token_id
         ends = config.eos_token_id
         if ends is not None and self._pad is not None:
@@ -109,21 +109,21 @@ class GemmaRun:
         """Fill the next canvas.
 
         Args:
-            step: what `generate` hands to its denoising step.
+            step: the arguments of the library's denoising step.
 
         Returns:
             Tokens `[B, L]` int64, and the scores `[B, L, V]` of the last pass.
 
         Raises:
-            CanvasInterrupt: with all canvases so far.
+            CanvasInterrupt: with the tokens of all canvases so far.
         """
         assert self._noise is not None
         ids: Tensor = step["input_ids"]
         batch, length = step["current_canvas"].shape
         if self._index == 0:
             self._n_prompt = ids.shape[1]
-        made_before = ids[:, self._n_prompt :]
-        ended = self._holds_end(made_before)
+        before = ids[:, self._n_prompt :]
+        ended = self._holds_end(before)
         pad = 0 if self._pad is None else self._pad
         layout = CanvasLayout(self._layout, self._index * length, ended, pad)
         noise = canvas_noise(self._noise, self._index)
@@ -131,25 +131,26 @@ class GemmaRun:
         vocab_size = config.get_text_config().vocab_size
         dtype = self._model.model.decoder.embed_tokens.weight.dtype
         decoder = GemmaDecoder(step, vocab_size, length, self._steps, dtype)
-        promises = self._policy.exactness != "relaxed" or isinstance(self._policy, EntropyBounded)
-        criterion = None if promises else step["diffusion_stopping_criteria"]
-        rule = StopRule(criterion, decoder, self._filters, noise, layout, self._then)
-        prompt = Prompt(  # one column: the encoder's cache stands for the prompt
+        # policies with a bound ignore the library's rule, which spends without one
+        is_bounded = self._policy.exactness != "relaxed" or isinstance(self._policy, EntropyBounded)
+        criterion = None if is_bounded else step["diffusion_stopping_criteria"]
+        rule = StopRule(criterion, decoder, self._params, noise, layout, self._after_pass)
+        prompt = Prompt(  # one column: the encoder's cache holds the prompt
             ids.new_zeros(batch, 1), torch.ones_like(ids[:, 0]), stop_tokens=self._ends,
             layout=layout,
         )  # fmt: skip
-        watch = None if criterion is None and self._then is None else rule
+        on_step = None if criterion is None and self._after_pass is None else rule
         try:
-            made = self._policy.sample(
-                decoder, prompt, length, params=self._filters, noise=noise, on_step=watch
+            generation = self._policy.sample(
+                decoder, prompt, length, params=self._params, noise=noise, on_step=on_step
             )
         except CanvasInterrupt as stop:
-            raise self._interrupted(stop, made_before) from stop
+            raise self._interrupted(stop, before) from stop
         slots = torch.arange(length, device=ids.device)
-        tokens = torch.where(slots < made.lengths[:, None], made.tokens, pad)
+        tokens = torch.where(slots < generation.lengths[:, None], generation.tokens, pad)
         if criterion is not None:
             tokens = torch.where(rule.ended[:, None], rule.tokens, tokens)
-        self._count(made, decoder, rule, tokens, ended)
+        self._count(generation, decoder, rule, tokens, ended)
         self._index += 1
         return tokens, decoder.scores
 
@@ -159,14 +160,17 @@ class GemmaRun:
         return torch.isin(tokens, self._ends).any(1)
 
     def _count(
-        self, made: Generation, decoder: GemmaDecoder, rule: StopRule, tokens: Tensor, ended: Tensor
+        self,
+        generation: Generation,
+        decoder: GemmaDecoder,
+        rule: StopRule,
+        tokens: Tensor,
+        ended: Tensor,
     ) -> None:
-        stats, new = self.stats, made.stats
-        n_slots = torch.full_like(made.lengths, tokens.shape[1])
+        stats, new = self.stats, generation.stats
+        n_slots = torch.full_like(generation.lengths, tokens.shape[1])
         if self._ends is not None:
-            is_end = torch.isin(tokens, self._ends)
-            index = torch.arange(tokens.shape[1], device=tokens.device)
-            n_slots = torch.where(is_end, index + 1, tokens.shape[1]).amin(1)
+            n_slots = count_to_end(tokens, self._ends)
         stats.tokens += int(torch.where(ended, 0, n_slots).sum())
         stats.passes += new.passes
         stats.prefill_passes += 1
@@ -181,60 +185,55 @@ class GemmaRun:
             counts + [0] * (longest - len(counts)) for counts in (stats.accepted, new.accepted)
         )
         stats.accepted = [sum(pair) for pair in zip(*pairs)]
-        self.passes = self.passes + made.passes
+        self.passes = self.passes + generation.passes
 
     def _interrupted(self, stop: CanvasInterrupt, before: Tensor) -> CanvasInterrupt:
         own = stop.generation
         tokens = torch.cat([before, own.tokens], 1)
         committed = torch.cat([torch.ones_like(before, dtype=torch.bool), stop.is_committed], 1)
         self.stats.passes += own.stats.passes
-        passes = self.passes + own.passes
-        made = Generation(tokens, before.shape[1] + own.lengths, passes, self.stats)
-        return CanvasInterrupt(made, committed)
+        lengths, passes = before.shape[1] + own.lengths, self.passes + own.passes
+        return CanvasInterrupt(Generation(tokens, lengths, passes, self.stats), committed)
 
 
-class GemmaService:
-    """Serves the calls of one model.
+class GemmaService(PolicyService):
+    """Serves the calls of one `DiffusionGemmaForBlockDiffusion`.
 
-    Args:
-        model: a `DiffusionGemmaForBlockDiffusion`.
-        policy, seed, strict, layout: see `mmaccel.attach`.
-
-    Attributes:
-        history: statistics of all calls, the last one at the end.
+    Raises:
+        OptionError: a policy with a KV cache or verified drafts, or a layout of another vocabulary.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None = None,
-        strict: bool = False,
-        layout: Layout | None = None,
-    ) -> None:
-        self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
-        self.history: list[Stats] = []
-        self._model = model
+    def open(self) -> int | None:
+        """See `PolicyService.open`."""
+        policy, name = self.policy, type(self._target).__name__
+        if isinstance(policy, LosslessUnmask):
+            raise OptionError(
+                f"policy: expected another one for a {name}, received {policy!r}; a pass carries "
+                "the logits of the one before, so that drafts cannot be verified; try "
+                "EntropyBounded()"
+            )
+        check_uncached(policy, name, "its encoder keeps what can be kept")
         self._run: GemmaRun | None = None
+        self._model = self.find_model()
+        n_ids: int = self._model.get_output_embeddings().weight.shape[0]
+        return n_ids
 
-    def inject(self, injection: Injection) -> None:
-        """Put the service in the place of the model's own methods.
+    def find_model(self) -> Any:
+        """The model of the target."""
+        return self._target
 
-        Raises:
-            AttachError: the model has a policy already.
-        """
-        injection.add(
-            self._model,
-            {
-                "generate": as_function(self._generate),
-                "_prepare_generation_config": as_function(self._configure),
-                "_denoising_step": as_function(self._step),
-                "_compute_tokens_per_forward": as_function(self._rate),
-            },
-        )
+    def methods(self) -> list[tuple[Any, Methods]]:
+        """See `PolicyService.methods`."""
+        methods: Methods = {
+            "generate": self._generate,
+            "_prepare_generation_config": self._configure,
+            "_denoising_step": self._step,
+            "_compute_tokens_per_forward": self._tokens_per_forward,
+        }
+        return [(self._model, methods)]
 
-    def serve(self, run: GemmaRun, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """The library's `generate` with a run of the policy in it.
+    def run(self, run: GemmaRun, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """The library's `generate`, whose canvases are filled by `run`.
 
         Raises:
             BusyError: another call is under way.
@@ -242,17 +241,10 @@ class GemmaService:
                 sampler can serve.
         """
         own = original(self._model, "generate")
-        if self._run is not None:
-            raise BusyError(
-                "generate: expected one call at a time, received one while another runs; load the "
-                "model a second time for it"
-            )
-        try:
-            ids = inspect.signature(own).bind(*args, **options).arguments.get("input_ids")
-        except TypeError:
-            return own(*args, **options)  # which says what is wrong with them
+        check_idle(self._run is not None)
+        ids = (bind_call(own, args, options) or {}).get("input_ids")
         if ids is None or ids.ndim != 2:
-            return own(*args, **options)
+            return own(*args, **options)  # which says what is wrong with them
         began = time.perf_counter()
         run.begin(ids.shape[0], ids.device)
         self._run = run
@@ -261,15 +253,11 @@ class GemmaService:
         finally:
             self._run = None
         run.stats.seconds = time.perf_counter() - began
-        self.history.append(run.stats)
-        if run.reason:
-            text = f"mmaccel: ran without the policy: {run.reason}"
-            warnings.warn(text, stacklevel=find_caller())
+        self.record(run.stats)
         return out
 
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
-        run = GemmaRun(model, self.policy, self.seed, self.layout)
-        return self.serve(run, args, options)
+        return self.run(GemmaRun(model, self.policy, self.seed, self.layout), args, options)
 
     def _configure(self, model: Any, *args: Any, **options: Any) -> Any:
         config, others = original(model, "_prepare_generation_config")(*args, **options)
@@ -277,20 +265,20 @@ class GemmaService:
         if run is None:
             return config, others
         if "decoder_input_ids" in others:
-            run.reason = "a canvas to begin with (decoder_input_ids)"
+            reason = "a canvas to begin with (decoder_input_ids)"
             if self.strict or self.layout is not None:
                 raise UnsupportedModelError(
                     f"generate: expected a call that {self.policy!r} can serve, received "
-                    f"{run.reason}; leave it out, or attach with strict=False and no layout"
+                    f"{reason}; leave it out, or attach with strict=False and no layout"
                 )
-            run.stats.fallbacks.append(run.reason)
+            run.stats.fallbacks.append(reason)
             return config, others
         run.configure(config, model.device)
         return config, others
 
     def _step(self, model: Any, **step: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run = self._run
-        if run is None or run.reason:
+        if run is None or run.stats.fallbacks:
             if run is not None:
                 run.stats.passes += 1
             out: tuple[Tensor, ...] = original(model, "_denoising_step")(**step)
@@ -298,52 +286,11 @@ class GemmaService:
         tokens, scores = run.fill(step)
         return tokens, tokens, scores, torch.ones_like(step["finished_denoising"])
 
-    def _rate(self, model: Any, ids: Tensor, passes: Tensor, *others: Any) -> Any:
+    def _tokens_per_forward(self, model: Any, ids: Tensor, passes: Tensor, *others: Any) -> Any:
         own: Callable[..., Any] = original(model, "_compute_tokens_per_forward").__func__  # type: ignore[attr-defined]
-        if self._run is not None and not self._run.reason:
+        if self._run is not None and not self._run.stats.fallbacks:
             passes = self._run.passes.clamp(min=1)
         return own(ids, passes, *others)
 
 
-def as_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a class can hold, of a method of another object."""
-    return lambda *args, **options: method(*args, **options)
-
-
-def check_gemma(policy: Any, name: str) -> None:
-    """Refuse what cannot fill canvases of this model.
-
-    Raises:
-        OptionError: with the reason.
-    """
-    reason = ""
-    if isinstance(policy, LosslessUnmask):
-        reason = "a pass carries the logits of the one before, so that drafts cannot be verified"
-    cache = as_plan(getattr(policy, "cache", "none"))
-    if cache.kind != "none" or cache.far is not None:
-        reason = "its encoder keeps what can be kept, and every pass is over the whole canvas"
-    if reason:
-        raise OptionError(
-            f"policy: expected another one for a {name}, received {policy!r}; {reason}; "
-            "try EntropyBounded()"
-        )
-
-
-def serve(
-    model: Any,
-    policy: Any,
-    seed: int | Sequence[int] | None,
-    strict: bool,
-    layout: Layout | None,
-) -> tuple[GemmaService, Injection]:
-    """Attach a checked policy to a model.
-
-    Raises:
-        OptionError: a policy that cannot fill its canvases, or a layout of another vocabulary.
-        AttachError: the model has a policy already.
-    """
-    check_gemma(policy, type(model).__name__)
-    check_vocabulary(layout, model)
-    service, injection = GemmaService(model, policy, seed, strict, layout), Injection()
-    service.inject(injection)
-    return service, injection
+serve = GemmaService.serve

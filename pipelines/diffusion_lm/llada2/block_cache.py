@@ -1,13 +1,13 @@
-"""Cached blocks: a pipeline's own decoder, block by block, over kept keys and values.
+"""Cached blocks: a pipeline's own decoder, block by block, over a KV cache.
 
 M. Arriola et al., "Block Diffusion: Interpolating Between Autoregressive and Diffusion Language
-Models", ICLR 2025, arXiv 2503.09573, section 3: in a block-causal model nothing that later blocks
-hold changes the keys and values of a block, so they are computed once.
+Models", ICLR 2025, arXiv 2503.09573, section 3: in a block-causal model the keys and values of a
+block do not depend on later blocks, so that they are computed once.
 
-Departures: what is kept is told by the tokens it was computed from, not by a counter, so that a
-callback may change any of them; a block whose last tokens came at its last step is computed once
-more in the same pass as the next block's first step; where its last step changed nothing, not even
-that.
+Departures: a cached block is valid while its tokens are those it was computed from, so that a
+callback may change any of them; no counter says so. A block that changed at its last step is
+computed once more, in the same pass as the next block's first step. A block that did not change at
+its last step is not computed again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.errors import NumericsError, OptionError
+from mmaccel.checks import check_choice
+from mmaccel.errors import NumericsError
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
-from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
+from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.results import Exactness, Stats
 
 MASKS = ("pipeline", "blocks")
@@ -36,9 +37,9 @@ class CachedBlocks:
     Args:
         mask: "pipeline" is exact with respect to the pipeline as it is, which passes a 2-D mask;
             a model whose earlier blocks see later ones under that mask runs without a cache.
-            "blocks" shows the model the 4-D block mask that LLaDA2's own `generate` uses: exact
-            with respect to the pipeline's decoder over that mask, whatever the model makes of a
-            2-D one.
+            "blocks" gives the model the 4-D block mask that LLaDA2's own `generate` uses: exact
+            with respect to the pipeline's decoder over that mask, however the model reads a 2-D
+            one.
 
     Raises:
         OptionError: another mask.
@@ -48,15 +49,11 @@ class CachedBlocks:
     exactness: ClassVar[Exactness] = "bitwise"
 
     def __post_init__(self) -> None:
-        if self.mask not in MASKS:
-            raise OptionError(
-                f"mask: expected one of {', '.join(MASKS)}, received {self.mask!r}; "
-                '"pipeline" is exact with respect to the pipeline as it is'
-            )
+        check_choice("mask", self.mask, MASKS)
 
     @property
     def reference(self) -> str:
-        """The decoder that `exactness` speaks of."""
+        """The decoder that `exactness` refers to."""
         if self.mask == "pipeline":
             return "the pipeline as it is, with its 2-D mask"
         return "the pipeline's decoder over the model's own 4-D block mask"
@@ -64,14 +61,14 @@ class CachedBlocks:
 
 @dataclass
 class BlockLogits:
-    """What a model call returns: logits `[R, C, V]` of the last C columns."""
+    """Output of a served model call: logits `[R, C, V]` of the last C columns."""
 
     logits: Tensor
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the pipeline gives a model call: ids, the 2-D mask and positions, `[R, N]` int64."""
+    """Arguments of the pipeline's model call: ids, the 2-D mask and positions, `[R, N]` int64."""
 
     ids: Tensor
     visible: Tensor
@@ -79,88 +76,89 @@ class _Inputs:
 
 
 class CachedCalls:
-    """The model calls of one run of a pipeline.
+    """The model calls of one run of a pipeinputs.
 
     Args:
         call: the model's own.
-        store: for passes over kept keys and values.
-        reading: of the model, see `mmaccel.pipelines.diffusion_lm.llada2.block_masks.BlockMasks`.
-        check: why nothing can be kept of calls whose mask hides something, or of those whose mask
-            does not; empty where everything can.
-        run: of the pipeline's call; its blocks, and the columns that may follow the first ones.
+        model: for passes over the KV cache.
+        reading: of the model, see `mmaccel.pipelines.diffusion_lm.llada2.block_masks.BlockMasks`;
+            None runs the model's own calls.
+        check: from whether a call's mask hides something to why it cannot be cached, or "".
+        run: the pipeline's call.
 
     Attributes:
-        shown: `[R, N]` int64, what the last model call was given; the pipeline writes into it.
-        passes, positions: model calls made, and entries computed by them over all rows.
+        tokens: `[R, N]` int64, input of the last model call; the pipeline writes into it.
+        passes, positions: model calls, and entries computed by them over all rows.
         seconds: spent in them.
-        reason: why nothing was kept, or an empty text.
+        reason: why nothing was cached, or "".
     """
 
     def __init__(
         self,
         call: Callable[..., Any],
-        store: StoredCalls,
+        model: CachedModel,
         reading: str | None,
         check: Callable[[bool], str],
         run: BlockCall,
     ) -> None:
-        self._call, self._store, self._reading, self._check = call, store, reading, check
-        self._block, self._rest, self._mask_token = run.block, run.room, run.mask_token
-        self.shown: Tensor | None = None
-        self._kept: _Inputs | None = None
+        self._call, self._model, self._reading, self._check = call, model, reading, check
+        self._block, self._mask_token = run.block, run.mask_token
+        self._max_new_columns = run.max_new_columns
+        self.tokens: Tensor | None = None
+        self._cached: _Inputs | None = None
         self.passes = self.positions = 0
         self.seconds, self.reason = 0.0, ""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Serve `model(ids, attention_mask=, position_ids=)`; anything else is the model's own.
+        """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
 
         Raises:
-            NumericsError: logits that are no numbers.
+            NumericsError: NaN logits.
         """
         if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
             return self._call(*args, **options)
-        line = _Inputs(args[0], options["attention_mask"], options["position_ids"])
-        self.shown = line.ids
-        self.reason = self.reason or self._check(not bool(line.visible.all()))
+        inputs = _Inputs(args[0], options["attention_mask"], options["position_ids"])
+        self.tokens = inputs.ids
+        self.reason = self.reason or self._check(not bool(inputs.visible.all()))
         began = time.perf_counter()
         if self.reason or self._reading is None:
-            out, fed = self._call(*args, **options), line.ids.numel()
+            out, computed = self._call(*args, **options), inputs.ids.numel()
         else:
-            out, fed = self._over_store(line, self._reading)
-        self.passes, self.positions = self.passes + 1, self.positions + fed
-        counts = line.visible.bool() | (line.ids == self._mask_token)  # all but padding
-        if bool(out.logits[:, -self._block :][counts[:, -self._block :]].isnan().any()):
+            out, computed = self._run_cached(inputs, self._reading)
+        self.passes, self.positions = self.passes + 1, self.positions + computed
+        is_real = inputs.visible.bool() | (inputs.ids == self._mask_token)  # all but padding
+        if bool(out.logits[:, -self._block :][is_real[:, -self._block :]].isnan().any()):
             raise NumericsError(
                 "logits: expected numbers, received NaN; check the model's dtype and weights"
             )
         self.seconds += time.perf_counter() - began
         return out
 
-    def _over_store(self, line: _Inputs, reading: str) -> tuple[BlockLogits, int]:
-        first, last = self._first(line), line.ids.shape[1]
+    def _run_cached(self, inputs: _Inputs, reading: str) -> tuple[BlockLogits, int]:
+        first, last = self._find_first(inputs), inputs.ids.shape[1]
         if first == 0:
-            self._store.reserve(line.ids.shape[0], last + self._rest)
-        reads = make_reads(line.visible, first, last, self._block, reading)
-        columns = torch.arange(first, last, device=line.ids.device).expand(line.ids.shape[0], -1)
-        ids, positions = line.ids[:, first:], line.positions[:, first:]
-        logits = self._store.run(ids, positions, columns, reads)
-        self._kept = _Inputs(line.ids.clone(), line.visible, line.positions)
+            self._model.reserve(inputs.ids.shape[0], last + self._max_new_columns)
+        reads = make_reads(inputs.visible, first, last, self._block, reading)
+        columns = torch.arange(first, last, device=inputs.ids.device)
+        ids, positions = inputs.ids[:, first:], inputs.positions[:, first:]
+        logits = self._model.run(ids, positions, columns.expand(ids.shape[0], -1), reads)
+        self._cached = _Inputs(inputs.ids.clone(), inputs.visible, inputs.positions)
         return BlockLogits(logits), ids.numel()
 
-    def _first(self, line: _Inputs) -> int:
+    def _find_first(self, inputs: _Inputs) -> int:
         """The first column that has to be computed. Cost: one host synchronisation."""
-        kept, n = self._kept, line.ids.shape[1]
-        if kept is None or kept.ids.shape[0] != line.ids.shape[0]:
+        cached, n = self._cached, inputs.ids.shape[1]
+        if cached is None or cached.ids.shape[0] != inputs.ids.shape[0]:
             return 0
-        both = min(n, kept.ids.shape[1])
-        same = kept.ids[:, :both] == line.ids[:, :both]
-        same = same & (kept.visible[:, :both] == line.visible[:, :both])
-        same = same & (kept.positions[:, :both] == line.positions[:, :both])
+        both = min(n, cached.ids.shape[1])
+        same = cached.ids[:, :both] == inputs.ids[:, :both]
+        same = same & (cached.visible[:, :both] == inputs.visible[:, :both])
+        same = same & (cached.positions[:, :both] == inputs.positions[:, :both])
         n_same = int(same.all(0).long().cumprod(0).sum())
         return min(n_same, n - self._block) // self._block * self._block
 
     def report(self, policy: Any, tokens: int, rows: int) -> Stats:
-        """Statistics of a run that made so many tokens in so many rows."""
+        """Statistics of a run that generated this many tokens in this many rows."""
         own = CachedBlocks().reference
         return Stats(
             repr(policy),

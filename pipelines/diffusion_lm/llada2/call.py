@@ -1,4 +1,4 @@
-"""One call of `LLaDA2Pipeline`: what its arguments say, and how its canvas is read."""
+"""One call of `LLaDA2Pipeline`: its arguments, and its canvas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.diffusion_lm.pipeline_service import callback_tensors, count_to_end
 
 CALLBACK_TENSORS = ("block_x",)
 """Tensors that a canvas policy can hand to `callback_on_step_end`; the others are intermediate
@@ -21,11 +22,11 @@ class BlockCall:
     """Arguments of a call, defaults filled in.
 
     Attributes:
-        arguments: all of them.
+        arguments: all of them by name.
         block: `block_length`, or the scheduler's.
         length: `gen_length`.
-        mask_token, end_token: ids, the tokenizer's by default; -1 where there is none.
-        n_prompt: columns of the prompt; known once the pipeline has prepared it.
+        mask_token, end_token: ids, the tokenizer's by default; -1 for none.
+        n_prompt: columns of the prompt; set when the pipeline has prepared it.
     """
 
     arguments: Mapping[str, Any]
@@ -37,7 +38,7 @@ class BlockCall:
 
     @staticmethod
     def of(pipe: Any, arguments: Mapping[str, Any]) -> BlockCall:
-        """The call a pipeline got."""
+        """The call of a pipeline with these arguments."""
 
         def pick(name: str) -> int:
             value = arguments.get(name)
@@ -54,13 +55,13 @@ class BlockCall:
         )
 
     @property
-    def is_sound(self) -> bool:
-        """Whether there is anything to decode; the pipeline itself says what is wrong if not."""
+    def is_valid(self) -> bool:
+        """Whether there is anything to decode; if not, the pipeline itself raises the error."""
         counts = (self.block, self.length)
         return self.mask_token >= 0 and all(isinstance(n, int) and n > 0 for n in counts)
 
     @property
-    def room(self) -> int:
+    def max_new_columns(self) -> int:
         """Columns that may follow those of the first model call."""
         return int(self.length) + 2 * int(self.block)
 
@@ -70,51 +71,42 @@ class BlockCall:
         return bool(self.arguments.get("eos_early_stop")) and self.end_token >= 0
 
     @property
-    def callback_tensors(self) -> tuple[str, ...]:
-        """What the step callback asks for."""
-        callback = self.arguments.get("callback_on_step_end")
-        own = getattr(callback, "tensor_inputs", None)
-        names = self.arguments.get("callback_on_step_end_tensor_inputs") if own is None else own
-        return CALLBACK_TENSORS if names is None else tuple(names)
+    def callback_tensors(self) -> list[str]:
+        """Names of the tensors that the step callback asks for."""
+        return callback_tensors(self.arguments, CALLBACK_TENSORS)
 
     @property
     def obstacle(self) -> str:
-        """Why no canvas policy can serve the call; an empty text where one can."""
+        """Why no canvas policy can serve the call; empty if one can."""
         beyond = [name for name in self.callback_tensors if name not in CALLBACK_TENSORS]
         if self.arguments.get("callback_on_step_end") is not None and beyond:
             return f"a callback that asks for {', '.join(beyond)} of the pipeline's own scheduler"
         return ""
 
-    def canvas(self, line: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a line `[B, N]` int64, prompts in it: slots `[B, L]`, and which are committed."""
-        tokens = line.new_full((line.shape[0], self.length), self.mask_token)
-        made = line[:, self.n_prompt : self.n_prompt + self.length]
-        tokens[:, : made.shape[1]] = made
-        return tokens, tokens.ne(self.mask_token)
-
-    def ends(self, sequences: Tensor) -> Tensor:
-        """`[B]` int64, slots of `sequences` `[B, L]` up to the first end token."""
-        index = torch.arange(sequences.shape[1], device=sequences.device)
-        is_end = sequences == self.end_token
-        return torch.where(is_end, index + 1, sequences.shape[1]).amin(1)
+    def canvas(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots `[B, L]` of prompts and canvases `[B, N]` int64, and which are committed."""
+        slots = tokens.new_full((tokens.shape[0], self.length), self.mask_token)
+        generated = tokens[:, self.n_prompt : self.n_prompt + self.length]
+        slots[:, : generated.shape[1]] = generated
+        return slots, slots.ne(self.mask_token)
 
     def count(self, sequences: Tensor) -> int:
-        """Tokens made, each row's up to its first end token."""
+        """Tokens of `[B, L]` sequences, each row's up to its first end token."""
         index = torch.arange(sequences.shape[1], device=sequences.device)
-        made = (index < self.ends(sequences)[:, None]) & (sequences != self.mask_token)
-        return int(made.sum())
+        is_row = index < count_to_end(sequences, self.end_token)[:, None]
+        return int((is_row & (sequences != self.mask_token)).sum())
 
 
 def check_prompt(ids: Tensor, visible: Tensor, mask_token: int) -> None:
     """Refuse a mask token in a prompt, `[B, T]` int64 both.
 
     Raises:
-        OptionError: the pipeline would fill it in one block and leave it in another.
+        OptionError: with the row; the pipeline would fill it in one block and leave it in another.
     """
     found = (ids == mask_token) & visible.to(ids.device).bool()
     if bool(found.any()):
         row = int(found.view(-1, ids.shape[-1]).any(1).nonzero()[0])
         raise OptionError(
             f"prompt: expected no mask token, received id {mask_token} in row {row}; leave the "
-            "tokens to be made to gen_length"
+            "open slots to gen_length"
         )

@@ -1,15 +1,11 @@
 """A call of `LLaDA2Pipeline`, decoded by a canvas policy over the model's own block mask.
 
-Rows stand for themselves: their blocks and positions count from their own first token, where the
-pipeline counts from the first column of the batch, padding included. For rows without padding the
-two are the same.
-
-A block-causal model that takes 4-D masks and keeps its keys and values, as a `Denoiser`.
+The blocks and positions of a row count from its own first token. The pipeline counts from the first
+column of the batch, padding included; for rows without padding the two are the same.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +17,12 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
-from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
+from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
+from mmaccel.pipelines.diffusion_lm.pipeline_service import (
+    check_inputs,
+    check_unchanged,
+    decode_texts,
+)
 from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
@@ -29,55 +30,47 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class BlockDenoiser:
-    """Passes of a canvas through a model that `block_trial.check_block_mask` found to follow masks.
+    """A model that passed `check_block_mask`, as a `Denoiser`.
 
     Args:
-        calls: of the model, with the form of mask it takes.
-        vocab_size, mask_token, block, device: see `mmaccel.canvas_contracts.Denoiser`.
-        max_positions: positions the model was made for, or None.
+        model: takes 4-D masks and has a KV cache.
+        mask_token, block: see `mmaccel.canvas_contracts.Denoiser`.
     """
 
     supports_kv_cache = is_self_checked = True
 
-    def __init__(
-        self,
-        calls: StoredCalls,
-        vocab_size: int,
-        mask_token: int,
-        block: int,
-        device: torch.device,
-        max_positions: int | None = None,
-    ) -> None:
-        self._calls, self.max_positions = calls, max_positions
-        self.vocab_size, self.mask_token, self.block = vocab_size, mask_token, block
-        self.device = device
-        self._rows = self._places = 0
+    def __init__(self, model: CachedModel, mask_token: int, block: int) -> None:
+        self._model, self.mask_token, self.block = model, mask_token, block
+        self.vocab_size: int = model.config.vocab_size
+        self.max_positions = getattr(model.config, "max_position_embeddings", None)
+        self.device = model.device
+        self._rows = self._cache_size = 0
 
     def reserve(self, rows: int, cache_size: int) -> None:
-        """Make room; see `mmaccel.canvas_contracts.Denoiser.reserve`."""
-        self._rows, self._places = rows, cache_size
-        self._calls.reserve(rows, cache_size)
+        """See `Denoiser.reserve`."""
+        self._rows, self._cache_size = rows, cache_size
+        self._model.reserve(rows, cache_size)
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `mmaccel.canvas_contracts.Denoiser.forward`.
+        """One pass; see `Denoiser.forward`.
 
         Raises:
-            ShapeError: more rows or other places than reserved.
-            OptionError: a position beyond what the model was made for.
+            ShapeError: more rows or a larger cache than reserved.
+            OptionError: a position beyond `max_positions`.
         """
-        rows, places = entries.tokens.shape[0], entries.reads.shape[-1]
-        if rows > self._rows or places > self._places:
+        rows, cache_size = entries.tokens.shape[0], entries.reads.shape[-1]
+        if rows > self._rows or cache_size > self._cache_size:
             raise ShapeError(
-                f"pass: expected at most {self._rows} rows of {self._places} places, received "
-                f"{rows} of {places}; call reserve(rows, cache_size)"
+                f"pass: expected at most {self._rows} rows of {self._cache_size} cache indices, "
+                f"received {rows} of {cache_size}; call reserve first"
             )
-        most = self.max_positions
-        if most is not None and places > most and int(entries.positions.max()) >= most:
+        limit = self.max_positions
+        if limit is not None and cache_size > limit and int(entries.positions.max()) >= limit:
             raise OptionError(
-                f"positions: expected at most {most}, which the model was made "
-                "for, received more; ask for fewer tokens"
+                f"positions: expected at most {limit} (the model's max_position_embeddings), "
+                "received more; ask for fewer tokens"
             )
-        logits = self._calls.run(
+        logits = self._model.run(
             entries.tokens, entries.positions, entries.cache_indices, entries.reads
         )
         return gather_rows(logits, entries.queries)
@@ -91,56 +84,57 @@ def decode(
     pipe: Any,
     policy: Any,
     call: BlockCall,
-    calls: StoredCalls,
+    cached: CachedModel,
     seed: int | Sequence[int] | None,
     layout: Layout | None,
 ) -> tuple[Any, Stats]:
-    """Make what the pipeline would have returned.
+    """Decode a call by a canvas policy.
 
     Args:
         pipe: the pipeline, for its tokenizer and its checks.
         policy: a canvas policy.
-        call: what it was called with.
-        calls: of its model.
+        call: the pipeline's call.
+        cached: the pipeline's model.
         seed: of the noise; None draws one from the call's `generator`.
-        layout: what is known about the slots.
+        layout: of the slots.
+
+    Returns:
+        The pipeline's output, and the statistics.
 
     Raises:
         ValueError: from the pipeline's own checks.
         CanvasInterrupt, OptionError, ShapeError, NumericsError: of a canvas run.
     """
     given = call.arguments
-    tensors = list(call.callback_tensors)
-    checked = dict(given) | {"block_length": call.block}
-    checked["callback_on_step_end_tensor_inputs"] = tensors
-    names = inspect.signature(pipe.check_inputs).parameters
-    pipe.check_inputs(**{name: checked[name] for name in names})
+    checked = {"block_length": call.block}
+    checked["callback_on_step_end_tensor_inputs"] = call.callback_tensors
+    check_inputs(pipe, {**given, **checked})
     wanted = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template")
     ids, visible = pipe._prepare_input_ids(
         **{name: given[name] for name in (*wanted, "add_generation_prompt")},
         chat_template_kwargs=None,
     )
-    ids, visible = ids.to(calls.device), visible.to(calls.device).bool()
+    ids, visible = ids.to(cached.device), visible.to(cached.device).bool()
     order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
     stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
     params = read_params(given)
     if seed is None:
         seed = draw_seed(given["generator"]) if params.temperature > 0 else 0
-    text = calls.config
-    most = getattr(text, "max_position_embeddings", None)
-    model = BlockDenoiser(calls, text.vocab_size, call.mask_token, call.block, calls.device, most)
-    on_step = _tell(pipe, given["callback_on_step_end"], ids, call.mask_token)
+    model = BlockDenoiser(cached, call.mask_token, call.block)
+    on_step = _make_on_step(pipe, given["callback_on_step_end"], ids, call.mask_token)
     noise = Noise.from_seed(seed, prompt.batch, ids.device)
-    made = policy.sample(model, prompt, call.length, params=params, noise=noise, on_step=on_step)
+    generation = policy.sample(
+        model, prompt, call.length, params=params, noise=noise, on_step=on_step
+    )
     slots = torch.arange(call.length, device=ids.device)
-    sequences = torch.where(slots < made.lengths[:, None], made.tokens, call.mask_token)
-    made.stats.reference = REFERENCE
-    return _hand_over(pipe, call, sequences), made.stats
+    sequences = torch.where(slots < generation.lengths[:, None], generation.tokens, call.mask_token)
+    generation.stats.reference = REFERENCE
+    return _make_output(pipe, call, sequences), generation.stats
 
 
 def read_params(given: Any) -> SamplingParams:
-    """The filters that the pipeline's sampling arguments mean."""
+    """The pipeline's sampling arguments as `SamplingParams`."""
     temperature, method = given["temperature"], given["sampling_method"]
     top_k, top_p = given["top_k"], given["top_p"]
     return SamplingParams(
@@ -150,34 +144,27 @@ def read_params(given: Any) -> SamplingParams:
     )
 
 
-def _tell(pipe: Any, callback: Any, prompt: Tensor, mask_token: int) -> OnCanvasStep | None:
-    """The pipeline's step callback, told after every pass."""
+def _make_on_step(pipe: Any, callback: Any, prompt: Tensor, mask_token: int) -> OnCanvasStep | None:
+    """The pipeline's step callback, called after every pass."""
     if callback is None:
         return None
 
     def on_step(progress: CanvasProgress) -> None:
-        made = torch.where(progress.is_committed, progress.tokens, mask_token)
-        line = torch.cat([prompt, made], 1)
+        canvas = torch.where(progress.is_committed, progress.tokens, mask_token)
+        tokens = torch.cat([prompt, canvas], 1)
         step = progress.passes - 1
-        back = callback(pipe, step, step, {"block_x": line.clone()})
-        changed = back.get("block_x") if isinstance(back, dict) else None
-        if changed is not None and not torch.equal(changed, line):
-            raise OptionError(
-                "callback: expected block_x as it was given, received another one; a canvas policy "
-                "cannot take tokens from outside, use CachedBlocks() or layout="
-            )
+        returned = callback(pipe, step, step, {"block_x": tokens.clone()})
+        check_unchanged(returned, "block_x", tokens, "CachedBlocks() or layout=")
 
     return on_step
 
 
-def _hand_over(pipe: Any, call: BlockCall, sequences: Any) -> Any:
+def _make_output(pipe: Any, call: BlockCall, sequences: Any) -> Any:
     """Sequences `[B, L]` int64 as the pipeline returns them."""
     from diffusers.pipelines.llada2.pipeline_llada2 import LLaDA2PipelineOutput
 
-    texts = None
-    if call.arguments["output_type"] == "text" and pipe.tokenizer is not None:
-        rows = [row[:end] for row, end in zip(sequences, call.ends(sequences).tolist())]
-        texts = pipe.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    is_text = call.arguments["output_type"] == "text" and pipe.tokenizer is not None
+    texts = decode_texts(pipe.tokenizer, sequences, call.end_token) if is_text else None
     if not call.arguments["return_dict"]:
         return sequences, texts
     return LLaDA2PipelineOutput(sequences=sequences, texts=texts)

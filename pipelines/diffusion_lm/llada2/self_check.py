@@ -1,8 +1,8 @@
-"""Self-check of a block-causal model: do passes over cached blocks give the logits of its own call?
+"""Self-check of a LLaDA2: do passes over cached blocks give the logits of its own call?
 
-How a model reads masks is declared in `mmaccel.pipelines.diffusion_lm.llada2.block_masks`. Nothing is cached on a
-declaration alone: three blocks of made-up tokens go through the model in one call, and then as one
-block and two more over its cached keys and values. All logits must agree.
+`mmaccel.pipelines.diffusion_lm.llada2.block_masks` declares how a model class reads masks. Nothing
+is cached on a declaration alone. Three blocks of random tokens go through the model in one call,
+and then as one block and two more over its cached keys and values. All logits must agree.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from mmaccel.errors import NumericsError
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
-from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
+from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
-_BLOCKS = 3  # one that is cached, one that reads it, one that the one before must not see
+_BLOCKS = 3  # the first is cached, the second reads it, the third must be hidden from the second
 _IDENTICAL = Tolerance(largest=1e-9)
 
 
 @torch.no_grad()
 def check_call(
-    calls: StoredCalls,
+    model: CachedModel,
     reading: str | None,
     block: int,
     is_padded: bool,
@@ -33,35 +33,35 @@ def check_call(
     """Compare the call that a pipeline makes, under a 2-D mask, with passes over cached blocks.
 
     Args:
-        calls: of the model.
+        model: over a KV cache.
         reading: declared, see `BlockMasks`.
         block: columns per block.
-        is_padded: whether the 2-D mask hides anything; models may take another road then.
-        call: makes it: ids, mask and positions, `[R, N]` all, to logits `[R, N, V]`. What it raises
-            reaches the caller.
+        is_padded: whether the 2-D mask hides anything; models may run other code then.
+        call: the pipeline's call: ids, mask and positions, each `[R, N]`, to logits `[R, N, V]`.
+            Its errors reach the caller.
 
     Returns:
         Why nothing can be cached; empty where the passes agree.
 
     Raises:
-        NumericsError: logits that are no numbers.
+        NumericsError: NaN logits.
 
-    Cost: three passes, over three blocks, one and two; one where nothing is declared cacheable.
+    Cost: three passes, over three, one and two blocks; one pass where `reading` is None.
     """
-    ids, visible, positions = made_up_inputs(calls, block, is_padded)
+    ids, visible, positions = random_inputs(model, block, is_padded)
     own = call(ids, visible, positions)
-    seen = visible.bool()
-    _check_numbers(own, seen)
+    where = visible.bool()
+    _check_numbers(own, where)
     if reading is None:
         return (
             "logits of earlier blocks change with later ones under the 2-D mask that the pipeline "
             "passes, as BLOCK_MASKS declares, so their keys and values cannot be cached"
         )
-    cached = _run(calls, ids, visible, block, reading, [0, block, _BLOCKS * block])
+    cached = _run(model, ids, visible, block, reading, [0, block, _BLOCKS * block])
     if isinstance(cached, str):
         return f"passes over cached blocks raise {cached}"
-    difference = compare_logits(own, cached, seen)
-    if difference.within(Tolerance.strict(calls.dtype)):
+    difference = compare_logits(own, cached, where)
+    if difference.within(Tolerance.strict(model.dtype)):
         return ""
     kind = "padded" if is_padded else "unpadded"
     return (
@@ -71,78 +71,77 @@ def check_call(
 
 
 @torch.no_grad()
-def check_block_mask(calls: StoredCalls, block: int) -> str:
+def check_block_mask(model: CachedModel, block: int) -> str:
     """Compare passes under a 4-D block mask with and without cached blocks.
 
     Args:
-        calls: of the model, with the declared form of a mask.
+        model: over a KV cache, with the declared form of a mask.
         block: columns per block.
 
     Returns:
-        Why the model cannot be run under such masks; empty where the passes agree.
+        Why the model cannot be run under these masks; empty where the passes agree.
 
     Raises:
-        NumericsError: logits that are no numbers.
+        NumericsError: NaN logits.
 
-    Cost: four passes, two of them over three blocks, the others over one and two.
+    Cost: four passes, two of them over three blocks, the others over one and two blocks.
     """
-    ids, visible, _ = made_up_inputs(calls, block, False)
+    ids, visible, _ = random_inputs(model, block, False)
     n = _BLOCKS * block
     end = (torch.arange(n, device=ids.device) == n - 1).expand_as(ids)
-    changed = torch.where(end, (ids + 1) % calls.config.vocab_size, ids)
+    changed = torch.where(end, (ids + 1) % model.config.vocab_size, ids)
     whole, cached, other = (
-        _run(calls, tokens, visible, block, "blocks", bounds)
+        _run(model, tokens, visible, block, "blocks", bounds)
         for tokens, bounds in ((ids, [0, n]), (ids, [0, block, n]), (changed, [0, n]))
     )
-    refused = f"the model does not follow a 4-D mask of blocks of {block} of form {calls.form!r}"
+    refused = f"the model does not follow a 4-D mask of blocks of {block} of form {model.form!r}"
     for logits in (whole, cached, other):
         if isinstance(logits, str):
             return f"{refused} (it raises {logits})"
     assert not isinstance(whole, str) and not isinstance(cached, str) and not isinstance(other, str)
     _check_numbers(whole, visible.bool())
     difference = compare_logits(whole, cached)
-    if not difference.within(Tolerance.strict(calls.dtype)):
+    if not difference.within(Tolerance.strict(model.dtype)):
         return f"{refused} (logits over cached blocks are {difference})"
     inside = slice(n - block, n - 1)
     is_causal = compare_logits(whole[:, inside], other[:, inside]).within(_IDENTICAL)
-    return f"{refused} (it looks at no later token of a block)" if block > 1 and is_causal else ""
+    return f"{refused} (it attends to no later token of a block)" if block > 1 and is_causal else ""
 
 
-def made_up_inputs(
-    calls: StoredCalls, block: int, is_padded: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, a 2-D mask and positions of a call, `[2, N]` int64. Where it is padded, one row is by
-    more than a block on the left, as prompts are, and the other by some of a block on the right,
-    as where no more tokens are asked for.
+def random_inputs(model: CachedModel, block: int, is_padded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, a 2-D mask and positions of a call, each `[2, N]` int64.
+
+    With padding, one row has more than a block of it on the left, as prompts do, and the other has
+    a part of a block on the right, as after the last token.
     """
     n = _BLOCKS * block
-    spread = torch.Generator().manual_seed(0)
-    ids = torch.randint(calls.config.vocab_size, (2, n), generator=spread, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (2, n), generator=generator, device="cpu")
     visible = torch.ones(2, n, dtype=torch.int64, device="cpu")
     if is_padded:
         visible[0, : block + 1] = 0
         visible[1, n - (block + 1) // 2 :] = 0
     positions = torch.arange(n, device="cpu").expand(2, -1)
-    return ids.to(calls.device), visible.to(calls.device), positions.to(calls.device)
+    return ids.to(model.device), visible.to(model.device), positions.to(model.device)
 
 
 def _run(
-    calls: StoredCalls, ids: Tensor, visible: Tensor, block: int, reading: str, bounds: list[int]
+    model: CachedModel, ids: Tensor, visible: Tensor, block: int, reading: str, bounds: list[int]
 ) -> Tensor | str:
-    """Logits `[2, N, V]` of passes over the columns between bounds; what was raised instead."""
+    """Logits `[2, N, V]` of passes over the columns between bounds; or the error, in words."""
     columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    calls.reserve(*ids.shape)
-    made = []
+    model.reserve(*ids.shape)
+    parts = []
     try:
         for first, last in zip(bounds, bounds[1:]):
             reads = make_reads(visible, first, last, block, reading)
             at = columns[:, first:last]
-            made.append(calls.run(ids[:, first:last], at, at, reads))
+            parts.append(model.run(ids[:, first:last], at, at, reads))
     except Exception as error:  # a mask or a cache that the model does not take
         if is_device_error(error):
             raise
         return f"a {type(error).__name__}: {' '.join(str(error).split())[:80]}"
-    return torch.cat(made, 1)
+    return torch.cat(parts, 1)
 
 
 def _check_numbers(logits: Tensor, where: Tensor) -> None:

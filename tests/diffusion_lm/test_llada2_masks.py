@@ -1,23 +1,27 @@
-"""How a model class reads masks is declared, and a wrong declaration is found before it is used."""
+"""LLaDA2's masks and KV cache: declared readings of masks, their self-check, and single passes."""
 
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import mmaccel
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     BLOCK_MASKS,
     FORMS,
     READINGS,
     BlockMasks,
     find_masks,
+    make_form,
+    make_reads,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.key_store import StoredCalls
+from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import build_model, build_pipe
@@ -34,7 +38,7 @@ def run(pipe: Any) -> torch.Tensor:
 
 
 def check(model: Any, reading: str, form: str, is_padded: bool, block: int = 8) -> str:
-    calls = StoredCalls(model, model, form)
+    calls = CachedModel(model, model, form)
 
     def call(ids: Any, visible: Any, positions: Any) -> torch.Tensor:
         logits: torch.Tensor = model(ids, attention_mask=visible, position_ids=positions).logits
@@ -61,7 +65,7 @@ def test_only_the_right_declaration_passes(model: str, is_padded: bool, dtype: t
 def test_only_the_right_form_of_a_block_mask_passes(dtype: torch.dtype) -> None:
     model = build_model("refused", dtype=dtype)
     for block in (1, 2, 8):
-        reasons = {form: check_block_mask(StoredCalls(model, model, form), block) for form in FORMS}
+        reasons = {form: check_block_mask(CachedModel(model, model, form), block) for form in FORMS}
         assert [form for form in FORMS if not reasons[form]] == ["zero-one"]
         assert f"blocks of {block} of form 'additive'" in reasons["additive"]
 
@@ -72,8 +76,8 @@ def test_a_model_that_reads_half_a_block_more_is_found() -> None:
     assert check(model, "blocks", "zero-one", False, 12) == ""
 
 
-def test_a_model_that_drops_what_is_cached_is_found() -> None:
-    """Its calls without a cache are right, whatever the mask says."""
+def test_a_model_that_ignores_its_cache_is_found() -> None:
+    """Its calls without a cache are right under every mask."""
     model = build_model("blocks")
     forward = model.forward
 
@@ -85,7 +89,7 @@ def test_a_model_that_drops_what_is_cached_is_found() -> None:
 
     model.forward = forget
     assert "over cached blocks" in check(model, "blocks", "zero-one", False)
-    assert "over cached blocks" in check_block_mask(StoredCalls(model, model, "zero-one"), 8)
+    assert "over cached blocks" in check_block_mask(CachedModel(model, model, "zero-one"), 8)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -96,7 +100,7 @@ def test_under_a_wrong_declaration_the_original_runs(
     policy: Any, wrong: BlockMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_wrong = wrong.form == "additive" or policy == "cached-blocks"
-    monkeypatch.setitem(BLOCK_MASKS, "BlocksBed", wrong)
+    monkeypatch.setitem(BLOCK_MASKS, "BlocksLLaDA2", wrong)
     plain = run(build_pipe("blocks"))
     pipe = build_pipe("blocks")
     with mmaccel.attach(pipe, policy) as handle:
@@ -106,15 +110,15 @@ def test_under_a_wrong_declaration_the_original_runs(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_undeclared_class_runs_the_original_and_is_told_how_to_declare(
+def test_an_undeclared_class_runs_the_original_with_a_remedy(
     policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(BLOCK_MASKS, "BlocksBed")
+    monkeypatch.delitem(BLOCK_MASKS, "BlocksLLaDA2")
     plain = run(build_pipe("blocks"))
     pipe = build_pipe("blocks")
     with mmaccel.attach(pipe, policy) as handle:
         assert torch.equal(run(pipe), plain)
-    reason = "nobody has declared how a BlocksBed reads masks; see BLOCK_MASKS"
+    reason = "nobody has declared how a BlocksLLaDA2 reads masks; see BLOCK_MASKS"
     assert handle.stats is not None and reason in handle.stats.fallbacks[0]
     with mmaccel.attach(pipe, policy, strict=True):
         with pytest.raises(UnsupportedModelError, match=reason):
@@ -131,5 +135,75 @@ def test_declarations_go_by_the_class() -> None:
     assert find_masks(LlamaForCausalLM(config)) == BlockMasks("causal", "additive")
     assert find_masks(torch.nn.Linear(1, 1)) is None
     for wrong in ({"reading": "full"}, {"reading": "causal", "form": "float"}):
-        with pytest.raises(OptionError, match="declare what the model's forward does"):
-            BlockMasks(**wrong)
+        with pytest.raises(OptionError, match="expected one of"):
+            BlockMasks(**wrong)  # type: ignore[arg-type]
+
+
+class Recorder(nn.Module):
+    """Writes every token id as its key, and records its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.config = SimpleNamespace(num_hidden_layers=1)
+        self.given: list[dict[str, Any]] = []
+        self.keys = torch.empty(0)
+
+    def forward(self, ids: Tensor, **options: Any) -> Any:
+        self.given.append(options)
+        states = ids[:, None, :, None].float()
+        self.keys, _ = options["past_key_values"].update(states, states, 0)
+        return SimpleNamespace(logits=ids[..., None].float())
+
+
+def test_entries_are_written_at_their_cache_indices_in_the_first_rows() -> None:
+    model = Recorder()
+    calls = CachedModel(model, model)
+    calls.reserve(3, 6)
+    ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    indices = torch.tensor([[0, 4], [1, 0], [2, 3]])
+    reads = torch.ones(3, 1, 5, dtype=torch.bool)
+    calls.run(ids, ids, indices, reads)
+    assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 2], [4, 3, 0, 0, 0], [0, 0, 5, 6, 0]]
+    calls.run(ids[:1, :1] + 6, ids[:1, :1], indices[:1, 1:], reads[:1])
+    assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 7]]
+    assert model.given[1]["past_key_values"].get_seq_length() == 4
+
+
+def test_an_entry_that_reads_nothing_reads_itself() -> None:
+    model = Recorder()
+    calls = CachedModel(model, model, "bool")
+    calls.reserve(1, 4)
+    reads = torch.tensor([[[False] * 4, [True, False, False, False]]])
+    calls.run(torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), reads)
+    assert model.given[0]["attention_mask"][0, 0].tolist() == [
+        [False, False, True, False],
+        [True, False, False, False],
+    ]
+
+
+def test_forms_of_a_mask() -> None:
+    reads = torch.tensor([[[True, False]]])
+    made = {form: make_form(reads, form, torch.float16)[0, 0, 0].tolist() for form in FORMS}
+    assert made["bool"] == [True, False] and made["zero-one"] == [1.0, 0.0]
+    assert made["additive"] == [0.0, torch.finfo(torch.float16).min]
+
+
+def test_reads_of_blocks_and_causal_entries() -> None:
+    visible = torch.tensor([[0, 1, 1, 1, 1]])
+    blocks = make_reads(visible, 2, 5, 2, "blocks")[0].int().tolist()
+    assert blocks == [[0, 1, 1, 1, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+    causal = make_reads(visible, 2, 4, 2, "causal")[0].int().tolist()
+    assert causal == [[0, 1, 1, 0], [0, 1, 1, 1]]
+
+
+def test_keys_of_another_width_and_models_without_layers_are_refused() -> None:
+    model = Recorder()
+    calls = CachedModel(model, lambda ids, **options: model(ids[:, :1], **options))
+    calls.reserve(1, 4)
+    ids = torch.tensor([[5, 6]])
+    with pytest.raises(ShapeError, match="expected keys of 1 rows"):
+        calls.run(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
+    model.config = SimpleNamespace()
+    with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):
+        CachedModel(model, model)

@@ -1,0 +1,172 @@
+"""What the services of diffusion models share: attaching, statistics, callbacks, decoded texts.
+
+A service replaces methods of one pipeline or model by methods that decode with a policy. Each
+family's service says which methods these are and what its policy must not ask for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.attach.fallback import find_caller
+from mmaccel.pipelines.attach.layout_processor import check_size
+from mmaccel.pipelines.attach.patching import Injection, as_function
+from mmaccel.results import Stats
+from mmaccel.samplers.canvas.cache_plan import as_plan
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+class PolicyService:
+    """Base of the services of one object.
+
+    Args:
+        target: the pipeline, model or denoiser.
+        policy: already checked to be of a kind that the target takes.
+        seed, strict, layout: see `mmaccel.attach`.
+
+    Attributes:
+        history: statistics of all calls, the last one at the end.
+
+    Raises:
+        OptionError: a policy or a layout that the target cannot be decoded with.
+        UnsupportedModelError: a model that fails its self-check.
+    """
+
+    adds_methods: ClassVar[bool] = False  # whether the object may lack the methods
+
+    def __init__(
+        self,
+        target: Any,
+        policy: Any,
+        seed: int | Sequence[int] | None,
+        strict: bool,
+        layout: Layout | None,
+    ) -> None:
+        self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
+        self.history: list[Stats] = []
+        self._target, self._warned = target, set[str]()
+        check_size(layout, self.open())
+
+    @classmethod
+    def serve(
+        cls,
+        target: Any,
+        policy: Any,
+        seed: int | Sequence[int] | None,
+        strict: bool,
+        layout: Layout | None,
+    ) -> tuple[Self, Injection]:
+        """Attach a policy to a target.
+
+        Returns:
+            The service, and the injection that detaches it.
+
+        Raises:
+            OptionError, UnsupportedModelError: see the class.
+            AttachError: the target or a part of it has a policy already.
+        """
+        service = cls(target, policy, seed, strict, layout)
+        injection = Injection()
+        try:
+            for part, methods in service.methods():
+                functions = {name: _as_method(method, name) for name, method in methods.items()}
+                injection.add(part, functions, new=cls.adds_methods)
+        except Exception:
+            injection.remove()
+            raise
+        return service, injection
+
+    def open(self) -> int | None:
+        """Check the policy and find the target's parts.
+
+        Returns:
+            Ids of the model, which a layout must have too; None where this is not known.
+        """
+        raise NotImplementedError
+
+    def methods(self) -> list[tuple[Any, Methods]]:
+        """Objects, each with the methods that replace its own; these take the object first."""
+        raise NotImplementedError
+
+    def record(self, stats: Stats) -> None:
+        """Append a call's statistics, and warn of a new reason for running without the policy."""
+        self.history.append(stats)
+        for reason in stats.fallbacks:
+            if reason not in self._warned:
+                self._warned.add(reason)
+                text = f"mmaccel: ran without the policy: {reason}"
+                warnings.warn(text, stacklevel=find_caller())
+
+
+def _as_method(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function that a class can hold, with the signature of a service's method."""
+    function = functools.wraps(method)(as_function(method))
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def check_uncached(policy: Any, name: str, reason: str) -> None:
+    """Refuse a policy with a KV cache plan, for a model whose passes are over the whole canvas.
+
+    Raises:
+        OptionError: with the reason.
+    """
+    cache = as_plan(getattr(policy, "cache", "none"))
+    if cache.kind != "none" or cache.far is not None:
+        raise OptionError(
+            f"policy: expected one without a cache for a {name}, received {policy!r}; {reason}, "
+            "leave the cache out"
+        )
+
+
+def callback_tensors(given: Mapping[str, Any], default: Sequence[str]) -> list[str]:
+    """Names of the tensors that a pipeline call's step callback asks for."""
+    names = given.get("callback_on_step_end_tensor_inputs")
+    names = getattr(given.get("callback_on_step_end"), "tensor_inputs", names)
+    return list(default if names is None else names)
+
+
+def check_inputs(pipe: Any, given: Mapping[str, Any]) -> None:
+    """Run a pipeline's own checks of a call's arguments; their ValueError reaches the caller."""
+    names = inspect.signature(pipe.check_inputs).parameters
+    pipe.check_inputs(**{name: given[name] for name in names})
+
+
+def check_unchanged(returned: Any, name: str, shown: Tensor, remedy: str) -> None:
+    """Refuse a callback's return value that changes the tokens it was given.
+
+    Raises:
+        OptionError: with the remedy.
+    """
+    changed = returned.get(name) if isinstance(returned, dict) else None
+    if changed is not None and not torch.equal(changed, shown):
+        raise OptionError(
+            f"callback: expected {name} as it was given, received another one; a canvas policy "
+            f"cannot take tokens from outside, use {remedy}"
+        )
+
+
+def decode_texts(decoder: Any, sequences: Tensor, end: int | None) -> list[str]:
+    """Texts of `[B, L]` int64 sequences, each up to and with its first end token."""
+    lengths = count_to_end(sequences, -1 if end is None else end).tolist()
+    rows = [row[:n] for row, n in zip(sequences, lengths)]
+    texts: list[str] = decoder.batch_decode(rows, skip_special_tokens=True)
+    return texts
+
+
+def count_to_end(tokens: Tensor, ends: int | Tensor) -> Tensor:
+    """`[B]` int64: slots of `[B, L]` tokens up to and with the first end token, or all L."""
+    length = tokens.shape[1]
+    index = torch.arange(length, device=tokens.device)
+    is_end = torch.isin(tokens, ends)
+    return torch.where(is_end, index + 1, length).amin(1)

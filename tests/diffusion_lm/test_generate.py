@@ -1,0 +1,525 @@
+"""`generate` of denoisers, and of models that are served through one: tokens and arguments."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import mmaccel
+from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.errors import AttachError, BusyError, OptionError, ShapeError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.call import Rows
+from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
+from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from tests.fixtures.canvas import PROMPTS, run
+from tests.fixtures.denoiser_targets import (
+    CODES,
+    FIRST,
+    LENGTH,
+    MASK,
+    PADDED,
+    TARGETS,
+    VOCAB,
+    WIDE,
+    images,
+    llada,
+)
+from tests.fixtures.denoisers import TinyDream, TinyLLaDA, TinyLumina
+from tests.fixtures.sdar import TinySDAR
+from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+
+IDS = torch.tensor([PROMPTS[2]])
+ALIKE = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # end alike in blocks of 4
+OTHERS = [[9, 2, 5], [13, 3, 9, 9, 2, 1, 7], [5]]
+SCALE = 1.7  # of `run`
+DRAWN: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": 1.0}
+SIDES = ((7, 0), (0, 7), (3, 4))
+FAMILIES = ["llada", "dream", "sdar", "fast-dllm", "masked-lm"]
+FIRST_ARGUMENTS = ["inputs", "generation_config", "input_ids"]
+
+
+def right_padded(rows: list[list[int]]) -> dict[str, Tensor]:
+    """Padding after the prompts."""
+    flipped = left_padded([row[::-1] for row in rows])
+    return {name: value.flip(1) for name, value in flipped.items()}
+
+
+def padded(inputs: dict[str, Tensor], sides: tuple[int, int]) -> dict[str, Tensor]:
+    """More columns on both sides, which are padding in every row."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    wide = torch.where(pad(mask, sides) == 0, -100, pad(ids, sides))  # some code's padding
+    return {"input_ids": wide, "attention_mask": pad(mask, sides)}
+
+
+def negative(inputs: dict[str, Tensor], **options: Any) -> dict[str, Any]:
+    """Negative prompts as arguments of a call, with guidance."""
+    given = {f"negative_prompt_{name}": value for name, value in inputs.items()}
+    given = {name.replace("prompt_input_ids", "prompt_ids"): v for name, v in given.items()}
+    return {"guidance_scale": SCALE} | given | options
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_tokens_are_those_of_the_policy_called_directly(name: str) -> None:
+    """Under padding on the left and on the right."""
+    target = TARGETS[name]()
+    for temperature, policy in (
+        (0.0, mmaccel.EntropyBounded(gamma=0.4)),
+        (1.0, mmaccel.EntropyBounded(gamma=0.4)),
+        (1.0, mmaccel.LosslessUnmask(drafts=4)),
+    ):
+        reference = policy if policy.exactness == "relaxed" else mmaccel.Stepwise()
+        expected = run(reference, open_denoiser(target), LENGTH, temperature).tokens
+        with mmaccel.attach(target, policy, seed=7) as handle:
+            for inputs in (PADDED, right_padded(PROMPTS)):
+                out = target.generate(**inputs, **(DRAWN | {"temperature": temperature}))
+                assert out.dtype == torch.int64 and out[:, :WIDE].equal(inputs["input_ids"])
+                assert out[:, WIDE:].equal(expected)
+            assert len(handle.history) == 2 and handle.stats is handle.history[-1]
+            assert handle.stats.tokens == 3 * LENGTH and 0 < handle.stats.passes <= LENGTH
+            assert handle.stats.policy == repr(policy)
+    assert mmaccel.supports(target).family == type(open_denoiser(target)).__name__
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_row_does_not_depend_on_its_batch_or_padding(name: str) -> None:
+    target = TARGETS[name]()
+    with mmaccel.attach(target, mmaccel.Stepwise(), seed=[4, 5, 6]):
+        whole = target.generate(**PADDED, **DRAWN)
+    for row, prompt in enumerate(PROMPTS):
+        with mmaccel.attach(target, mmaccel.Stepwise(), seed=4 + row):
+            alone = target.generate(torch.tensor([prompt]), **DRAWN)
+        assert alone[0, len(prompt) :].equal(whole[row, WIDE:])
+    with mmaccel.attach(target, mmaccel.LosslessUnmask(3), seed=[4, 5, 6]) as handle:
+        for sides in SIDES:
+            inputs = padded(PADDED, sides)
+            out = target.generate(**inputs, **DRAWN)
+            assert out[:, : WIDE + 7].equal(inputs["input_ids"])
+            assert out[:, WIDE + 7 :].equal(whole[:, WIDE:])
+        assert len({stats.passes for stats in handle.history}) == 1
+
+
+@pytest.mark.parametrize(
+    "policy", [mmaccel.LosslessUnmask(3), mmaccel.EntropyBounded(0.4)], ids=repr
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_guided_tokens_are_those_of_two_branches(name: str, policy: Any) -> None:
+    target = TARGETS[name]()
+    expected = run(policy, open_denoiser(target), LENGTH, 1.0, guided=True, others=ALIKE).tokens
+    with mmaccel.attach(target, policy, seed=7) as handle:
+        for pad_rows in (left_padded, right_padded):
+            inputs = pad_rows(PROMPTS)
+            out = target.generate(**inputs, **DRAWN, **negative(pad_rows(ALIKE)))
+            assert out[:, :WIDE].equal(inputs["input_ids"]) and out[:, WIDE:].equal(expected)
+        assert handle.stats.branches == 2
+        plain = target.generate(**PADDED, **DRAWN)[:, WIDE:]
+        same = target.generate(**PADDED, **DRAWN, guidance_scale=1)
+    assert not plain.equal(expected) and same[:, WIDE:].equal(plain)
+
+
+@pytest.mark.parametrize("family", ["mmada", "lumina"])
+def test_images_are_made_in_the_models_ids(family: str) -> None:
+    """Guidance as MMaDA and Lumina-DiMOO use it; scale 1 + w is their w."""
+    denoiser = images(family)
+    rows = [[[int(denoiser.to_canvas(torch.tensor(i))) for i in row] for row in side]
+            for side in (PROMPTS, ALIKE)]  # fmt: skip
+    for guidance in ({}, negative(left_padded(ALIKE))):
+        made = run(
+            mmaccel.Stepwise(), denoiser, 4, 1.0, bool(guidance), prompts=rows[0], others=rows[1]
+        )
+        with mmaccel.attach(denoiser, mmaccel.Stepwise(), seed=7):
+            out = denoiser.generate(**PADDED, **guidance, max_new_tokens=4, temperature=1.0)
+        assert out[:, :WIDE].equal(PADDED["input_ids"]) and out[:, WIDE:].equal(made.tokens + FIRST)
+        assert int(made.tokens.max()) < CODES
+    with mmaccel.attach(denoiser, mmaccel.Stepwise()):
+        assert denoiser.generate(torch.tensor([[0, 38]]), max_new_tokens=2).shape == (1, 4)
+        for ids, options in (([[5, MASK]], {}), ([[5, 40]], {}), ([[5]], {"eos_token_id": MASK})):
+            with pytest.raises(OptionError, match="id 39 in row 0|below 40|the mask token"):
+                denoiser.generate(torch.tensor(ids), max_new_tokens=2, **options)
+
+
+def test_negative_prompts_of_other_numbers_widths_and_scales() -> None:
+    target = TARGETS["llada"]()
+    one, three = left_padded([[9, 2, 5]]), left_padded([[9, 2, 5]] * 3)
+    long = [9, 2, 5, 1, 1, 4, 7, 30]
+    expected = run(
+        mmaccel.Stepwise(), open_denoiser(target), LENGTH, 1.0, guided=True, others=[long] * 3
+    )
+    with mmaccel.attach(target, mmaccel.Stepwise(), seed=7) as handle:
+        made = [target.generate(**PADDED, **DRAWN, **negative(away)) for away in (one, three)]
+        assert made[0].equal(made[1])  # one is for all rows
+        greedy = [
+            target.generate(
+                **PADDED, max_new_tokens=LENGTH, **negative(one, guidance_scale=s, do_sample=False)
+            )
+            for s in (1.5, 9.0)
+        ]
+        assert not greedy[0].equal(greedy[1])
+        wide = target.generate(**PADDED, **DRAWN, **negative({"input_ids": torch.tensor([long])}))
+        assert wide[:, WIDE:].equal(expected.tokens)
+        others = left_padded(OTHERS)
+        only = target.generate(**PADDED, **DRAWN, **negative(others, guidance_scale=0))
+        assert handle.stats.branches == 2  # scale 0 is the negative prompts alone
+        alone = target.generate(**others, **DRAWN)
+        assert only[:, WIDE:].equal(alone[:, max(map(len, OTHERS)) :])
+        assert not only.equal(target.generate(**PADDED, **DRAWN))
+
+
+def test_positions_are_those_of_the_longest_prompt() -> None:
+    model, away = llada(max_sequence_length=13), left_padded(OTHERS)
+    with mmaccel.attach(model, mmaccel.Stepwise(), seed=7):
+        for is_guided, positions in ((False, 3 * (WIDE + LENGTH)), (True, 6 * (7 + LENGTH))):
+            made = []
+            for sides in ((0, 0), *SIDES):
+                before = model.tokens_processed
+                more = negative(padded(away, sides)) if is_guided else {}
+                out = model.generate(**padded(PADDED, sides), **DRAWN, **more)
+                made.append(out[:, WIDE + sum(sides) :])
+                assert model.tokens_processed - before == LENGTH * positions
+            assert all(each.equal(made[0]) for each in made)
+        with pytest.raises(OptionError, match="at most 13 positions"):
+            model.generate(torch.ones(1, 8, dtype=torch.int64), **DRAWN)
+
+
+def test_tokens_keep_their_order_around_padding() -> None:
+    """In long rows too, where an unstable sort shuffles equal keys."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 1000, (3, 300), generator=generator)
+    mask = torch.rand(3, 300, generator=generator) < 0.5
+    tokens, lengths = Rows(ids, mask).packed(torch.device("cpu"))
+    for row in range(3):
+        assert tokens[row, : lengths[row]].equal(ids[row][mask[row]])
+
+
+@pytest.mark.parametrize("far", [0, 1])
+def test_later_blocks_may_be_left_out_of_a_pass(far: int) -> None:
+    """Rows end in a pass where others do not; a block-causal model makes the same tokens."""
+    target, plan, made = TARGETS["fast-dllm"](), CachePlan("none", far=far), []
+    for policy in (mmaccel.Stepwise(), mmaccel.Stepwise(cache=plan)):
+        with mmaccel.attach(target, policy, seed=7):
+            made.append(target.generate(**PADDED, max_new_tokens=8, temperature=1.0))
+    assert made[0].equal(made[1])
+
+
+def test_masks_of_every_dtype_and_any_ids_under_padding() -> None:
+    model = TARGETS["llada"]()
+    ids = torch.tensor([[MASK, 5, 6], [VOCAB, -1, 7]])
+    mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
+    with mmaccel.attach(model, mmaccel.Stepwise(), seed=7):
+        made = [
+            model.generate(ids, attention_mask=mask.to(kind), max_new_tokens=3)
+            for kind in (torch.int64, torch.bool, torch.float32, torch.uint8)
+        ]
+    assert all(each.equal(made[0]) for each in made) and made[0][:, :3].equal(ids)
+    Rows(torch.tensor([[5, 200]], dtype=torch.uint8)).check(256, 261)  # which wraps round to 5
+
+
+def test_rows_end_at_end_tokens() -> None:
+    model = TARGETS["llada"]()
+    with mmaccel.attach(model, mmaccel.Stepwise(), seed=7) as handle:
+        free = model.generate(**PADDED, max_new_tokens=LENGTH, do_sample=True)[:, WIDE:]
+        end = int(free[0, 1])
+        index = torch.arange(LENGTH)
+        stops = torch.where(free == end, index + 1, LENGTH).amin(1)
+        assert int(stops.min()) < int(stops.max()) or int(stops.max()) < LENGTH
+        asked: dict[str, Any] = {"max_new_tokens": LENGTH, "do_sample": True}
+        out = model.generate(**PADDED, **asked, eos_token_id=[end, 999], pad_token_id=2)
+        wanted = torch.where(index < stops[:, None], free, 2)[:, : int(stops.max())]
+        assert out[:, WIDE:].equal(wanted) and handle.stats.tokens == int(stops.sum())
+        filled = torch.where(wanted == 2, end, wanted)
+        assert model.generate(**PADDED, **asked, eos_token_id=end)[:, WIDE:].equal(filled)
+        config = SimpleNamespace(eos_token_id=end, pad_token_id=2)
+        assert model.generate(PADDED["input_ids"], config, attention_mask=PADDED["attention_mask"],
+                              **asked).equal(out)  # fmt: skip
+        model.generation_config = config
+        assert model.generate(**PADDED, **asked).equal(out)
+        assert model.generate(**PADDED, **asked, eos_token_id=-1)[:, WIDE:].equal(free)
+        del model.generation_config
+        model.config.eos_token_id, model.config.pad_token_id = end, 2
+        assert model.generate(**PADDED, **asked).equal(out)
+        only = model.generate(torch.tensor([[5]]), **asked, return_dict_in_generate=True)
+        assert only.sequences.shape[1] <= 1 + LENGTH
+
+
+def test_early_ends_depend_on_the_call() -> None:
+    """Whether a token ends rows is known at the call; attaching asks for none."""
+    model = llada()
+    ids, end = torch.tensor([[5, 9, 7]]), list(range(VOCAB - 1))
+    with mmaccel.attach(model, mmaccel.EntropyBounded(0.0, end_threshold=0.5)) as handle:
+        out = model.generate(ids, max_new_tokens=LENGTH, eos_token_id=end)
+        assert out.shape == (1, 4) and handle.stats is not None and handle.stats.passes == 1
+        with pytest.raises(OptionError, match="expected a prompt with stop tokens"):
+            model.generate(ids, max_new_tokens=LENGTH)
+
+
+def test_defaults_come_from_the_configuration_of_call_and_model() -> None:
+    from transformers import GenerationConfig
+
+    model = llada()
+    with mmaccel.attach(model, mmaccel.Stepwise(), seed=2):
+
+        def made(config: Any = None, **options: Any) -> list[int]:
+            tokens: list[int] = model.generate(IDS, config, **options)[0, 5:].tolist()
+            return tokens
+
+        greedy, drawn = made(gen_length=LENGTH), made(max_length=5 + LENGTH, do_sample=True)
+        cold = made(max_new_tokens=LENGTH, temperature=0.3)
+        likely = made(max_new_tokens=LENGTH, temperature=1.0, top_k=2)
+        assert len({str(tokens) for tokens in (greedy, drawn, cold, likely)}) == 4
+        model.generation_config = GenerationConfig(
+            do_sample=True, temperature=0.3, max_new_tokens=LENGTH
+        )
+        assert made() == cold and made(temperature=1.0) == drawn and made(do_sample=True) == cold
+        assert made(temperature=0) == made(do_sample=False, temperature=0.3) == greedy
+        assert made(GenerationConfig(top_k=2, temperature=1.0)) == likely
+        assert made(GenerationConfig(do_sample=False)) == greedy
+        assert len(made(max_new_tokens=2)) == len(made(max_length=7)) == 2
+        model.generation_config = SimpleNamespace(temperature=0.0, max_length=11, do_sample=None)
+        assert made() == greedy and made(do_sample=True) == drawn and made(temperature=0.3) == cold
+        model.generation_config.repetition_penalty = 1.1
+        with mmaccel.attach(LLaDADenoiser(model, MASK), mmaccel.Stepwise()) as other:
+            other._target.generate(IDS)
+            assert "repetition_penalty 1.1" in other.stats.notes[0]
+
+
+def test_without_a_seed_torchs_generator_seeds_the_noise() -> None:
+    model = llada()
+    with mmaccel.attach(model, mmaccel.Stepwise()):
+        drawn = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            drawn.append(model.generate(IDS, **DRAWN))
+        assert drawn[0].equal(drawn[1]) and not drawn[0].equal(drawn[2])
+        before = torch.get_rng_state()
+        model.generate(IDS, max_new_tokens=LENGTH)
+        assert torch.get_rng_state().equal(before)
+
+
+ROWS = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 1]])}
+ONE = {"input_ids": torch.tensor([[5, 6, 7]])}
+
+
+def spoiled(value: int) -> Tensor:
+    """Two rows with an invalid id in the second one."""
+    return torch.tensor([[5, 6, 7], [8, value, 1]])
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"steps": 8}, OptionError, r"attach MaskedParallel\(steps=\)"),
+    ({"block_length": 4}, OptionError, r"attach EntropyBounded\(block=\)"),
+    ({"dual_cache": True}, OptionError, r"attach EntropyBounded\(cache=\)"),
+    ({"threshold": 0.9}, OptionError, r"attach ConfidentParallel\(threshold=\)"),
+    ({"remasking": "random"}, OptionError, "the policy is the rule"),
+    ({"cfg_scale": 1.5}, OptionError, "prompts of mask tokens"),
+    ({"mask_id": MASK}, OptionError, "built with mask_token="),
+    ({"num_beams": 2}, OptionError, "one canvas a row"),
+    ({"streamer": print}, OptionError, "any order"),
+    ({"generation_config": SimpleNamespace(num_beams=4)}, OptionError, "one canvas a row"),
+    ({"generation_config": SimpleNamespace(repetition_penalty=1.1)}, OptionError, "no prefix"),
+    ({"generation_config": {"max_new_tokens": 3}}, OptionError, "received a dict"),
+    ({"generation_config": torch.ones(2, 3)}, OptionError, "received a Tensor"),
+    ({"gen_length": 4}, OptionError, "two names of one number"),
+    ({"max_new_tokens": None}, OptionError, "how many tokens"),
+    ({"max_new_tokens": 0}, OptionError, "at least 1 token"),
+    ({"max_new_tokens": 2.0}, OptionError, "at least 1 token"),
+    ({"max_new_tokens": None, "max_length": 3}, OptionError, "with 3 columns"),
+    ({"temperature": -1.0}, OptionError, "temperature"),
+    ({"top_p": 1.5}, OptionError, "top_p"),
+    ({"eos_token_id": "a"}, OptionError, "expected ids"),
+    ({"eos_token_id": [3, MASK]}, OptionError, "eos_token_id: .*received 39, the mask token"),
+    ({"input_ids": torch.tensor([5, 6])}, ShapeError, "B, T"),
+    ({"input_ids": [[5, 6]]}, ShapeError, "B, T"),
+    ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, ShapeError, "B, T"),
+    ({"input_ids": spoiled(MASK)}, OptionError, "input_ids: .*no mask token.* in row 1"),
+    ({"input_ids": spoiled(-2)}, OptionError, "input_ids: .*from 0 on.* id -2 in row 1"),
+    ({"input_ids": spoiled(VOCAB)}, OptionError, "input_ids: .*below 40.* id 40 in row 1"),
+    ({"attention_mask": torch.ones(1, 4)}, ShapeError, "attention_mask"),
+    ({"attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, ShapeError,
+     "input_ids: .*at least one token.* row 1 by attention_mask"),
+    ({"attention_mask": torch.tensor([[float("-inf"), 0, 0], [0, 0, 0]])}, OptionError,
+     "attention_mask: expected 1 on tokens and 0 on padding, received -inf"),
+    ({"attention_mask": torch.tensor([[1, float("nan"), 1]] * 2)}, OptionError, "received nan"),
+    ({"no_such": None}, TypeError, "unexpected keyword argument 'no_such'"),
+    ({"inputs": IDS}, TypeError, "received both"),
+    ({"input_ids": None}, TypeError, "received neither"),
+    (ONE | negative({"input_ids": torch.tensor([[MASK]])}), OptionError,
+     "negative_prompt_ids: .*no mask token.* in row 0"),
+    (negative({"input_ids": spoiled(-1)}), OptionError, "negative_prompt_ids: .*id -1 in row 1"),
+    (negative({"input_ids": spoiled(200).to(torch.uint8)}), OptionError, "id 200 in row 1"),
+    (negative({"input_ids": torch.ones(3)}), ShapeError, "negative_prompt_ids: expected int64"),
+    (negative({"input_ids": torch.ones(3, 2, dtype=torch.int64)}), ShapeError,
+     "expected 2 rows or one for all, received 3"),
+    (negative(ROWS | {"attention_mask": torch.tensor([[0, 0, 0], [1, 0, 0]])}), ShapeError,
+     "negative_prompt_ids: .*at least one token.* row 0 by negative_prompt_attention_mask"),
+    (negative(ROWS | {"attention_mask": torch.full((2, 3), 2)}), OptionError,
+     "negative_prompt_attention_mask: .*received 2"),
+    (negative(ROWS | {"attention_mask": torch.ones(3, 2)}), ShapeError, "negative_prompt_att"),
+    ({"negative_prompt_attention_mask": torch.ones(2, 3)}, OptionError,
+     "expected negative_prompt_ids with it"),
+    (negative({}), OptionError, "expected negative_prompt_ids with it"),
+    (negative({}, guidance_scale=0), OptionError, "received 0 alone"),
+    (negative(ROWS, guidance_scale=None), OptionError, "guidance_scale other than 1 with it"),
+    (negative(ROWS, guidance_scale=1.0), OptionError, "guidance_scale other than 1 with it"),
+    (negative(ROWS, guidance_scale=float("nan")), OptionError, "guidance_scale"),
+    (negative(ROWS, guidance_scale="3"), OptionError, "guidance_scale"),
+]  # fmt: skip
+
+
+def test_arguments_that_cannot_be_served_are_refused_before_a_pass() -> None:
+    model = llada()
+    asked: dict[str, Any] = ROWS | {"max_new_tokens": LENGTH}
+    with mmaccel.attach(model, mmaccel.EntropyBounded()) as handle:
+        before = model.calls
+        for options, kind, words in REFUSED:
+            with pytest.raises(kind, match=words):
+                model.generate(**(asked | options))
+            assert model.calls == before and handle.history == [], options
+        same = {"num_beams": 1, "steps": None, "use_cache": True, "cfg_scale": 0.0}
+        assert model.generate(**asked, **same).equal(model.generate(**asked))
+
+
+def test_prompts_that_end_elsewhere_in_a_block_are_refused() -> None:
+    target = TARGETS["sdar"]()
+    other = left_padded([[9, 2], [1, 2], [3, 4]])
+    with mmaccel.attach(target, mmaccel.Stepwise()):
+        with pytest.raises(OptionError, match="end alike in the model's blocks of 4"):
+            target.generate(**PADDED, **DRAWN, **negative(other))
+
+
+def test_models_are_found_by_their_configuration_and_self_checked() -> None:
+    wild = llada()
+    wild.dropout = torch.nn.Dropout(0.1).train()
+    same = vars(llada().config)
+    for model, match in (
+        (TinySDAR(VOCAB, model_type="sdar"), "give the denoiser the tokenizer's"),
+        (llada(mask_token_id=None), "0..39, received 126336"),  # the published one
+        (llada(mask_token_id=-1), "0..39, received -1"),
+        (wild, "expected evaluation mode"),
+        (TinyLumina(VOCAB, **same), "a TypeError"),  # other code under the same name
+        (TinyDream(VOCAB, **same), "a TypeError"),
+    ):
+        with pytest.raises((OptionError, UnsupportedModelError), match=match):
+            mmaccel.attach(model, mmaccel.EntropyBounded())
+        found = mmaccel.supports(model)
+        assert not found and match in found.reason and not hasattr(model, "generate")
+    assert mmaccel.supports(build_lm("llama")).family == "causal_lm"
+    for kind in ("LLaDA", "dream", ["llada"], None):
+        assert find_denoiser(llada(model_type=kind)) is None
+    known = mmaccel.supports(llada())
+    assert known and "lossless-unmask" in known.policies and "jacobi" not in known.policies
+    assert "revised-parallel" not in known.policies  # it needs shadow entries
+    sdar = TARGETS["sdar"]()
+    assert "revised-parallel" in mmaccel.supports(sdar).policies
+    assert mmaccel.supports(SDARDenoiser(sdar)).policies == mmaccel.supports(sdar).policies
+    uniform = mmaccel.supports(MaskedLM(build_lm("llama").double(), None))
+    assert uniform.family == "MaskedLM" and "revised-parallel" not in uniform.policies
+    wrapper = SimpleNamespace(_orig_mod=sdar, device=sdar.device)  # as compiled
+    with mmaccel.attach(wrapper, "stepwise"):
+        assert sdar.generate(IDS, max_new_tokens=2).shape == (1, 7)
+
+
+def test_policies_and_options_that_do_not_fit_are_refused_at_attach() -> None:
+    model, blocks = llada(), MaskedLM(build_lm("qwen3").double(), MASK, block=4)
+    uniform = MaskedLM(build_lm("llama").double(), None)
+    cases: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (model, "revised-parallel", {}, "cache: expected a model"),
+        (model, mmaccel.Stepwise(cache="prefix"), {}, "cache: expected a model"),
+        (LLaDADenoiser(model), mmaccel.Stepwise(cache="block"), {}, "cache: expected a model"),
+        (model, mmaccel.AdaptiveBlock(delimiters=(VOCAB,)), {}, "expected ids below 40"),
+        (blocks, mmaccel.AdaptiveBlock(delimiters=(5,)), {}, "looks at everything"),
+        (blocks, mmaccel.Stepwise(block=3), {}, "divides the model's blocks of 4"),
+        (uniform, "revised-parallel", {}, "uniform corruption"),
+        (model, "jacobi", {}, "offers for a canvas"),
+        (model, "entropy", {}, "expected one of"),
+        (model, mmaccel.EntropyBounded, {}, "make an instance"),
+        (model, "cached-blocks", {}, "LLaDA2Pipeline's"),
+        (model, "stepwise", {"cuda_graphs": True}, "not captured"),
+        (model, "stepwise", {"seed": "one"}, "seed"),
+        (model, "stepwise", {"layout": 3}, "layout"),
+        (model, "stepwise", {"layout": mmaccel.Grid(2, 3, vocab_size=9)}, "40 ids"),
+    ]
+    for target, policy, options, match in cases:
+        with pytest.raises((OptionError, UnsupportedModelError), match=match):
+            mmaccel.attach(target, policy, **options)
+        assert not hasattr(target, "generate")
+    for name in mmaccel.supports(blocks).policies:
+        with mmaccel.attach(blocks, name):
+            assert blocks.generate(IDS, max_new_tokens=3).shape == (1, 8)  # type: ignore[attr-defined]
+    with mmaccel.attach(model, "stepwise", layout=mmaccel.Grid(2, 3, vocab_size=VOCAB)):
+        assert model.generate(IDS, max_new_tokens=6).shape == (1, 11)
+
+
+def test_detach_restores_the_object() -> None:
+    for name in ("dream", "denoiser"):
+        target = TARGETS[name]()
+        kind, before = type(target), set(vars(target))
+        handle = mmaccel.attach(target, "entropy-bounded")
+        with pytest.raises(AttachError, match="has one"):
+            mmaccel.attach(target, "stepwise")
+        out = target.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+        assert out.shape == (1, 4) and type(target) is not kind
+        assert list(inspect.signature(target.generate).parameters)[:3] == FIRST_ARGUMENTS
+        assert target.generate.__name__ == "generate" and type(copy.copy(target)) is kind
+        if name == "dream":
+            assert target.diffusion_generate(torch.tensor([[5, 6]]), max_new_tokens=2).equal(out)
+        handle.detach()
+        assert type(target) is kind and not hasattr(target, "generate")
+        assert set(vars(target)) == before
+    assert TARGETS["dream"]().diffusion_generate() == "its own"
+
+
+def test_interrupts_bring_the_canvas_and_calls_do_not_nest() -> None:
+    class Hooked(TinyLLaDA):
+        """Calls a function before its n-th pass from now on."""
+
+        left, then = 10**6, staticmethod(lambda: None)
+
+        def forward(self, *args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                self.then()
+            return super().forward(*args, **options)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    model: Any = Hooked(VOCAB, model_type="llada", mask_token_id=MASK)
+    with mmaccel.attach(model, mmaccel.Stepwise()):
+        model.left, model.then = 2, interrupt
+        with pytest.raises(CanvasInterrupt) as stop:
+            model.generate(torch.tensor([[PAD, 5]]), max_new_tokens=LENGTH)
+        assert int(stop.value.is_committed.sum()) == 2
+        model.left, model.then = 0, lambda: model.generate(IDS, max_new_tokens=2)
+        with pytest.raises(BusyError):
+            model.generate(IDS, max_new_tokens=2)
+        model.left = LENGTH
+        assert model.generate(torch.tensor([[5]]), max_new_tokens=2).shape == (1, 3)
+
+
+def test_a_self_check_at_attach_keeps_no_gradients() -> None:
+    class Unchecked:
+        is_self_checked = False
+
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.had = inner, []  # type: ignore[var-annotated]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def forward(self, entries: Any) -> Tensor:
+            self.had.append(torch.is_grad_enabled())
+            logits: Tensor = self.inner.forward(entries)
+            return logits
+
+    denoiser: Any = Unchecked(TARGETS["masked-lm"]())
+    with mmaccel.attach(denoiser, mmaccel.Stepwise(cache="block")):
+        assert denoiser.had == [False] * 3 and torch.is_grad_enabled()
+        assert denoiser.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2).shape == (1, 5)
