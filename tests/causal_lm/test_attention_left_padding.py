@@ -257,7 +257,7 @@ def test_triton_is_told_of_a_model_with_an_attention_of_its_own(
 def test_triton_is_told_of_captions_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     window = LlamaGenWindow(build(CAPTIONS), "auto")
     mask = torch.tensor([[False, True, True, True, True, True]])
-    window.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
+    window.condition_on_text(torch.randn(1, 6, 10), mask, guided=False)
     monkeypatch.setenv("MMACCEL_KERNELS", "triton")
-    with pytest.raises(MissingBackendError, match="captions with padding"):
+    with pytest.raises(MissingBackendError, match="text features with padding"):
         window.reserve(1, 20)

@@ -22,11 +22,11 @@ from tests.fixtures.speech import FAMILIES, FIRST, SECONDS, SNAC_CODES, TEXTS
 
 SEEDS = [3, 4, 5]
 PROMPTS = {
-    # start, two words it does not know, which stand for the role; "Convert the text to speech:"
+    # start, two unknown words for the role; "Convert the text to speech:"
     "llasa": [4, 2, 2, 44, 2, 2, 2, 2, 5, 40, 41, 42, 6, 3, 4, 2, 7],
     "orpheus": [17, 2, 2, 52, 53, 54, 3, 18, 19, 15],
 }
-_LLAMA = (  # what Llama's template does about the day, with words of the bed's for dates
+_LLAMA = (  # Llama's template for the date, with words of the fixture instead of dates
     "{% if not date_string is defined %}{% set date_string = strftime_now('%A') %}{% endif %}"
     "{{ 'red' if date_string == '26 Jul 2024' else 'blue' }} "
 )
@@ -199,21 +199,21 @@ def test_the_codec_keeps_its_precision_and_its_bounds(
     assert sound.dtype == torch.float32 and sound.unique().tolist() == [1.0]
 
 
-def test_the_codecs_encoders_are_let_go(speech_folders: dict[str, tuple[Path, Path]]) -> None:
+def test_the_codecs_encoders_are_removed(speech_folders: dict[str, tuple[Path, Path]]) -> None:
     model, codec = speech_folders["llasa"]
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
     names = {name.split(".")[0] for name, _ in speech.codec.named_parameters()}
     assert names == {"acoustic_decoder", "quantizer"} or names == {"acoustic_decoder"}
 
 
-def test_a_model_is_tried_before_it_is_handed_out(
+def test_a_model_is_self_checked_when_it_is_loaded(
     speech_folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, codec = speech_folders[family]
-    tried: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(speech_parts, "check_windows", lambda *both: tried.append(both))
+    checked: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(speech_parts, "check_windows", lambda *both: checked.append(both))
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
-    assert tried == [(speech.window.model, speech.window)]
+    assert checked == [(speech.window.model, speech.window)]
 
 
 def test_a_checkpoint_of_another_family_is_refused(
@@ -244,9 +244,6 @@ def test_a_codec_of_other_codes_is_refused(
     speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """Fewer tokens than the codec has codes, and strides of four levels."""
-    import json
-    import shutil
-
     from transformers import Xcodec2Config, Xcodec2Model
 
     config = Xcodec2Config.from_pretrained(speech_folders["llasa"][1])
@@ -295,10 +292,10 @@ def test_a_template_that_does_not_go_on_is_refused_when_the_model_is_loaded(
         TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
 
 
-def test_a_mark_that_is_cut_into_pieces_is_refused(
+def test_a_marker_token_that_is_split_is_refused(
     speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    """It is in the vocabulary, but the tokenizer does not know that it is one token."""
+    """The token is in the vocabulary, but not among the added tokens."""
     folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
@@ -320,5 +317,5 @@ def test_codes_out_of_order_are_refused(
     for old, new in (("<|s_3|>", "<|s_x|>"), ("<|s_5|>", "<|s_3|>"), ("<|s_x|>", "<|s_5|>")):
         text = text.replace(old, new)
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match="received 24 and, 3 behind it, 29; give"):
+    with pytest.raises(UnsupportedModelError, match="received 24 and, 3 later, 29; give"):
         TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])

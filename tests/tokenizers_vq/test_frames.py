@@ -30,7 +30,7 @@ def ids_of(mask: Tensor) -> list[list[int]]:
 
 
 def test_slots_of_a_frame() -> None:
-    """Two slots a frame, whose ranges overlap; the end stands at the first of a frame only."""
+    """Two slots per frame with overlapping ranges; the end is allowed at the first slot only."""
     frames = Frames(((1, 3), (2, 5)), vocab_size=7, ends=(6,))
     assert isinstance(frames, Layout)
     assert (frames.columns, frames.frame) == (2, 2)
