@@ -284,12 +284,13 @@ class TextToImage:
         encoded = encode_prompts(self.image_model, texts, negatives, params)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
+        drawn = noise.seeds.tolist()
         chosen = pick_policy(policy, self.model)
 
         def finish(row: FinishedRow) -> RequestOutput:
             """Render one image by itself, so that no other image affects its pixels."""
             request, tokens = requests[row.row], row.tokens
-            image = self.image_model.render(tokens[None], [request.prompt], [plan.seeds[row.row]])
+            image = self.image_model.render(tokens[None], [request.prompt], [drawn[row.row]])
             return RequestOutput(
                 request, image[0], tokens.cpu(), row.passes, row.total_variation, row.nats
             )

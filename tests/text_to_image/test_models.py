@@ -310,9 +310,12 @@ def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
     assert torch.equal(*pair.tokens) and pair.images[0].tobytes() != pair.images[1].tobytes()
 
 
-def test_llamagens_text_features_are_padded_on_the_left(opened: Opener) -> None:
+def test_llamagens_text_features_are_padded_on_the_left(built: Callable[[str], Path]) -> None:
     """T5's features of the words, zeros on the left, as the authors' sampling script has them."""
-    source: Any = opened("llamagen-t2i").image_model
+    pipe = TextToImage.from_pretrained(
+        built("llamagen-t2i"), size=SIZES["llamagen-t2i"], dtype=torch.float64
+    )
+    source: Any = pipe.image_model
     said = captions("llamagen-t2i")
     source.prompt([source.encode(caption) for caption in said], True)
     embedding = source.window.model.cls_embedding
@@ -320,7 +323,8 @@ def test_llamagens_text_features_are_padded_on_the_left(opened: Opener) -> None:
         ids = torch.tensor([source.words(caption)["input_ids"]])
         with torch.no_grad():
             features = source.encoder(ids).last_hidden_state[0]
-            wanted = embedding(torch.cat([torch.zeros(8 - len(features), 16), features])[None])[0]
+            zeros = torch.zeros(8 - len(features), 16, dtype=torch.float64)
+            wanted = embedding(torch.cat([zeros, features])[None])[0]
         assert torch.allclose(source.window._conditions[row], wanted, atol=1e-5)
         assert source.window._seen[row].tolist() == [False] * (8 - len(features)) + [True] * len(
             features
