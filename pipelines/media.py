@@ -1,8 +1,8 @@
-"""What text to speech and image to video share: rows of tokens, each decoded to one payload.
+"""Decoding of token rows to payloads, which all media pipelines share.
 
-A call is checked and becomes a `RowPlan`. `decode_rows` runs a policy over its rows with continuous
-batching. Each finished row is decoded to its payload (an utterance, a clip) by itself, and the
-payload is handed out while other rows still run.
+A checked call becomes a `RowPlan`. `decode_rows` runs a policy over its rows with continuous
+batching. Each finished row is decoded to its payload (an image, an utterance, a clip) by itself,
+and the payload is delivered while other rows still run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
+from mmaccel.checks import check_integer
 from mmaccel.contracts import ContinuousBatching, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.pipelines.text_to_image.outputs import check_at_least_one
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -34,7 +35,7 @@ class RowPlan:
         prompt: B rows.
         length: tokens that a row may have at most.
         max_num_seqs: rows that are decoded at a time at most.
-        filters: temperature, truncation and logits processor.
+        params: guidance, temperature, truncation and logits processor.
         noise: of B rows.
     """
 
@@ -59,7 +60,7 @@ def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
     """
     if batch_size is None:
         return rows
-    check_at_least_one("batch_size", batch_size)
+    check_integer("batch_size", batch_size, 1, "ask for 1 or more")
     return batch_size
 
 
@@ -73,10 +74,10 @@ def check_deliver(deliver: Any) -> None:
         raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
 
 
-def keep_payloads(
-    kept: dict[int, Any], deliver: Callable[[Any], None] | None
+def collect_payloads(
+    payloads: dict[int, Any], deliver: Callable[[Any], None] | None
 ) -> Callable[[Any], None]:
-    """A `deliver` that stores each payload in `kept` under its index, then calls `deliver`.
+    """A `deliver` that stores each payload in `payloads` under its index, then calls `deliver`.
 
     Raises:
         OptionError: `deliver` is neither None nor a function.
@@ -84,30 +85,30 @@ def keep_payloads(
     if deliver is not None:
         check_deliver(deliver)
 
-    def keep(payload: Any) -> None:
-        kept[payload.index] = payload
+    def collect(payload: Any) -> None:
+        payloads[payload.index] = payload
         if deliver is not None:
             deliver(payload)
 
-    return keep
+    return collect
 
 
 def decode_rows(
-    model: TokenModel,
+    model: TokenModel | Denoiser,
     engine: Engine,
     policy: Any,
     plan: RowPlan,
     *,
     finish: Callable[[FinishedRow], Payload],
     deliver: Callable[[Payload], None],
-    on_step: OnStep | None,
+    on_step: OnStep | OnCanvasStep | None,
 ) -> Stats:
-    """Decode all rows of a plan. The caller holds the model by `one_run.alone`.
+    """Decode all rows of a plan. The caller holds the model by `run_lock.alone`.
 
     Args:
         model: predicts the tokens.
         engine: how passes are carried out.
-        policy: a window policy.
+        policy: of the model's kind.
         plan: the rows.
         finish: makes the payload of one finished row.
         deliver: called with every payload as soon as its row has finished. An exception from it
@@ -120,7 +121,7 @@ def decode_rows(
     """
     finishing = delivering = 0.0
 
-    def take(row: FinishedRow) -> None:
+    def on_finish(row: FinishedRow) -> None:
         nonlocal finishing, delivering
         began = time.perf_counter()
         payload = finish(row)
@@ -129,7 +130,7 @@ def decode_rows(
         deliver(payload)
         delivering += time.perf_counter() - finished
 
-    prompt = replace(plan.prompt, batching=ContinuousBatching(plan.max_num_seqs, take))
+    prompt = replace(plan.prompt, batching=ContinuousBatching(plan.max_num_seqs, on_finish))
     with torch.no_grad():
         engine.prepare(model, prompt, policy, plan.params)
         options: dict[str, Any] = dict(params=plan.params, noise=plan.noise, on_step=on_step)
@@ -141,7 +142,7 @@ def decode_rows(
 
 @dataclass
 class RunProgress:
-    """How far a run is, for progress bars: its reports after each pass and its payloads.
+    """Progress of a run for progress bars, from the reports after each pass and the payloads.
 
     Args:
         rows: rows of the run.
@@ -156,19 +157,19 @@ class RunProgress:
     _running: dict[int, int] = field(default_factory=dict)  # row -> tokens decoded so far
 
     def update(self, progress: Any) -> None:
-        """Read the state after a pass; see `mmaccel.results.Progress`."""
+        """Read the state after a pass, a `mmaccel.results.Progress`."""
         self.length = progress.tokens.shape[1]
         running = zip(progress.rows, progress.lengths.tolist())
         self._running = {row: n for row, n in running if row not in self._finished}
 
     def finish(self, index: int) -> None:
-        """Count a row in full: its payload is finished, however short it is."""
+        """Count a row whose payload is finished as complete, however short it is."""
         self._finished.add(index)
         self._running.pop(index, None)
 
     @property
     def payloads(self) -> float:
-        """Payloads that are finished, and the fractions of the others."""
+        """Number of finished payloads plus the fractions of the running ones."""
         running = sum(self._running.values()) / self.length if self.length else 0.0
         return len(self._finished) + running
 

@@ -1,21 +1,31 @@
-"""A small convolutional image tokenizer: four pixels by four pixels to one token.
+"""A small convolutional image tokenizer with 4 x 4 pixels per token, and its files.
 
-Encoder and decoder after VQGAN (Esser et al., 2020, arXiv 2012.09841, table 7), with the
-codebook replaced by finite scalar quantization (`fsq`). Departures: pixel shuffling in place of
-strided and transposed convolutions, no attention, no adversarial or
-perceptual loss: it is trained by squared error alone.
+Encoder and decoder follow VQGAN (Esser et al., 2020, arXiv 2012.09841, table 7), with finite scalar
+quantization (`fsq`) instead of a codebook.
+
+Departures: pixel shuffling instead of strided and transposed convolutions; no attention; training
+by squared error alone, without adversarial or perceptual losses.
+
+A folder stores a tokenizer as `tokenizer.json` (the arguments of `ImageTokenizer`) and
+`tokenizer.safetensors` (its weights in any float type; they are used in float32).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from einops import rearrange
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmaccel.errors import ShapeError
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
+
+_CLASS = "PictureTokenizer"  # name of the class in published files
 
 
 class ResidualBlock(nn.Module):
@@ -34,7 +44,7 @@ class ResidualBlock(nn.Module):
 
 
 class ImageTokenizer(nn.Module):
-    """Images to token grids and back.
+    """Encodes images to token grids and decodes them.
 
     Args:
         size: height and width of an image in pixels, a multiple of 4.
@@ -98,7 +108,7 @@ class ImageTokenizer(nn.Module):
         return rearrange(self.encoder(images * 2 - 1), "b d h w -> b h w d")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Reconstructs with straight-through gradients, unclamped (training).
+        """Reconstruct images with straight-through gradients, unclamped, for training.
 
         Args:
             images: [B, 3, size, size] float in 0..1.
@@ -143,3 +153,60 @@ class ImageTokenizer(nn.Module):
 
     def _draw(self, latent: Tensor) -> Tensor:
         return self.decoder(rearrange(latent, "b h w d -> b d h w")) * 0.5 + 0.5
+
+
+def load_tokenizer(folder: str | Path) -> ImageTokenizer:
+    """Load a tokenizer from a folder.
+
+    Args:
+        folder: with `tokenizer.json` and `tokenizer.safetensors`.
+
+    Returns:
+        The tokenizer in evaluation mode, in float32, on the CPU.
+
+    Raises:
+        OptionError: a missing file, or the name of another class.
+    """
+    folder = Path(folder)
+    config_file, weights_file = folder / "tokenizer.json", folder / "tokenizer.safetensors"
+    for file in (config_file, weights_file):
+        if not file.is_file():
+            raise OptionError(
+                f"folder: expected {file.name} in {folder}, received none; "
+                "give the folder that save_tokenizer wrote"
+            )
+    config: dict[str, Any] = json.loads(config_file.read_text(encoding="utf-8"))
+    name = config.pop("class", None)
+    if name != _CLASS:
+        raise OptionError(
+            f"tokenizer.json: expected class '{_CLASS}', received {name!r}; "
+            "give the folder that save_tokenizer wrote"
+        )
+    tokenizer = ImageTokenizer(**config)
+    weights = {k: v.float() for k, v in load_file(weights_file).items()}
+    tokenizer.load_state_dict(weights)
+    return tokenizer.eval().requires_grad_(False)
+
+
+def save_tokenizer(
+    tokenizer: ImageTokenizer,
+    config: dict[str, Any],
+    folder: str | Path,
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    """Write a tokenizer for `load_tokenizer`.
+
+    Args:
+        tokenizer: the tokenizer.
+        config: arguments of its constructor.
+        folder: created if missing.
+        dtype: float type of the weights in the file.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"class": _CLASS, **config}, indent=2) + "\n"
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    weights = {
+        k: v.detach().to("cpu", dtype).contiguous() for k, v in tokenizer.state_dict().items()
+    }
+    save_file(weights, folder / "tokenizer.safetensors")

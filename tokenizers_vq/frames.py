@@ -1,8 +1,8 @@
-"""Frames of a codec's codes on one line: which ids each slot may take.
+"""Layout of speech tokens: frames of a codec's codes in one stream, and the ids of each slot.
 
-Speech models of one stream write the codes of a frame one after the other. With several codes a
-frame (Orpheus: 7, from three levels of the SNAC codec), each slot of the frame has ids of its own;
-with one (Llasa, NeuTTS), all slots share one range. Codec: H. Siuzdak, F. Grötschla, L. A.
+Speech models with one stream generate the codes of a frame one after the other. With several codes
+per frame (Orpheus: 7, from three levels of the SNAC codec), each slot of the frame has its own ids;
+with one code (Llasa, NeuTTS), all slots share one range. Codec: H. Siuzdak, F. Grötschla, L. A.
 Lanzendörfer, "SNAC: Multi-Scale Neural Audio Codec", 2024 (arXiv 2410.14411).
 """
 
@@ -21,21 +21,20 @@ from mmaccel.errors import OptionError
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of S slots, one after the other from slot 0 on; end tokens stand between frames only.
+    """Consecutive frames of S slots from slot 0 on; end tokens are possible between frames only.
 
-    Nothing is known but the ids, so a layout forces no token. It does not end a row either: that
-    is left to the stop tokens (transformers' `eos_token_id`), which should be those of `ends`.
+    The layout forces no token. It does not end a row either: the stop tokens do (transformers'
+    `eos_token_id`), which should be those of `ends`.
 
     Args:
-        ranges: S pairs `(lowest, highest + 1)`: ids slot s of a row may take stand in
-            `ranges[s % S]`. One pair where all slots are alike.
+        ranges: S pairs `(lowest, highest + 1)`; slot s of a row allows the ids in `ranges[s % S]`.
+            One pair if all slots allow the same ids.
         vocab_size: V of the model.
-        ends: ids outside the ranges that may also stand at the first slot of a frame, the very
-            first included.
+        ends: ids outside the ranges that the first slot of every frame also allows.
 
     Raises:
-        OptionError: no ranges, an empty one, ids outside the vocabulary, or an end token within a
-            range.
+        OptionError: no ranges, an empty range, ids outside the vocabulary, or an end token within
+            a range.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -74,17 +73,17 @@ class Frames:
     def interleaved(
         cls, first: int, codes: int, slots: int, vocab_size: int, ends: tuple[int, ...] = ()
     ) -> Frames:
-        """Slots whose ranges follow each other: slot s has ids from ``first + s * codes`` on.
+        """Slots with consecutive ranges: slot s has ids from ``first + s * codes`` on.
 
         Args:
             first: id of code 0 at the first slot of a frame.
-            codes: ids a slot may take.
+            codes: number of ids per slot.
             slots: S.
             vocab_size: V of the model.
             ends: as in `Frames`.
 
         Raises:
-            OptionError: no integers, or as in `Frames`.
+            OptionError: not integers, or as in `Frames`.
         """
         if not all(_is_int(number) for number in (first, codes, slots)):
             raise OptionError(
@@ -96,12 +95,12 @@ class Frames:
 
     @property
     def columns(self) -> int:
-        """S: drafts "above" are those of the same slot, one frame back."""
+        """S: the draft "above" is the token of the same slot in the previous frame."""
         return len(self.ranges)
 
     @property
     def frame(self) -> int:
-        """S as well: "previous-frame" means the codec's frame, and is the same as "above"."""
+        """S: the draft "previous-frame" is the same as "above"."""
         return len(self.ranges)
 
     def forced(self, slots: Tensor) -> Tensor | None:
@@ -109,7 +108,7 @@ class Frames:
         return None
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """Slots `[B, W]` to a boolean mask `[B, W, V]`, True where a token may stand."""
+        """Slots `[B, W]` to a boolean mask `[B, W, V]`, True for allowed tokens."""
         return _table(self, slots.device)[slots % len(self.ranges)]
 
 

@@ -1,8 +1,8 @@
-"""Finite Scalar Quantization: VQ-VAE Made Simple.
+"""Finite scalar quantization of latents to codes.
 
-Mentzer, Minnen, Agustsson, Tschannen, 2023, arXiv 2309.15505, section 3.1 and appendix A.1.
-Each of a few latent channels is bounded and rounded to one of L levels; the code is the
-mixed-radix number of the levels, so there is no codebook to learn or collapse.
+F. Mentzer et al., "Finite Scalar Quantization: VQ-VAE Made Simple", 2023 (arXiv 2309.15505),
+section 3.1 and appendix A.1. Each latent channel is bounded and rounded to one of L levels. The
+code is the mixed-radix number of the levels, so there is no codebook to learn or collapse.
 
 Departures: none; as in the paper's listing, an even number of levels is shifted by half a step
 so that L values remain.
@@ -26,7 +26,7 @@ class FiniteScalarQuantizer(nn.Module):
         levels: levels per channel, each at least 2; the vocabulary is their product.
     """
 
-    reach: Tensor
+    half_range: Tensor
     offset: Tensor
     shift: Tensor
     middle: Tensor
@@ -44,14 +44,14 @@ class FiniteScalarQuantizer(nn.Module):
         half = (n - 1) * (1 + 1e-3) / 2
         offset = torch.where(n % 2 == 0, 0.5, 0.0)
         radix = torch.cumprod(torch.tensor([1, *self.levels[:-1]]), dim=0)
-        self.register_buffer("reach", half, persistent=False)
+        self.register_buffer("half_range", half, persistent=False)
         self.register_buffer("offset", offset, persistent=False)
         self.register_buffer("shift", (offset / half).atanh(), persistent=False)
         self.register_buffer("middle", n.div(2, rounding_mode="floor"), persistent=False)
         self.register_buffer("radix", radix, persistent=False)
 
     def bound(self, latent: Tensor) -> Tensor:
-        """Squashes latents so that rounding gives exactly L values per channel.
+        """Bound latents so that rounding gives exactly L values per channel.
 
         Args:
             latent: [..., D] float.
@@ -59,10 +59,10 @@ class FiniteScalarQuantizer(nn.Module):
         Returns:
             [..., D]; source: appendix A.1, `bound`.
         """
-        return (latent + self.shift).tanh() * self.reach - self.offset
+        return (latent + self.shift).tanh() * self.half_range - self.offset
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Quantizes with a straight-through gradient.
+        """Quantize with a straight-through gradient.
 
         Args:
             latent: [..., D] float.

@@ -1,4 +1,4 @@
-"""Token grids: how the slots of a sequence lie in rows, frames and structural tokens."""
+"""Layout of image tokens: slots of a sequence in rows and frames, with structural tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mmaccel.errors import OptionError
 
 @dataclass(frozen=True)
 class Grid:
-    """Raster order; a row-end token may close each row, an image-end token the image.
+    """Raster order, with an optional row-end token per row and image-end token per image.
 
     Args:
         rows: h.
-        width: w, image tokens a row.
+        width: w, image tokens per row.
         vocab_size: V of the model.
-        tokens: ids `[lowest, highest + 1)` an image slot may take; None allows all.
+        tokens: ids `[lowest, highest + 1)` that image slots allow; None allows all.
         row_end: id that closes each row, or None.
         image_end: id that closes the image, or None.
 
     Raises:
-        OptionError: for an empty grid, or ids outside the vocabulary.
+        OptionError: an empty grid, or ids outside the vocabulary.
     """
 
     rows: int
@@ -51,12 +51,12 @@ class Grid:
 
     @property
     def columns(self) -> int:
-        """Slots a row takes, its row-end token included."""
+        """Slots per row, its row-end token included."""
         return self.width + (self.row_end is not None)
 
     @property
     def frame(self) -> int:
-        """Slots an image takes, structural tokens included."""
+        """Slots per image, structural tokens included."""
         return self.rows * self.columns + (self.image_end is not None)
 
     def forced(self, slots: Tensor) -> Tensor | None:
@@ -72,7 +72,7 @@ class Grid:
         return known
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """Boolean `[V]`, True for image tokens; None if all may stand. `forced` comes first."""
+        """Boolean `[V]`, True for image tokens; None if all are. `forced` takes precedence."""
         if self.tokens is None or self.tokens == (0, self.vocab_size):
             return None
         ids = torch.arange(self.vocab_size, device=slots.device)

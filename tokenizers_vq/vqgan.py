@@ -1,15 +1,19 @@
-"""VQGAN: the convolutional tokenizer behind LlamaGen, Chameleon and their kin.
+"""VQGAN: the convolutional image tokenizer of LlamaGen, Chameleon and related models.
 
 P. Esser et al., "Taming Transformers for High-Resolution Image Synthesis", CVPR 2021 (arXiv
 2012.09841); with a normalised, narrow codebook: J. Yu et al., "Vector-Quantized Image Modeling with
 Improved VQGAN", ICLR 2022 (arXiv 2110.04627). Parameters have the names of LlamaGen's official
-checkpoints (`vq_ds16_c2i.pt`), so that their `state_dict` loads as it is.
+checkpoints (`vq_ds16_c2i.pt`), so their `state_dict` loads unchanged. `rename_taming` converts the
+names of the original code, which Chameleon's `vqgan.ckpt` and the `vqmodel` of transformers'
+Chameleon have.
 
 Departures: losses, dropout and training are left out.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 
@@ -18,21 +22,22 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.tokenizers_vq.vqgan_blocks import Double, Halve, Level, make_middle, make_norm, run
+_USED_PREFIXES = ("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")
+_MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
 
 
 @dataclass(frozen=True)
 class VQGANConfig:
-    """Shape of a VQGAN.
+    """Sizes of a VQGAN.
 
     Attributes:
         multipliers: channels of each resolution over `channels`; each but the first halves the
             sides.
         channels, z_channels: of the first resolution, and of the bottleneck.
         n_codes, code_width: of the codebook.
-        is_normalised: whether codes are compared, and handed on, with length 1.
+        is_normalised: whether code vectors are normalised to length 1.
         attends: whether the lowest resolution has attention in every block.
-        n_blocks: residual blocks a resolution of the encoder; the decoder has one more.
+        n_blocks: residual blocks per resolution of the encoder; the decoder has one more.
     """
 
     multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
@@ -46,10 +51,10 @@ class VQGANConfig:
 
 
 class VQGAN(nn.Module):
-    """Images to code grids and back; a `VisualTokenizer`.
+    """Encodes images to code grids and decodes them; a `VisualTokenizer`.
 
     Args:
-        config: its shape.
+        config: sizes of the network.
         grid: rows and columns of the code grid that `decode` takes.
     """
 
@@ -66,23 +71,23 @@ class VQGAN(nn.Module):
 
     @property
     def step(self) -> int:
-        """Pixels a side of a code."""
+        """Pixels per side of a code."""
         return int(2 ** (len(self.config.multipliers) - 1))
 
     def resize(self, grid: tuple[int, int]) -> VQGAN:
-        """The same weights, shared, for code grids of other rows and columns."""
-        made = copy(self)
-        made.grid = grid
-        return made
+        """A copy for code grids of other rows and columns; it shares the weights."""
+        resized = copy(self)
+        resized.grid = grid
+        return resized
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Images `[B, 3, H, W]` float in 0..1 to codes `[B, h*w]` int64, raster order."""
-        wanted = rearrange(self.quant_conv(self.encoder(images * 2 - 1)), "b c h w -> b (h w) c")
+        features = rearrange(self.quant_conv(self.encoder(images * 2 - 1)), "b c h w -> b (h w) c")
         codes = self._codes()
         if self.config.is_normalised:
-            wanted = F.normalize(wanted, dim=-1)
-        closeness = wanted @ codes.T - codes.square().sum(-1) / 2
+            features = F.normalize(features, dim=-1)
+        closeness = features @ codes.T - codes.square().sum(-1) / 2
         return closeness.argmax(-1)
 
     @torch.no_grad()
@@ -107,7 +112,7 @@ class Encoder(nn.Module):
         before = config.channels
         for level, width in enumerate(widths):
             is_last = level == len(widths) - 1
-            scale: dict[str, nn.Module] = {} if is_last else {"downsample": Halve(width)}
+            scale: dict[str, nn.Module] = {} if is_last else {"downsample": Downsample(width)}
             attends = is_last and config.attends
             self.conv_blocks.append(Level(before, width, config.n_blocks, attends, scale))
             before = width
@@ -116,7 +121,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(before, config.z_channels, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Runs it."""
+        """See the class."""
         hidden = run((*self.conv_blocks, *self.mid), self.conv_in(images))
         return self.conv_out(F.silu(self.norm_out(hidden)))
 
@@ -133,7 +138,7 @@ class Decoder(nn.Module):
         before = widths[0]
         for level, width in enumerate(widths):
             is_last = level == len(widths) - 1
-            scale: dict[str, nn.Module] = {} if is_last else {"upsample": Double(width)}
+            scale: dict[str, nn.Module] = {} if is_last else {"upsample": Upsample(width)}
             attends = level == 0 and config.attends
             self.conv_blocks.append(Level(before, width, config.n_blocks + 1, attends, scale))
             before = width
@@ -141,6 +146,126 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(before, 3, 3, padding=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Runs it."""
+        """See the class."""
         hidden = run((*self.mid, *self.conv_blocks), self.conv_in(features))
         return self.conv_out(F.silu(self.norm_out(hidden)))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution, with optional attention, then a change of resolution."""
+
+    def __init__(
+        self, before: int, width: int, n_blocks: int, attends: bool, scale: Mapping[str, nn.Module]
+    ) -> None:
+        super().__init__()
+        self.res = nn.ModuleList(Residual(width if k else before, width) for k in range(n_blocks))
+        self.attn = nn.ModuleList(Attention(width) for _ in range(n_blocks * attends))
+        for name, module in scale.items():
+            self.add_module(name, module)
+        self._scale = list(scale)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[B, before, h, w]` to `[B, width, h', w']`."""
+        for k, block in enumerate(self.res):
+            hidden = block(hidden)
+            hidden = self.attn[k](hidden) if len(self.attn) else hidden
+        return run((getattr(self, name) for name in self._scale), hidden)
+
+
+class Residual(nn.Module):
+    """Two convolutions, added to the input or to a 1 x 1 convolution of it."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        self.norm1 = make_norm(before)
+        self.conv1 = nn.Conv2d(before, width, 3, padding=1)
+        self.norm2 = make_norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        if before != width:
+            self.nin_shortcut = nn.Conv2d(before, width, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[B, before, h, w]` to `[B, width, h, w]`."""
+        change = self.conv1(F.silu(self.norm1(hidden)))
+        change = self.conv2(F.silu(self.norm2(change)))
+        return change + (self.nin_shortcut(hidden) if hasattr(self, "nin_shortcut") else hidden)
+
+
+class Attention(nn.Module):
+    """Attention with one head over all positions of the image."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = make_norm(width)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[B, width, h, w]` to the same."""
+        normed, rows = self.norm(hidden), hidden.shape[2]
+        q, k, v = (rearrange(f(normed), "b c h w -> b 1 (h w) c") for f in (self.q, self.k, self.v))
+        seen = F.scaled_dot_product_attention(q, k, v)
+        return hidden + self.proj_out(rearrange(seen, "b 1 (h w) c -> b c h w", h=rows))
+
+
+class Downsample(nn.Module):
+    """Halve the sides, with padding on the right and at the bottom."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[B, C, h, w]` to `[B, C, h/2, w/2]`."""
+        return self.conv(F.pad(hidden, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Double the sides."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[B, C, h, w]` to `[B, C, 2h, 2w]`."""
+        return self.conv(F.interpolate(hidden, scale_factor=2.0))
+
+
+def make_middle(width: int) -> nn.ModuleList:
+    """Blocks of the lowest resolution on each side of the bottleneck."""
+    return nn.ModuleList([Residual(width, width), Attention(width), Residual(width, width)])
+
+
+def run(modules: Iterable[nn.Module], hidden: Tensor) -> Tensor:
+    """Apply modules one after another."""
+    for module in modules:
+        hidden = module(hidden)
+    return hidden
+
+
+def make_norm(width: int) -> nn.GroupNorm:
+    """The norm of all blocks: 32 groups."""
+    return nn.GroupNorm(32, width, eps=1e-6)
+
+
+def rename_taming(weights: Mapping[str, Tensor], n_levels: int) -> dict[str, Tensor]:
+    """Rename the tensors of encoder, decoder and codebook; other tensors (losses) are left out.
+
+    Args:
+        weights: under the names of the original code.
+        n_levels: resolutions of the VQGAN; the original numbers the decoder's from the highest.
+    """
+    return {
+        _rename(name, n_levels): tensor
+        for name, tensor in weights.items()
+        if name.startswith(_USED_PREFIXES)
+    }
+
+
+def _rename(name: str, n_levels: int) -> str:
+    name = re.sub(r"\.mid\.(block_1|attn_1|block_2)\.", lambda m: f".mid.{_MIDDLE[m[1]]}.", name)
+    name = re.sub(r"^encoder\.down\.(\d+)\.", r"encoder.conv_blocks.\1.", name)
+    name = re.sub(
+        r"^decoder\.up\.(\d+)\.", lambda m: f"decoder.conv_blocks.{n_levels - 1 - int(m[1])}.", name
+    )
+    return re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", name)

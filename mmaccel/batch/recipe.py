@@ -11,8 +11,8 @@ from mmaccel.catalog import make_policy
 from mmaccel.loading import parse_size, pick_name
 from mmaccel.outputs.image_files import plainly, short_hash
 from mmaccel.outputs.machine import versions
-from mmaccel.pipelines.text_to_image.generator import GenerationSettings
-from mmaccel.pipelines.text_to_image.model import choose_params, encode_captions, spread_negatives
+from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def make_recipe(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettin
     usual, options = pick_name(setup.policy, {**setup.options}, kind)
     name = usual if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == usual else {}) | fields, kind)
-    encode_captions(pipe.image_model, [row.prompt], [negative_of(setup, item)], params)
+    encode_prompts(pipe.image_model, [row.prompt], [negative_of(setup, item)], params)
     return GenerationSettings(name, make_policy(name, **options), params)
 
 

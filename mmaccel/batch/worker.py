@@ -14,8 +14,8 @@ from mmaccel.errors import OptionError
 from mmaccel.outputs.image_files import write_png
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image.generator import Finished, GenerationSettings
-    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.pipelines.text_to_image.outputs import RequestOutput
+    from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, TextToImage
 
 _NAMED = 20  # bad rows a message names
 
@@ -32,7 +32,7 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         from mmaccel.pipelines.loading.sources import content_hash
-        from mmaccel.pipelines.text_to_image.generator import ImageGenerator
+        from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator
 
         self.setup = setup
         pipe = setup.open()
@@ -116,12 +116,12 @@ class Worker:
 
         left = {item.key: item for item in items}
 
-        def write(made: Finished) -> None:
+        def write(made: RequestOutput) -> None:
             try:
                 deliver(self._write(made))
             except Exception as error:
                 raise Outside from error
-            del left[made.output.request.tag.key]
+            del left[made.request.tag.key]
 
         requests = [
             Request(item.row.prompt, item.seed, item, negative_of(self.setup, item))
@@ -137,13 +137,13 @@ class Worker:
             # places are filled in order: what is being made are the first that are not finished
             raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
-    def _write(self, made: Finished) -> Record:
-        item: Item = made.output.request.tag
+    def _write(self, made: RequestOutput) -> Record:
+        item: Item = made.request.tag
         recipe, mark = self._plans[item.key]
         facts = describe(self.setup, item, recipe, self._weights)
         file = self.setup.out / item.file
         try:
-            write_png(file, made.output.image, {**facts, **made.shape})
+            write_png(file, made.image, {**facts, **made.shape})
             record: Record = {
                 "id": item.row.id,
                 "k": item.k,
@@ -159,7 +159,7 @@ class Worker:
             ) from error
         told = ("prompt", "negative", "seed", "model", "policy", "exactness")
         record |= {name: facts[name] for name in told if name in facts}
-        return {**record, **made.shape, **made.cost, "recipe": mark}
+        return {**record, **made.shape, **made.cost(recipe.policy.exactness), "recipe": mark}
 
     def _plan(self, item: Item, pipe: TextToImage) -> tuple[GenerationSettings, str]:
         """How an item is made, and the fingerprint of what it is made from."""

@@ -9,12 +9,12 @@ from mmaccel.comfy.request import check_request, read_request, request_inputs, t
 from mmaccel.comfy.table import IMAGE, PREFIX, STATS, Host, Made, NodeSpec, Output
 from mmaccel.comfy.watch import Watch
 from mmaccel.pipelines.text_to_image.contact_sheet import (
+    describe_difference,
     draw_comparison,
     make_plain,
     title_of,
-    verdict,
 )
-from mmaccel.pipelines.text_to_image.generator import warm_up
+from mmaccel.pipelines.text_to_image.pipeline import warm_up
 
 _MOST = 64  # images that can be seen on one sheet
 
@@ -34,7 +34,7 @@ def compare_images(host: Host, **inputs: Any) -> Made:
         warm_up(pipe, each, request.params, request.captions[0], rows, host.check_interrupt)
     plain, made = request.make(plain_policy, watch), request.make(policy, watch)
     sheet = draw_comparison(title_of(request.chosen.name, policy), plain, made, dtype)
-    record = Record.of(request, made, verdict(plain, made, dtype))
+    record = Record.of(request, made, describe_difference(plain, made, dtype))
     return Made((to_tensor([sheet]), to_tensor(plain.images), to_tensor(made.images), record))
 
 

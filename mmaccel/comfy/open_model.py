@@ -16,8 +16,7 @@ from mmaccel.loading import DTYPES
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.sources import check_device, content_files, is_hub_id
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
-from mmaccel.pipelines.text_to_image.generator import ImageGenerator
-from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator, TextToImage
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source
 from mmaccel.results import EXACT_DTYPE
 

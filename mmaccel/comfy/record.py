@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.request import Request
 from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, Made, NodeSpec, Output, Socket
-from mmaccel.pipelines.text_to_image.contact_sheet import promise, title_of
+from mmaccel.pipelines.text_to_image.contact_sheet import describe_guarantee, title_of
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 
@@ -58,7 +58,7 @@ def tell_run(model: Any, chosen: NamedPolicy, stats: Stats, own: Sequence[str], 
     """
     lines = {
         "policy": title_of(chosen.name, chosen.policy),
-        "promise": promise(stats, model.dtype),
+        "promise": describe_guarantee(stats, model.dtype),
         **{name: value for name, value in more.items() if value},
         "model": f"{model.name} ({model.dtype} on {model.pipe.model.device})",
     }

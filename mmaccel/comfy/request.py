@@ -17,10 +17,10 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.table import MODEL, POLICY, Socket, Widget
 from mmaccel.comfy.watch import Watch
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.text_to_image.generator import GenerationSettings
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.pipelines.text_to_image.outputs import Request as Wanted
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class Watch:
     def _draw(self, progress: Any) -> Any:
         try:
             asked = [self._requests[row] for row in progress.rows]
-            captions, seeds = [each.caption for each in asked], [each.seed for each in asked]
+            captions, seeds = [each.prompt for each in asked], [each.seed for each in asked]
             image = draw_progress(self.image_model, progress, captions, seeds)
         except torch.OutOfMemoryError:  # the run itself may have room: it goes on without
             self._can_draw = False

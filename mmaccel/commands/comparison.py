@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmaccel.pipelines.text_to_image.contact_sheet import identical, verdict
+from mmaccel.pipelines.text_to_image.contact_sheet import describe_difference, identical
 from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:
@@ -31,4 +31,4 @@ def print_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: st
         )
     console = wide_console()
     console.print(table)
-    console.print(f"{verdict(plain, made, dtype)}. Means over {count} images.")
+    console.print(f"{describe_difference(plain, made, dtype)}. Means over {count} images.")

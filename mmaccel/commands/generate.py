@@ -108,7 +108,7 @@ def generate(
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.model import (
         choose_params,
-        encode_captions,
+        encode_prompts,
         spread_negatives,
     )
     from mmaccel.samplers.noise import Noise
@@ -163,7 +163,7 @@ def generate(
         count = 8 if len(captions) == 1 and model in MODELS else len(captions)
     captions = [captions[k % len(captions)] for k in range(count)]
     (negative,) = spread_negatives(negative, 1)
-    encode_captions(pipe.image_model, captions, [negative] * count, params)
+    encode_prompts(pipe.image_model, captions, [negative] * count, params)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)
     extras = given(size=size, family=family)

@@ -22,15 +22,15 @@ from mmaccel.outputs.image_files import (
 )
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.contact_sheet import (
+    describe_guarantee,
     draw_comparison,
     draw_sheet,
     make_panel,
     make_plain,
-    promise,
     title_of,
 )
-from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.pipelines.text_to_image.outputs import Request
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def draw_contact_sheet(name: str, made: ImageOutput, dtype: str) -> Any:
     """All images of a run on one sheet, under the policy's name."""
     stats, count = made.stats, len(made.prompts)
     foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
-    return draw_sheet([make_panel(name, promise(stats, dtype), made, foot)], columns=4)
+    return draw_sheet([make_panel(name, describe_guarantee(stats, dtype), made, foot)], columns=4)
 
 
 @contextmanager

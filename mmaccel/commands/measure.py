@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
-from mmaccel.pipelines.text_to_image.generator import warm_up
+from mmaccel.pipelines.text_to_image.pipeline import warm_up
 from mmaccel.results import exactness_in
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Image to video: first frames to tokens, the rest of a clip's tokens by a policy, then frames."""
+"""Image to video: the first frames are encoded, a policy decodes the rest of a clip's tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
+    collect_payloads,
     decode_rows,
-    keep_payloads,
     pick_max_num_seqs,
 )
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -33,7 +33,7 @@ CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
 
 
 class ImageToVideo:
-    """Clips that begin with given frames, by any window policy. One run at a time: the model keeps
+    """Clips that begin with given frames, by any window policy. One run at a time: the model has
     one cache.
 
     Args:
@@ -71,7 +71,7 @@ class ImageToVideo:
             codec: the same of the codec, which turns tokens into frames; None takes the one that
                 the authors published, from the hub.
             device: where to run.
-            dtype: of model and codec. "bitwise" is promised in float32 and float64.
+            dtype: of model and codec. "bitwise" is guaranteed in float32 and float64.
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
 
         Raises:
@@ -80,13 +80,13 @@ class ImageToVideo:
         """
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
-        how = Engine(cuda_graphs)
-        how.check(device)
+        engine = Engine(cuda_graphs)
+        engine.check(device)
         check_device(device, dtype)
         source = find_model(name, {})
         codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
         video = load_cosmos(source, codec_source, LoadConfig(device, dtype))
-        return cls(video, source, how, codec_source)
+        return cls(video, source, engine, codec_source)
 
     def __call__(
         self,
@@ -106,12 +106,13 @@ class ImageToVideo:
 
         Args:
             start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
-                float in 0..1. Of more frames than the model takes, the last ones count.
+                float in 0..1. If it has more frames than the model takes, the last ones are used.
             policy: how to decode; None is `Jacobi()`.
             seed: one, or several for as many clips with the same start. A clip depends on its own
                 seed and start alone.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value that the
-                model's authors recommend (`video.params`); top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value
+                that the model's authors recommend (`video.params`); top_k 0 and top_p 1 keep all
+                tokens.
             batch_size: clips that are decoded at a time at most; None decodes all together. The
                 next clip starts when one has finished.
             deliver: called with every clip as soon as it is finished, in the order they end. An
@@ -134,7 +135,7 @@ class ImageToVideo:
         made: dict[int, Clip] = {}
         stats = self.serve(
             start, params, policy=policy, seed=seed, batch_size=batch_size,
-            deliver=keep_payloads(made, deliver), on_step=on_step,
+            deliver=collect_payloads(made, deliver), on_step=on_step,
         )  # fmt: skip
         return Clips([made[k] for k in sorted(made)], stats)
 
@@ -149,10 +150,10 @@ class ImageToVideo:
         deliver: Callable[[Clip], None],
         on_step: OnStep | None = None,
     ) -> Stats:
-        """Continue frames and pass each clip to `deliver` as soon as it is finished; keep none.
+        """Continue frames, and pass each clip to `deliver` as soon as it is finished.
 
         Args:
-            filters: temperature and truncation, without guidance; `video.params` is what the
+            params: temperature and truncation, without guidance; `video.params` is what the
                 model's authors recommend.
             start, policy, seed, batch_size, deliver, on_step: see `__call__`.
 
@@ -197,7 +198,7 @@ class ImageToVideo:
 
     @property
     def model(self) -> TokenModel:
-        """What predicts the tokens."""
+        """The model that predicts the tokens."""
         return self.video.window
 
 
@@ -208,8 +209,8 @@ def finish_clip(
 
     Args:
         video: the model.
-        given: `[f, rows, columns]` int64, the tokens that the clip begins with.
-        n_given: pixel frames they were encoded from.
+        given: `[f, rows, columns]` int64, the tokens of the given frames.
+        n_given: number of given pixel frames.
         seed: of the row.
         row: the tokens of the other frames.
     """

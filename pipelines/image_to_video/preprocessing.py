@@ -1,4 +1,4 @@
-"""The frames a clip begins with: images of any size to those a model takes."""
+"""Preprocessing of the given frames of a clip: images of any size to a model's frames."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tensor:
-    """The last frames of `start`, as many as a model takes.
+    """The last frames of `start`, as many as the model takes.
 
     Args:
         start: a PIL image, a list of them (see `upright_rgb`), or `[F, height, width, 3]`, uint8
             or float in 0..1.
-        size: width and height that are wanted; frames are made smaller or larger until they cover
-            it, and what stands out is cut off on both sides.
-        starts: numbers of frames a clip may begin with, smallest first; the largest that is there.
+        size: width and height of the result; frames are scaled to cover it, and cropped in the
+            centre.
+        starts: numbers of frames that the model accepts, smallest first; the largest one that
+            `start` has is used.
 
     Returns:
         `[F, 3, height, width]` float32 in -1..1.
 
     Raises:
-        OptionError: no frames, or images without pixels or of unknown brightness.
+        OptionError: no frames, images without pixels, or images of unknown brightness.
     """
     from PIL import Image
 
@@ -56,7 +57,7 @@ def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tens
 
 
 def _images(frames: Tensor) -> list[Image]:
-    """Frames of a tensor, 8 bits a channel."""
+    """Frames of a tensor as images with 8 bits a channel."""
     from PIL import Image
 
     is_video = frames.ndim == 4 and frames.shape[-1] == 3 and min(frames.shape) > 0
@@ -73,16 +74,16 @@ def _images(frames: Tensor) -> list[Image]:
 
 
 def upright_rgb(image: Image) -> Image:
-    """An image in red, green and blue, the side up that a camera noted; without transparency.
+    """An image as RGB, rotated by its EXIF orientation, without transparency.
 
     Raises:
-        OptionError: whole numbers or floats that do not say which of them is white.
+        OptionError: 32-bit integers or floats, whose white level is unknown.
     """
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # which Pillow would cut at 255, to almost white
-        high = image.tobytes()[0 if image.mode == "I;16B" else 1 :: 2]  # byte of each number
+    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
+        high = image.tobytes()[0 if image.mode == "I;16B" else 1 :: 2]  # of each number
         return Image.frombytes("L", image.size, high).convert("RGB")
     if image.mode in ("I", "F"):
         raise OptionError(
@@ -93,7 +94,7 @@ def upright_rgb(image: Image) -> Image:
 
 
 def _cover(image: Image, size: tuple[int, int]) -> Image:
-    """An image that fills `size`, cut in the middle of what is too long."""
+    """Scale an image to cover `size`, and crop its centre."""
     from PIL import Image
 
     if not image.width or not image.height:
@@ -106,9 +107,9 @@ def _cover(image: Image, size: tuple[int, int]) -> Image:
     wide, high = math.ceil(scale * image.width), math.ceil(scale * image.height)
     left, top = round((wide - width) / 2), round((high - height) / 2)
     across, down = image.width / wide, image.height / high
-    seen = (left * across, top * down, (left + width) * across, (top + height) * down)
-    # Only what is seen is scaled: of a strip that is a pixel wide, all of it would fill the memory.
-    return image.resize(size, Image.Resampling.BILINEAR, seen)
+    box = (left * across, top * down, (left + width) * across, (top + height) * down)
+    # Only the visible part is scaled: a scaled strip one pixel wide would fill the memory.
+    return image.resize(size, Image.Resampling.BILINEAR, box)
 
 
 def _describe(start: Any) -> str:

@@ -19,7 +19,7 @@ class VideoModel(Protocol):
     Attributes:
         window: predicts the tokens, in raster order, frame after frame.
         layout: rows and columns of a frame of tokens.
-        filters: temperature and truncation that the model's authors recommend.
+        params: temperature and truncation that the model's authors recommend.
         n_frames: frames of tokens in a clip.
         starts: numbers of pixel frames that a clip may begin with, smallest first.
         size: width and height of the pixel frames.

@@ -1,6 +1,6 @@
-"""Models of transformers from a folder: every tensor there, no other, or a clear refusal.
+"""Loading of checkpoints: folders of transformers and diffusers, and single files of tensors.
 
-Checkpoints of one file: read, and put into a module, all of it and nothing else.
+A checkpoint with missing, surplus or reshaped tensors is refused with their names.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """Where a model goes, and what its files do not tell.
+    """How a model is loaded.
 
     Attributes:
-        device, dtype: where to run, and in what.
-        size: width and height of the images in pixels; None takes the model's own.
+        device, dtype: of the model.
+        size: width and height of the images in pixels; None takes the model's default.
         decoder: a file with the image decoder, for checkpoints that have none.
 
     Raises:
-        OptionError: a size that is no pair of positive integers, or no such file.
+        OptionError: a size that is not a pair of positive integers, or a missing file.
     """
 
     device: torch.device | str = "cpu"
@@ -52,7 +52,7 @@ class LoadConfig:
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What libraries raise over files that are cut, garbage, or of another model."""
+    """Exceptions that libraries raise for files that are truncated, corrupt or of other models."""
     from pickle import UnpicklingError
 
     from safetensors import SafetensorError
@@ -62,16 +62,20 @@ def unreadable() -> tuple[type[Exception], ...]:
 
 
 def load_model(
-    kind: Any, folder: Path, load_config: LoadConfig, spare: str = "$^", dtype_name: str = "dtype"
+    kind: Any,
+    folder: Path,
+    load_config: LoadConfig,
+    optional: str = "$^",
+    dtype_name: str = "dtype",
 ) -> Any:
-    """A model in evaluation mode.
+    """Load a model in evaluation mode.
 
     Args:
         kind: class of transformers or diffusers.
-        folder: what `save_pretrained` wrote.
-        place: device and dtype.
-        spare: pattern of names of tensors that need not be there, or may be there for nothing.
-        dtype_name: what the class calls the dtype.
+        folder: written by `save_pretrained`.
+        load_config: device and dtype.
+        optional: pattern of names of tensors that may be missing or surplus.
+        dtype_name: the class's name of its dtype argument.
 
     Raises:
         UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
@@ -81,7 +85,7 @@ def load_model(
             folder,
             local_files_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # refused below, with names
             **{dtype_name: load_config.dtype},
         )
     except unreadable() as error:
@@ -97,7 +101,7 @@ def load_model(
         ("missing", set(missing) - set(reshaped)),
         ("surplus", surplus),
     ):
-        names = sorted(name for name in found if not re.search(spare, name))
+        names = sorted(name for name in found if not re.search(optional, name))
         if names:
             raise UnsupportedModelError(
                 f"model: expected the tensors of {kind.__name__} in {folder}, received {len(names)}"
@@ -107,10 +111,10 @@ def load_model(
 
 
 def load_processor(kind: Any, folder: Path) -> Any:
-    """A processor or tokenizer of transformers from a folder.
+    """Load a processor or tokenizer of transformers.
 
     Raises:
-        UnsupportedModelError: its files are missing or cannot be read.
+        UnsupportedModelError: missing or unreadable files.
     """
     try:
         return kind.from_pretrained(folder, local_files_only=True)
@@ -123,10 +127,10 @@ def load_processor(kind: Any, folder: Path) -> Any:
 
 
 def check_size(load_config: LoadConfig, own: tuple[int, int]) -> None:
-    """Refuse a size for a model that draws only one.
+    """Check the size for a model that has one size.
 
     Raises:
-        OptionError: with that size.
+        OptionError: another size than the model's.
     """
     if load_config.size not in (None, own):
         raise OptionError(
@@ -136,10 +140,10 @@ def check_size(load_config: LoadConfig, own: tuple[int, int]) -> None:
 
 
 def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
-    """Rows and columns of tokens for a size in pixels.
+    """Rows and columns of tokens for a size in pixels, with `step` pixels per token.
 
     Raises:
-        OptionError: sides that are no multiples of `step`.
+        OptionError: sides that are not multiples of `step`.
     """
     width, height = size
     if width < step or height < step or width % step or height % step:
@@ -151,48 +155,46 @@ def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
     return height // step, width // step
 
 
-def check_caption(caption: Any, tokenizer: Any = None, what: str = "a caption") -> str:
-    """A caption, or another prompt, without blanks around it.
+def check_prompt(text: Any, tokenizer: Any = None, what: str = "a prompt") -> str:
+    """Check a user's text and strip blanks from both ends.
 
     Args:
-        caption: what the user gave.
-        tokenizer: of transformers; its control tokens cannot be written in a caption.
-        what: it is to be, for the message.
+        text: given by the user.
+        tokenizer: of transformers; its control tokens are refused in the text.
+        what: description of the text in messages.
 
     Raises:
-        OptionError: no text, nothing in it, half a character, or a control token.
+        OptionError: no text, an empty one, an incomplete character, or a control token.
     """
-    if not isinstance(caption, str) or not caption.strip():
-        raise OptionError(f"prompt: expected {what}, received {caption!r}; write one")
+    if not isinstance(text, str) or not text.strip():
+        raise OptionError(f"prompt: expected {what}, received {text!r}; write one")
     try:
-        caption.encode("utf-8")
-    except UnicodeEncodeError as error:  # what a shell makes of bytes that are no UTF-8
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # surrogates: a shell's bytes that are not UTF-8
         raise OptionError(
-            f"prompt: expected {what} in whole characters, received {caption[error.start]!r} at "
-            f"place {error.start}; write it in UTF-8"
+            f"prompt: expected {what} in whole characters, received {text[error.start]!r} at "
+            f"position {error.start}; write it in UTF-8"
         ) from error
-    is_plain = tokenizer is None or "<" not in caption or ">" not in caption
-    known = [] if is_plain else tokenizer.get_added_vocab()  # slow where codes are among them
-    names = [n for n in known if n.startswith("<") and n.endswith(">")]
-    for name in names:
-        if name in caption:
-            raise OptionError(
-                f"prompt: expected words, received {name}, which the model takes as a command; "
-                "leave it out"
-            )
-    return caption.strip()
+    if tokenizer is not None and "<" in text and ">" in text:
+        for name in tokenizer.get_added_vocab():  # slow for tokenizers with image codes
+            if name.startswith("<") and name.endswith(">") and name in text:
+                raise OptionError(
+                    f"prompt: expected words, received {name}, a control token of the model; "
+                    "leave it out"
+                )
+    return text.strip()
 
 
-_WRAPPERS = ("model", "module", "state_dict", "ema")  # what checkpoints keep weights under
-_UNUSED = ("quantize.codebook_used", "freqs_cis")  # statistics of training, and what is computed
+_WRAPPERS = ("model", "module", "state_dict", "ema")  # keys that hold the weights of a checkpoint
+_UNUSED = ("quantize.codebook_used", "freqs_cis")  # training statistics, and a computed table
 
 
 def read_weights(file: str | Path) -> dict[str, Tensor]:
-    """The tensors of a `.pt` or `.safetensors` file, out of whatever they are wrapped in.
+    """Read the tensors of a `.pt` or `.safetensors` file, also below one of the usual keys.
 
     Raises:
-        OptionError: there is no such file.
-        UnsupportedModelError: it holds no tensors.
+        OptionError: no such file.
+        UnsupportedModelError: a file without tensors.
     """
     file = Path(file)
     if not file.is_file():
@@ -200,7 +202,7 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         return _read_safetensors(file)
     try:
-        with torch.serialization.safe_globals([Namespace]):  # training saves its arguments too
+        with torch.serialization.safe_globals([Namespace]):  # training arguments
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except unreadable() as error:
         reason = " ".join(str(error).split())[:120]
@@ -236,7 +238,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a module without memory its tensors, all of them and no others.
+    """Assign tensors to a module on the meta device: all of its tensors, and no others.
 
     Raises:
         UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.

@@ -1,6 +1,6 @@
-"""Where a model lies that was named: a path, one that ships, or an id of the Hugging Face hub.
+"""Model sources: find a model by its name, and hash the files that determine its results.
 
-Which files of a model decide what it computes, and where it may be loaded.
+A name is a path, the name of a demo model, or an id of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 def find_model(name: str | Path, shipped: Mapping[str, Path], option: str = "model") -> Path:
-    """The folder or file of a model.
+    """Find the folder or file of a model.
 
     Args:
-        name: a path, a name of `shipped`, or an id of the hub, which `huggingface_hub` downloads to
-            its cache and finds there the next time.
-        shipped: what comes with the package, by name.
-        option: what named it, for the message.
+        name: a path, a name in `shipped`, or an id of the hub, which `huggingface_hub` downloads to
+            its cache.
+        shipped: folders of the demo models by name.
+        option: name of the option in messages.
 
     Raises:
-        OptionError: there is none; with the names that ship.
+        OptionError: no such model; with the names of demo models.
     """
     reason = ""
     if isinstance(name, str | Path) and str(name).strip():
         for path in [*([shipped[str(name)]] if str(name) in shipped else []), Path(name)]:
-            if os.path.exists(path):  # which takes a name that is too long for no path
+            if os.path.exists(path):  # False for a name that is too long, unlike Path.exists
                 return path
         if is_hub_id(str(name)):
             try:
@@ -48,12 +48,12 @@ def find_model(name: str | Path, shipped: Mapping[str, Path], option: str = "mod
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name may be an id of the hub, which only asking the hub can tell."""
+    """Whether a name has the form of a hub id."""
     return _HUB.fullmatch(name) is not None
 
 
 def _download(name: str) -> Path:
-    """From the hub, or what is cached of it where the hub cannot be reached."""
+    """Download from the hub; the cached copy where the hub cannot be reached."""
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(name))
@@ -74,12 +74,12 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 
 
 def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
-    """The files of a model that decide what it computes.
+    """The files that determine the results of a model.
 
     Args:
-        source: a folder, of which the weights count and the JSON files that say how they are used,
-            in the order of their names, those of the folders in it, and an image tokenizer that
-            lies beside it; or a file of weights, with LlamaGen's tokenizer and T5 beside it.
+        source: a folder or a file of weights. For a folder: its weights and configurations, those
+            of its subfolders, and an image tokenizer in a sibling folder. For a file: also
+            LlamaGen's image tokenizer and T5 next to it.
         decoder: a further file.
     """
     if source.is_file():
@@ -88,16 +88,16 @@ def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
         folders = [path for path in folder.iterdir() if path.is_dir() and "t5" in path.name]
     else:
         files, folders = _own_files(source), [path for path in source.iterdir() if path.is_dir()]
-        shelf = tokenizer_folder(source)
-        if shelf != source:
-            files += [path for path in _own_files(shelf) if path.stem == "tokenizer"]
+        sibling = tokenizer_folder(source)
+        if sibling != source:
+            files += [path for path in _own_files(sibling) if path.stem == "tokenizer"]
     for inner in sorted(folders):
         files += _own_files(inner)
     return [*files, *([] if decoder is None else [decoder])]
 
 
 def content_hash(source: Path, decoder: Path | None = None) -> str:
-    """SHA-256 of what a model computes with, as 64 hexadecimal digits; see `content_files`."""
+    """SHA-256 of `content_files`, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for file in content_files(source, decoder):
         with file.open("rb") as opened:
@@ -107,23 +107,23 @@ def content_hash(source: Path, decoder: Path | None = None) -> str:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    """Weights and configurations that lie in a folder itself."""
-    names = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    return [path for path in names if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
+    """Weights and configurations of a folder, without its subfolders."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return [path for path in files if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
 
 
 def check_device(device: Any, dtype: Any) -> None:
-    """Refuse a device that holds no numbers here, and a dtype no model computes in.
+    """Check that the device exists on this machine and that the dtype is a floating-point one.
 
     Raises:
-        OptionError: with what the machine says.
+        OptionError: with the reason from torch.
     """
     import torch
 
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise OptionError(
             f"dtype: expected torch.float32, torch.bfloat16, torch.float16 or torch.float64, "
-            f"received {dtype!r}; float32 keeps every promise"
+            f"received {dtype!r}; float32 keeps every guarantee"
         )
     try:
         float(torch.zeros(1, device=device, dtype=dtype))

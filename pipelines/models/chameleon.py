@@ -1,17 +1,17 @@
-"""Chameleon's kin: Anole draws one size, Lumina-mGPT many.
+"""Chameleon models that generate images: Anole with one size, Lumina-mGPT with many.
 
 Models: Chameleon Team, "Chameleon: Mixed-Modal Early-Fusion Foundation Models", 2024 (arXiv
 2405.09818); E. Chern et al., "Anole", 2024 (arXiv 2407.06135), with Chameleon's guidance 3,
 temperature 0.7 and top-p 0.9; D. Liu et al., "Lumina-mGPT", 2024 (arXiv 2408.02657), with its
-authors' guidance 4, temperature 1 and top-k 2000. An image of Lumina-mGPT opens with its height and
-width in steps of 32 pixels, and every row of tokens ends with a token of its own.
+authors' guidance 4, temperature 1 and top-k 2000. Size tokens (height
+and width in steps of 32 pixels) begin an image of Lumina-mGPT, and a row-end token closes each row.
 
 transformers' class masks image tokens in its logits and has no image decoder. Here the logits of
-image tokens are computed from the body and the head, and pixels come from a VQGAN of our own, whose
-weights are in the checkpoint (`model.vqmodel.decoder.*`) or in a file next to it.
+image tokens are computed from the body and the head. `VQGAN` decodes the pixels; its weights are in
+the checkpoint (`model.vqmodel.decoder.*`) or in a file next to it.
 
-Departures: Lumina-mGPT's authors let the model choose the size it was asked for in words; here the
-tokens of the size are put in place.
+Departures: Lumina-mGPT's authors let the model generate the size tokens; here they are part of the
+prompt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
-    check_caption,
+    check_prompt,
     check_size,
     count_tokens,
     load_model,
@@ -41,8 +41,7 @@ from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
-from mmaccel.tokenizers_vq.taming import rename_taming
-from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
+from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig, rename_taming
 
 _OPEN, _END_OF_TURN = "<racm3:break>", "<reserved08706>"
 _DECODER = "model.vqmodel."  # names of its tensors in a checkpoint begin so
@@ -60,13 +59,13 @@ class ChameleonImages(ImageModel):
     Args:
         model: `ChameleonForConditionalGeneration`.
         tokenizer: its text tokenizer.
-        decoder: turns codes of the VQGAN into pixels.
+        decoder: decodes the codes to pixels.
         size: width and height in pixels.
-        row_end: name of the token that closes a row; None where there is none.
+        row_end: name of the token that closes a row, or None.
     """
 
     family = "Chameleon"
-    no_negatives = "whose authors guide away from an image of nothing in particular"
+    no_negatives = "whose authors use an unconditional row without a text"
     params = SamplingParams(guidance_scale=3.0, temperature=0.7, top_p=0.9)
     window: ImageTokenWindow
 
@@ -89,22 +88,22 @@ class ChameleonImages(ImageModel):
         super().__init__(window, layout, size)
         self._codes = torch.tensor([names.bpe2img[i] for i in ids], device=window.device)
 
-    def encode(self, caption: str) -> list[int]:
-        """A prompt as a user's turn, and what opens an image."""
-        text = self.say(check_caption(caption, self.tokenizer))
-        words = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def encode(self, text: str) -> list[int]:
+        """Ids of the prompt as a user message, and of the tokens before an image."""
+        message = self.message(check_prompt(text, self.tokenizer))
+        words = self.tokenizer(message, add_special_tokens=False)["input_ids"]
         return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), *self.opening()]
 
-    def say(self, caption: str) -> str:
-        """A prompt as the user's turn has it."""
-        return caption
+    def message(self, text: str) -> str:
+        """The user message that asks for a prompt."""
+        return text
 
     def opening(self) -> list[int]:
-        """Ids that open an image."""
+        """Ids of the tokens before an image."""
         return [self.find(_OPEN)]
 
     def unconditional(self) -> list[int]:
-        """Ids before an image of nothing in particular."""
+        """Ids of a prompt without text."""
         return [self.tokenizer.bos_token_id, *self.opening()]
 
     def begin(self, prompt: Prompt) -> Prompt:
@@ -120,22 +119,22 @@ class ChameleonImages(ImageModel):
         """The id of a special token.
 
         Raises:
-            UnsupportedModelError: the tokenizer has none of this name.
+            UnsupportedModelError: the tokenizer has no such token.
         """
-        found: int | None = self.tokenizer.convert_tokens_to_ids(name)
-        if found is None or found == self.tokenizer.unk_token_id:
+        token: int | None = self.tokenizer.convert_tokens_to_ids(name)
+        if token is None or token == self.tokenizer.unk_token_id:
             raise UnsupportedModelError(
                 f"model: expected a tokenizer with {name}, received one without; "
                 "copy Chameleon's tokenizer files, or name another --family"
             )
-        return found
+        return token
 
 
 class LuminaImages(ChameleonImages):
     """Lumina-mGPT as an `ImageModel`, in sides that are multiples of 32 pixels.
 
     Args:
-        model, tokenizer, decoder, size: as in `ChameleonPictures`.
+        model, tokenizer, decoder, size: as in `ChameleonImages`.
     """
 
     family = "Lumina-mGPT"
@@ -145,23 +144,23 @@ class LuminaImages(ChameleonImages):
         super().__init__(model, tokenizer, decoder, size, _ROW_END)
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """See `ImageModel.set_size`; the model has to have a token for both sides."""
+        """See `ImageModel.set_size`; the model must have tokens for both sides."""
         rows, columns = count_grid(size, self.tokenizer, self.decoder.step)
         self.size, self.decoder = size, self.decoder.resize((rows, columns))
         self.layout = replace(self.layout, rows=rows, width=columns)
 
-    def say(self, caption: str) -> str:
-        """A prompt in the authors' sentence."""
+    def message(self, text: str) -> str:
+        """The prompt in the authors' sentence."""
         size = f"{self.size[0]}x{self.size[1]}"
-        return f"Generate an image of {size} according to the following prompt:\n{caption}"
+        return f"Generate an image of {size} according to the following prompt:\n{text}"
 
     def opening(self) -> list[int]:
-        """Ids that open an image of the size, height first."""
+        """Ids of the tokens before an image of this size, height first."""
         sides = [self.find(f"<reserved{_SIZES + n // _STEP:05d}>") for n in self.size[::-1]]
         return [*super().opening(), *sides]
 
     def unconditional(self) -> list[int]:
-        """See `ChameleonPictures.unconditional`; the authors put no token before it."""
+        """Ids of a prompt without text, without a first token as the authors have it."""
         return self.opening()
 
 
@@ -170,7 +169,7 @@ def load_chameleon(folder: Path, load_config: LoadConfig) -> ChameleonImages:
 
     Raises:
         OptionError: another size than the model's, or no image decoder.
-        UnsupportedModelError: files that are missing or do not fit.
+        UnsupportedModelError: missing files, or files that do not fit.
     """
     model, tokenizer = load_body(folder, load_config)
     shape = model.config.vq_config
@@ -186,7 +185,7 @@ def load_lumina(folder: Path, load_config: LoadConfig) -> LuminaImages:
 
     Raises:
         OptionError: sides that are no multiples of 32 pixels, or no image decoder.
-        UnsupportedModelError: files that are missing or do not fit.
+        UnsupportedModelError: missing files, or files that do not fit.
     """
     names = [part for part in folder.parts if part == folder.name or part.startswith("models--")]
     named = re.findall(r"-(512|768|1024)(?!\d)", " ".join(names))
@@ -200,10 +199,10 @@ def load_lumina(folder: Path, load_config: LoadConfig) -> LuminaImages:
 
 
 def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, int]:
-    """Rows and columns of tokens for a size in pixels, `step` of them a token.
+    """Rows and columns of tokens for a size in pixels, with `step` pixels per token.
 
     Raises:
-        OptionError: sides that are no multiples of 32 pixels, or that have no token.
+        OptionError: sides that are no multiples of 32 pixels, or that have no size token.
     """
     count_tokens(size, _STEP)
     known = tokenizer.get_vocab()
@@ -216,35 +215,35 @@ def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, i
 
 
 def load_body(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
-    """The transformer, self-checked, and its text tokenizer; the VQGAN may be there or not."""
+    """Load and self-check the transformer, and load its text tokenizer; the VQGAN is optional."""
     from transformers import AutoTokenizer, ChameleonForConditionalGeneration
 
     tokenizer = load_processor(AutoTokenizer, folder)
     model = load_model(
-        ChameleonForConditionalGeneration, folder, load_config, spare=rf"^{re.escape(_DECODER)}"
+        ChameleonForConditionalGeneration, folder, load_config, optional=rf"^{re.escape(_DECODER)}"
     )
     CausalLM().check(model)
     return model, tokenizer
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[int, int]) -> VQGAN:
-    """The VQGAN of a checkpoint.
+    """Load the VQGAN of a checkpoint.
 
     Args:
         folder: of the checkpoint.
-        place: where it goes; `decoder` names a file that goes before what the folder has.
+        load_config: device; its `decoder` is a file to read instead of the folder's weights.
         shape: transformers' `ChameleonVQVAEConfig`.
         grid: rows and columns of the codes.
 
     Raises:
-        OptionError: no weights of an image decoder anywhere.
+        OptionError: no weights of an image decoder.
         UnsupportedModelError: weights that do not fit.
     """
-    beside = [folder / name for name in _DECODER_FILES if (folder / name).is_file()]
+    files = [folder / name for name in _DECODER_FILES if (folder / name).is_file()]
     if load_config.decoder is not None:
         weights = read_weights(load_config.decoder)
-    elif beside:
-        weights = read_weights(beside[0])
+    elif files:
+        weights = read_weights(files[0])
     else:
         weights = _read_inside(folder)
     if not any(name.startswith("decoder.") for name in weights):
@@ -268,7 +267,7 @@ def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[
 
 
 def _read_inside(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint's own `vqmodel`, if it has any."""
+    """The `vqmodel` tensors of a checkpoint; empty if it has none."""
     from safetensors import safe_open
 
     found = {}

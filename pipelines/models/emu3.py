@@ -1,8 +1,10 @@
-"""Emu3-Gen: text and image tokens with one head, image rows closed by a token of their own.
+"""Emu3-Gen: text and image tokens with one head; a row-end token closes each row of an image.
 
-Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). What
-follows the last row of the grid is known and not generated. Guidance 3 against a negative prompt
-and top-k 2048 are the authors'; a negative prompt that is given replaces theirs.
+Model: X. Wang et al., "Emu3: Next-Token Prediction is All You Need", 2024 (arXiv 2409.18869). The
+authors use top-k 2048 and guidance 3 against a negative prompt; a given negative prompt replaces
+theirs.
+
+Departures: the tokens after the last row are known, so they are not generated.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
-    check_caption,
+    check_prompt,
     count_tokens,
     load_model,
     load_processor,
@@ -30,13 +32,13 @@ from mmaccel.tokenizers_vq.grid import Grid
 
 _STEP = 8  # pixels a token
 _SIDE = 720  # of the authors' images
-_PRAISE = " masterpiece, film grained, best quality."
+_SUFFIX = " masterpiece, film grained, best quality."
 _NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, "
     "cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, "
     "username, blurry."
 )
-_BEHIND = 3  # tokens that `decode_image_tokens` drops at the end
+_N_CLOSING = 3  # tokens that `decode_image_tokens` drops at the end
 
 
 class Emu3Images(ImageModel):
@@ -67,13 +69,13 @@ class Emu3Images(ImageModel):
         self.layout = Grid(rows, columns, n_codes + 1, tokens=(0, n_codes), row_end=n_codes)
         self._negative = self._encode(_NEGATIVE)
 
-    def encode(self, caption: str) -> list[int]:
-        """A prompt with the authors' words after it, the grid's size, what opens an image."""
-        return self._encode(check_caption(caption, self.processor.tokenizer) + _PRAISE)
+    def encode(self, text: str) -> list[int]:
+        """Ids of the prompt with the authors' suffix, of the grid's size and the image's start."""
+        return self._encode(check_prompt(text, self.processor.tokenizer) + _SUFFIX)
 
-    def encode_negative(self, caption: str) -> list[int]:
-        """A negative prompt as the authors' own is written: without their words of praise."""
-        return self._encode(check_caption(caption, self.processor.tokenizer))
+    def encode_negative(self, text: str) -> list[int]:
+        """Ids of a negative prompt, like the authors' own without their suffix."""
+        return self._encode(check_prompt(text, self.processor.tokenizer))
 
     def unconditional(self) -> list[int]:
         """The authors' negative prompt."""
@@ -85,30 +87,30 @@ class Emu3Images(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
-        ids = F.pad(self.window.ids[tokens], (0, _BEHIND))
-        parts = [  # one by one: the decoder takes more memory than all the rest
+        ids = F.pad(self.window.ids[tokens], (0, _N_CLOSING))
+        parts = [  # one by one: the decoder needs more memory than the transformer
             self.model.decode_image_tokens(
                 image_tokens=row[None], height=self.layout.rows, width=self.layout.width
             )
             for row in ids
         ]
         pixels = torch.cat(parts).float()  # [B, 3, H, W]
-        shown = self.processor.image_processor
+        config = self.processor.image_processor
         mean, std = (
-            pixels.new_tensor(v)[:, None, None] for v in (shown.image_mean, shown.image_std)
+            pixels.new_tensor(v)[:, None, None] for v in (config.image_mean, config.image_std)
         )
         return pixels * std + mean
 
     def _encode(self, text: str) -> list[int]:
         width, height = self.size
-        made = self.processor(
+        encoded = self.processor(
             text=[text],
             return_for_image_generation=True,
             ratio=f"{width}:{height}",
             image_area=width * height,
             return_tensors="pt",
         )
-        ids: list[int] = made["input_ids"][0].tolist()
+        ids: list[int] = encoded["input_ids"][0].tolist()
         return ids
 
 
@@ -117,7 +119,7 @@ def load_emu3(folder: Path, load_config: LoadConfig) -> Emu3Images:
 
     Raises:
         OptionError: sides that are no multiples of 8 pixels.
-        UnsupportedModelError: files that are missing or do not fit.
+        UnsupportedModelError: missing files, or files that do not fit.
     """
     from transformers import Emu3ForConditionalGeneration, Emu3Processor
 

@@ -1,16 +1,16 @@
-"""GLM-Image: a small preview grid, then the large one, at positions of three axes.
+"""GLM-Image: tokens of a small preview grid, then of the large grid, at positions with three axes.
 
-Model: Z.ai, "GLM-Image", 2026. `GlmImageForConditionalGeneration` of transformers draws the two
-grids, 32 pixels a token; diffusers' `GlmImagePipeline`, whose first stage it is, paints the image
-over the large one. The policy decodes the first stage, the second is the pipeline's own.
+Model: Z.ai, "GLM-Image", 2026. It has two stages. `GlmImageForConditionalGeneration` of
+transformers generates the two grids, with 32 pixels per token; a policy decodes this stage. Then
+the diffusion model of diffusers' `GlmImagePipeline` draws the image from the large grid.
 
-The positions (time, row, column) of image tokens are no function of the cache's length alone: the
-model computes them from the prompt and the grids when a call begins, and keeps them. Here each call
-has a table of its own, so that rows may be at different positions. Temperature and top-p are those
+The positions (time, row, column) of image tokens do not follow from the cache length alone: the
+model computes them from the prompt and the grids at the start of a call, and stores them. Here each
+call has its own table, so that rows may be at different positions. Temperature and top-p are those
 of the checkpoint's `generation_config.json`.
 
-Departures: the library's sampling may also draw one of the special ids of the image head; here
-only those of the codebook can be drawn.
+Departures: the library can also sample the special ids of the image head; here only the ids of the
+codebook can be sampled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
-    check_caption,
+    check_prompt,
     count_tokens,
     load_model,
     unreadable,
@@ -43,7 +43,7 @@ from mmaccel.tokenizers_vq.grid import Grid
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_KEPT = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")  # of the model, per call
+_CALL_STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")  # of the model
 _STEP = 32  # pixels a token
 _SIDE = 1024
 
@@ -56,15 +56,15 @@ class GlmImage(CausalLM):
     known: ClassVar[frozenset[str]] = frozenset({"prepare_inputs_for_generation"})
 
     def wrap(self, model: Any) -> CausalLMWindow:
-        """The model in windows, all positions those of text."""
+        """The model as a token model at text positions."""
         return GlmImageWindow(model)
 
     def open(self, call: GenerateCall) -> CausalLMWindow:
-        """The model in windows, at the positions of the call's grids."""
+        """The model as a token model at the positions of the call's grids."""
         return GlmImageWindow(call.model, make_positions(call))
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """What only the original can serve."""
+        """Reasons why only the original loop can serve a call."""
         grids = call.others.get("image_grid_thw")
         if grids is None or not grids.numel():
             yield "a call without image_grid_thw"
@@ -75,11 +75,11 @@ class GlmImage(CausalLM):
 
 
 class GlmImageWindow(CausalLMWindow):
-    """The model in windows.
+    """GLM-Image as a token model.
 
     Args:
         model: `GlmImageForConditionalGeneration`.
-        table: `[R, 3, P]` int64 of `make_positions`; None for text.
+        table: `[R, 3, P]` int64, positions from `make_positions`; None for text.
         vocab_size: as in `CausalLMWindow`.
     """
 
@@ -92,26 +92,26 @@ class GlmImageWindow(CausalLMWindow):
         self._table = table
 
     def plain(self) -> CausalLMWindow:
-        """As in `CausalLMWindow`, at positions of three axes."""
+        """As in `CausalLMWindow`, at positions with three axes."""
         window = GlmImageWindow(self.model)
         window.attention = "model"
         return window
 
     def begin(self, table: Tensor) -> None:
-        """The next run stands at these positions."""
+        """Set the position table of the next run."""
         self._table = table
 
     def make_static(self, value: Tensor) -> Tensor:
-        """As in `StaticModelBuffers`, with as many positions as there is room for."""
+        """As in `StaticModelBuffers`, with as many positions as are reserved."""
         return self.fit(value, value[..., :1].expand(-1, -1, self._positions)).clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:
-        """A table of as many positions as another's: cut, or with its last position repeated."""
-        room = static.shape[-1]
-        return own[..., :room] if own.shape[-1] >= room else _lengthen(own, room)
+        """Cut `own` to the length of `static`, or repeat its last position up to that length."""
+        length = static.shape[-1]
+        return own[..., :length] if own.shape[-1] >= length else _lengthen(own, length)
 
     def position_ids(self, positions: Tensor) -> Tensor:
-        """Positions `[R, W]` in the cache to `[3, R, W]`; behind the last grid, the last one's."""
+        """Cache positions `[R, W]` to `[3, R, W]`; after the grids, the last position repeats."""
         if self._table is None:
             return super().position_ids(positions).expand(3, -1, -1)
         index = positions.clamp(max=self._table.shape[-1] - 1)[:, None].expand(-1, 3, -1)
@@ -127,9 +127,9 @@ def make_positions(call: GenerateCall) -> Tensor:
 
 
 def _positions(call: GenerateCall) -> tuple[Tensor, Tensor]:
-    """Positions of the prompt `[3, B, T]` and of the grids `[B, 3, L]`, by the model's own code."""
+    """Positions of the prompt `[3, B, T]` and the grids `[B, 3, L]`, from the model's own code."""
     inner, others = call.model.model, call.others
-    before = {name: getattr(inner, name) for name in _KEPT}
+    before = {name: getattr(inner, name) for name in _CALL_STATE}
     try:
         prompt, _ = inner.get_rope_index(
             call.ids,
@@ -145,8 +145,8 @@ def _positions(call: GenerateCall) -> tuple[Tensor, Tensor]:
 
 def _lengthen(row: Tensor, length: int) -> Tensor:
     """`[..., 3, P]` to `[..., 3, length]` by repeating the last position."""
-    behind = row[..., -1:].expand(*row.shape[:-1], length - row.shape[-1])
-    return torch.cat([row, behind], -1)
+    repeated = row[..., -1:].expand(*row.shape[:-1], length - row.shape[-1])
+    return torch.cat([row, repeated], -1)
 
 
 class GlmImageImages(ImageModel):
@@ -155,21 +155,21 @@ class GlmImageImages(ImageModel):
     Args:
         pipe: `GlmImagePipeline`.
         size: width and height in pixels.
-        painting: further arguments of the pipeline's call, such as num_inference_steps.
+        diffusion_options: further arguments of the pipeline's call, such as num_inference_steps.
     """
 
     family = "GLM-Image"
-    no_guidance = "GLM-Image's first part was trained without guidance"
-    no_negatives = "whose first part was trained without guidance"
+    no_guidance = "GLM-Image's first stage was trained without guidance"
+    no_negatives = "whose first stage was trained without guidance"
     window: GlmImageWindow
 
-    def __init__(self, pipe: Any, size: tuple[int, int], **painting: Any) -> None:
-        self.pipe, self.painting = pipe, painting
+    def __init__(self, pipe: Any, size: tuple[int, int], **diffusion_options: Any) -> None:
+        self.pipe, self.diffusion_options = pipe, diffusion_options
         self.model = pipe.vision_language_encoder
         n_codes = self.model.config.vq_config.num_embeddings
         self.window = GlmImageWindow(self.model, vocab_size=n_codes)
         self.set_size(size)
-        given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as the pipeline
+        given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as in the pipeline
         self.params = SamplingParams(
             temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
         )
@@ -178,18 +178,18 @@ class GlmImageImages(ImageModel):
         """See `ImageModel.set_size`."""
         count_tokens(size, _STEP)
         self.size = size
-        self._grids = self._prepare("a")["image_grid_thw"]  # the large one, then the preview
+        self._grids = self._prepare("a")["image_grid_thw"]  # large, preview
         self._n_large = int(self._grids[0].prod())
         self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
 
-    def encode(self, caption: str) -> list[int]:
-        """A prompt as a user's turn, both grids' sizes, and the token that opens an image."""
-        text = check_caption(caption, self.pipe.processor.tokenizer)
-        ids: list[int] = self._prepare(text)["input_ids"][0].tolist()
+    def encode(self, text: str) -> list[int]:
+        """Ids of the prompt as a user message, of both grids' sizes and the image's start."""
+        checked = check_prompt(text, self.pipe.processor.tokenizer)
+        ids: list[int] = self._prepare(checked)["input_ids"][0].tolist()
         return ids
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """See `ImageModel.begin`; the window is told the positions of all rows."""
+        """See `ImageModel.begin`; the window needs the positions of all rows."""
         batch, longest = prompt.tokens.shape
         rows = zip(prompt.tokens, prompt.lengths)
         ids = torch.stack([row.roll(longest - int(n)) for row, n in rows])
@@ -203,27 +203,27 @@ class GlmImageImages(ImageModel):
         self.window.begin(make_positions(call))
         return prompt
 
-    def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
-        """See `ImageModel.render`; the pipeline's noise is that of the seeds."""
+    def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Image]:
+        """See `ImageModel.render`; the seeds determine the diffusion noise."""
         rows, columns = int(self._grids[0, 1]), int(self._grids[0, 2])
         large = tokens[:, -self._n_large :].view(-1, 1, rows, columns)
         fine = F.interpolate(large.float(), scale_factor=2, mode="nearest").long().flatten(1)
         drawn = self.pipe(
-            prompt=list(captions),
+            prompt=list(prompts),
             width=self.size[0],
             height=self.size[1],
             prior_token_ids=fine,
             generator=[torch.Generator().manual_seed(seed % 2**63) for seed in seeds],
-            **self.painting,
+            **self.diffusion_options,
         )
         images: list[Image] = drawn.images
         return images
 
-    def _prepare(self, caption: str) -> Any:
-        said = [{"type": "text", "text": caption}]
+    def _prepare(self, text: str) -> Any:
+        content = [{"type": "text", "text": text}]
         processor, (width, height) = self.pipe.processor, self.size
-        text = processor.apply_chat_template([{"role": "user", "content": said}], tokenize=False)
-        return processor(text=[text], target_h=height, target_w=width, return_tensors="pt")
+        chat = processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        return processor(text=[chat], target_h=height, target_w=width, return_tensors="pt")
 
 
 def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
@@ -231,7 +231,7 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
 
     Raises:
         OptionError: sides that are no multiples of 32 pixels.
-        UnsupportedModelError: files that are missing or do not fit.
+        UnsupportedModelError: missing files, or files that do not fit.
     """
     from diffusers import AutoencoderKL, GlmImagePipeline
     from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
@@ -239,7 +239,7 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
 
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
-    with warnings.catch_warnings():  # of diffusers, whose older versions know the older name alone
+    with warnings.catch_warnings():  # older versions of diffusers need "torch_dtype"
         warnings.simplefilter("ignore", FutureWarning)
         parts = {
             name: load_model(kind, folder / name, load_config, dtype_name=dtype_name)

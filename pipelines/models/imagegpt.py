@@ -1,9 +1,9 @@
-"""ImageGPT: pixels of a palette as tokens, in raster order, without prompts.
+"""ImageGPT: palette colours of pixels as tokens, in raster order, without prompts.
 
-Model: M. Chen et al., "Generative Pretraining from Pixels", ICML 2020. Top-k 40 is what the model's
-documentation uses. Its attention cuts a causal mask of its own from a table, by the length of the
-cache, and takes no other; a window whose rows are at different positions needs one for each row. So
-a pass puts its own masks into that table.
+Model: M. Chen et al., "Generative Pretraining from Pixels", ICML 2020. Top-k 40 is the value in the
+model's documentation. The model's attention cuts its causal mask from a table by the cache length,
+and accepts no other mask. A window whose rows are at different positions needs one mask per row, so
+each pass writes its masks into that table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
-_TABLES = r"\.attn\.(masked_)?bias$"  # causal masks, which older files keep
+_TABLES = r"\.attn\.(masked_)?bias$"  # causal masks in older files
 
 
 class ImageGPT(CausalLM):
@@ -33,40 +33,42 @@ class ImageGPT(CausalLM):
     name: ClassVar[str] = "imagegpt"
 
     def wrap(self, model: Any) -> CausalLMWindow:
-        """The model in windows, with causal tables of each pass's own."""
-        return _Tables(model)
+        """The model as a token model that writes each pass's masks into the causal tables."""
+        return ImageGPTWindow(model)
 
 
-class _Tables(CausalLMWindow):
+class ImageGPTWindow(CausalLMWindow):
+    """ImageGPT as a token model."""
+
     reserved = (*CausalLMWindow.reserved, "_table")
     _table: Tensor
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Also makes room for one table `[R, 1, S, S]` of booleans, shared by all layers."""
+        """Also allocate one table `[R, 1, S, S]` of booleans, which all layers share."""
         super().reserve(rows, positions)
-        room = positions + 1
-        self._table = torch.zeros(rows, 1, room, room, dtype=torch.bool, device=self.device)
+        shape = (rows, 1, positions + 1, positions + 1)
+        self._table = torch.zeros(shape, dtype=torch.bool, device=self.device)
 
     @property
-    def _shown(self) -> torch.Tensor:
-        """Tables of the pass's rows."""
+    def _rows_table(self) -> torch.Tensor:
+        """The tables of the pass's rows."""
         assert self._kv_layout is not None
         return self._table[: self._kv_layout.rows]
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        """As in `CausalLMWindow`; what a window has beyond the table scores nothing: zeros."""
+        """As in `CausalLMWindow`; logits of slots after the end of the table are zeros."""
         inside = super().forward(tokens[:, : self._table.shape[-1]], start)
         return F.pad(inside, (0, 0, 0, tokens.shape[1] - inside.shape[1]))
 
     def _replaced_tensors(self) -> dict[str, Tensor]:
-        """Every layer's causal table, replaced by the pass's."""
+        """Replace every layer's causal table by the pass's table."""
         names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
-        return super()._replaced_tensors() | dict.fromkeys(names, self._shown)
+        return super()._replaced_tensors() | dict.fromkeys(names, self._rows_table)
 
     def _run(self, **inputs: Any) -> Any:
-        seen = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
-        width, span = seen.shape[2:]
-        self._shown[:, :, span - width : span, :span] = seen  # where the model looks for it
+        visible = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
+        width, span = visible.shape[2:]
+        self._rows_table[:, :, span - width : span, :span] = visible  # the model reads these
         return super()._run(**inputs)
 
 
@@ -79,8 +81,8 @@ class ImageGPTImages(ImageModel):
     """
 
     family = "ImageGPT"
-    no_guidance = "ImageGPT takes no captions"
-    no_negatives = "which takes no captions"
+    no_guidance = "ImageGPT takes no prompts"
+    no_negatives = "which takes no prompts"
     examples = ("",)
     params = SamplingParams(top_k=40)
 
@@ -90,15 +92,15 @@ class ImageGPTImages(ImageModel):
         super().__init__(window, Grid(side, side, window.vocab_size), (side, side))
         self._palette, self._start = palette.to(window.device), model.config.vocab_size - 1
 
-    def encode(self, caption: str) -> list[int]:
-        """The token that opens every image.
+    def encode(self, text: str) -> list[int]:
+        """The id of the token before every image.
 
         Raises:
             OptionError: a prompt.
         """
-        if not isinstance(caption, str) or caption.strip():
+        if not isinstance(text, str) or text.strip():
             raise OptionError(
-                f"prompt: expected none, as ImageGPT takes no captions, received {caption!r}; "
+                f"prompt: expected none, as ImageGPT takes no prompts, received {text!r}; "
                 "leave it out"
             )
         return [self._start]
@@ -119,7 +121,7 @@ def load_imagegpt(folder: Path, load_config: LoadConfig) -> ImageGPTImages:
     """
     from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
-    model = load_model(ImageGPTForCausalImageModeling, folder, load_config, spare=_TABLES)
+    model = load_model(ImageGPTForCausalImageModeling, folder, load_config, optional=_TABLES)
     side = isqrt(model.config.n_positions)
     check_size(load_config, (side, side))
     clusters = load_processor(ImageGPTImageProcessor, folder).clusters

@@ -1,13 +1,13 @@
-"""Janus: images from an embedding table and a head of their own, in a loop of its own.
+"""Janus: image tokens have their own embedding table and head.
 
 Model: X. Chen et al., "Janus-Pro", 2025 (arXiv 2501.17811), as transformers'
-`JanusForConditionalGeneration`. `generate(generation_mode="image")` doubles the rows for guidance,
-feeds image codes through `generation_embeddings` and reads `generation_head`; text mode is an
-ordinary causal LM. A call is prepared by the library's own code, up to its first pass. The model's
-authors draw at temperature 1 with guidance 5 and keep all tokens.
+`JanusForConditionalGeneration`. `generate(generation_mode="image")` is a separate loop: it
+doubles the rows for guidance, embeds image codes with `generation_embeddings` and computes logits
+with `generation_head`. Text mode is an ordinary causal LM. The library's own code prepares a call
+up to its first pass. The model's authors use temperature 1, guidance 5 and all tokens.
 
-Departures: the library shows its logits processors the prompt alone, never the tokens made; those
-that read a prefix therefore run the original.
+Departures: the library passes only the prompt to its logits processors, never the generated tokens.
+A call with a processor that reads the prefix therefore runs the original loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
-    check_caption,
+    check_prompt,
     check_size,
     load_model,
     load_processor,
@@ -51,18 +51,18 @@ _GUIDANCE_PROCESSOR = "ClassifierFreeGuidanceLogitsProcessor"
 _GUIDANCE = 5.0
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _REPLACED = ("_get_logits_processor", "prepare_inputs_for_generation")
-_HEEDED = {"inputs_embeds", "is_first_iteration", "use_cache", "guidance_scale", "logits_to_keep"}
+_PASSED = {"inputs_embeds", "is_first_iteration", "use_cache", "guidance_scale", "logits_to_keep"}
 
 
 class Janus(CausalLM):
-    """`JanusForConditionalGeneration`: text as any causal LM, images by a loop of its own."""
+    """`JanusForConditionalGeneration`: text as any causal LM, images by their own loop."""
 
     name: ClassVar[str] = "janus"
 
     def own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> OwnLoop | None:
-        """The call as a task, if it asks for images."""
+        """The call as an `OwnLoop` if it generates an image, else None."""
         if options.get("generation_mode", "text") == "text":
             return None
         seen = prepare_image(model, args, options)
@@ -77,7 +77,7 @@ class Janus(CausalLM):
             reasons.append("guidance that does not come first")
         kinds = [(p, find_kind(p)) for p in processors[1:]]
         reasons += [
-            f"a {type(p).__name__}, which Janus shows the prompt alone"
+            f"a {type(p).__name__}, to which Janus passes the prompt alone"
             for p, kind in kinds
             if kind != "flat"
         ]
@@ -116,11 +116,11 @@ def _wrap(tokens: Tensor, config: Any) -> Any:
 
 
 class JanusCodes(CausalLMWindow):
-    """Text ids up to a row's prompt, image codes after it; logits of image codes.
+    """Janus as a token model: text ids in a row's prompt, image codes after it.
 
     Args:
         model: `JanusForConditionalGeneration`.
-        lengths: `[R]` int64, of the prompts of the next run; `begin` sets them too.
+        lengths: `[R]` int64, prompt lengths of the next run; `begin` sets them too.
     """
 
     row_inputs = ("_lengths",)
@@ -131,7 +131,7 @@ class JanusCodes(CausalLMWindow):
         self._lengths = lengths
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """The next run is this prompt's; hands it back."""
+        """Set the prompt lengths of the next run; return the prompt."""
         self._lengths = prompt.lengths
         return prompt
 
@@ -151,17 +151,17 @@ class JanusCodes(CausalLMWindow):
 
 
 class _Prepared(MMAccelError):
-    """Raised where the library would run its first pass."""
+    """Raised at the library's first pass, to end its preparation of a call."""
 
 
 def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
-    """What the library's own code makes of a call, up to its first pass.
+    """Run the library's own preparation of a call, up to its first pass.
 
-    Lists are copied, as the library appends to the caller's.
+    Lists are copied, because the library appends to the caller's lists.
 
     Returns:
-        config, processors, others (names of arguments nobody heeds), ids `[B, T]` as they were
-        given, tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
+        config, processors, others (names of further arguments of a pass), ids `[B, T]` as given,
+        tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
     """
     from transformers import DynamicCache
 
@@ -173,11 +173,11 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
         seen.processors = make(generation_config=generation_config, **others)
         return seen.processors
 
-    def stop(  # the names tell the library which arguments it may pass on
+    def stop(  # the library reads these names to find the arguments that it may pass
         input_ids: Tensor, attention_mask: Tensor, past_key_values: Any = None, **kwargs: Any
     ) -> Any:
         given = {name for name, value in kwargs.items() if value is not None}
-        seen.others = sorted(given - _HEEDED)
+        seen.others = sorted(given - _PASSED)
         seen.tokens, seen.mask = input_ids, attention_mask.bool()
         raise _Prepared
 
@@ -186,7 +186,7 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
     before = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
     model._get_logits_processor, model.prepare_inputs_for_generation = note_processors, stop
     try:
-        # with a cache at hand none is prepared: we need none, and 5.17 cannot
+        # A given cache keeps the library from creating one, which transformers 5.17 cannot.
         original(model, "generate")(*lists, **{**named, "past_key_values": DynamicCache()})
     except _Prepared:
         pass
@@ -198,7 +198,7 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
 
 
 class JanusImages(ImageModel):
-    """Janus as an `ImageModel`; it draws one size.
+    """Janus as an `ImageModel` of one size.
 
     Args:
         model: `JanusForConditionalGeneration`.
@@ -206,7 +206,7 @@ class JanusImages(ImageModel):
     """
 
     family = "Janus"
-    no_negatives = "whose authors guide away from padding in the place of the words"
+    no_negatives = "whose authors use padding instead of words in the unconditional row"
     params = SamplingParams(guidance_scale=_GUIDANCE)
     window: JanusCodes
 
@@ -217,25 +217,25 @@ class JanusImages(ImageModel):
         layout = Grid(side, side, window.vocab_size)
         super().__init__(window, layout, (shape.image_size, shape.image_size))
 
-    def encode(self, caption: str) -> list[int]:
-        """A prompt as a user's turn, and the token that opens an image."""
-        said = [{"type": "text", "text": check_caption(caption, self.processor.tokenizer)}]
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": said}], add_generation_prompt=True
+    def encode(self, text: str) -> list[int]:
+        """Ids of the prompt as a user message, and of the token before an image."""
+        content = [{"type": "text", "text": check_prompt(text, self.processor.tokenizer)}]
+        chat = self.processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True
         )
-        made = self.processor(text=[text], generation_mode="image", return_tensors="pt")
-        ids: list[int] = made["input_ids"][0].tolist()
+        encoded = self.processor(text=[chat], generation_mode="image", return_tensors="pt")
+        ids: list[int] = encoded["input_ids"][0].tolist()
         return ids
 
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
-        """See `ImageModel.make_prompt`; the unconditional rows are the library's own."""
+        """See `ImageModel.make_prompt`. The library builds the unconditional rows."""
         longest = max(map(len, encoded))
         ids = torch.tensor([[0] * (longest - len(row)) + row for row in encoded])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in encoded])
         device = self.window.device
         given = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
         options = {**given, "generation_mode": "image", "guidance_scale": _GUIDANCE}
-        seen = prepare_image(self.model, (), options)  # rows do not depend on the scale
+        seen = prepare_image(self.model, (), options)  # any scale: the rows do not depend on it
         rows = slice(None if guided else len(encoded))
         tokens, mask = seen.tokens[rows], seen.mask[rows]
         branches = 2 if guided else 1
@@ -245,9 +245,9 @@ class JanusImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
-        shown = self.processor.image_processor
+        config = self.processor.image_processor
         pixels = self.model.decode_image_tokens(tokens).float()  # [B, H, W, 3]
-        mean, std = (pixels.new_tensor(v) for v in (shown.image_mean, shown.image_std))
+        mean, std = (pixels.new_tensor(v) for v in (config.image_mean, config.image_std))
         return (pixels * std + mean).permute(0, 3, 1, 2)
 
 
@@ -256,7 +256,7 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
 
     Raises:
         OptionError: another size than the model's.
-        UnsupportedModelError: files that are missing or do not fit.
+        UnsupportedModelError: missing files, or files that do not fit.
     """
     from transformers import JanusForConditionalGeneration, JanusProcessor
 
@@ -269,7 +269,7 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
     model = load_model(JanusForConditionalGeneration, folder, load_config)
     side = model.model.vision_model.config.image_size
     check_size(load_config, (side, side))
-    if not hasattr(model.generation_config, "generation_kwargs"):  # lost where others fill in
+    if not hasattr(model.generation_config, "generation_kwargs"):  # no generation_config
         opening = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
         model.generation_config.generation_kwargs = {"boi_token_id": opening}
     Janus().check(model)

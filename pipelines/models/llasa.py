@@ -1,12 +1,12 @@
-"""Llasa: a Llama that continues text with the codes of X-codec2, one every 20 ms.
+"""Llasa: a Llama that continues text with codes of X-codec2, one every 20 ms.
 
 Z. Ye et al., "Llasa: Scaling Train-Time and Inference-Time Compute for Llama-based Speech
 Synthesis", 2025 (arXiv 2502.04128); the codec is X-codec2 of the same paper, in transformers.
 
-Departures: only codes and the end token may be drawn; the authors draw from the whole vocabulary
-and drop what is no code. No speech prompt: the model chooses the voice. The chat template of Llama
-tells the model today's date; here it is always the one that template falls back to, so that a text
-sounds the same tomorrow.
+Departures: only codes and the end token can be sampled; the authors sample from the whole
+vocabulary and drop other ids. There is no speech prompt: the model chooses the voice. Llama's chat
+template contains today's date; here the date is always the template's default, so that a text
+sounds the same on every day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_caption, load_model
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_model
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
@@ -39,12 +39,10 @@ class LlasaSpeech:
 
     Raises:
         UnsupportedModelError: a tokenizer without the codes of the codec, or without a template
-            that lets the model go on where its answer begins.
+            that lets the model continue a started answer.
     """
 
-    params = SamplingParams(
-        temperature=0.8, top_k=50
-    )  # 50: generate's own, which their call leaves
+    params = SamplingParams(temperature=0.8, top_k=50)  # 50: default of the authors' `generate`
     repetition_penalty = 1.0
     voices: tuple[str, ...] = ()
 
@@ -56,7 +54,7 @@ class LlasaSpeech:
         self.layout = Frames(((self._first, self._first + count),), window.vocab_size, (end,))
         self.sample_rate: int = codec.config.sampling_rate
         self.frame_samples: int = codec.config.hop_length
-        self._try_template()
+        self._check_template()
 
     def encode(self, text: str, voice: str | None) -> list[int]:
         """See `SpeechModel.encode`."""
@@ -65,22 +63,22 @@ class LlasaSpeech:
                 f"voice: expected none for Llasa, which chooses by itself, received {voice!r}; "
                 "leave it out"
             )
-        words = check_caption(text, self.tokenizer, "text to say")
+        words = check_prompt(text, self.tokenizer, "text to say")
         asked = f"<|TEXT_UNDERSTANDING_START|>{words}<|TEXT_UNDERSTANDING_END|>"
         chat = [
             {"role": "user", "content": f"Convert the text to speech:{asked}"},
             {"role": "assistant", "content": _START},
         ]
         options = dict(tokenize=True, return_dict=True, continue_final_message=True)
-        made = self.tokenizer.apply_chat_template(chat, date_string=_DATE, **options)
-        ids: list[int] = made["input_ids"]
+        encoded = self.tokenizer.apply_chat_template(chat, date_string=_DATE, **options)
+        ids: list[int] = encoded["input_ids"]
         return ids
 
-    def _try_template(self) -> None:
+    def _check_template(self) -> None:
         (start,) = find_ids(self.tokenizer, _START)
         try:
             ids, reason = self.encode("a", None), "a prompt that ends otherwise"
-        except Exception as error:  # templates are programs, and raise what they like
+        except Exception as error:  # a template can raise any exception
             ids, reason = [], " ".join(f"{type(error).__name__}: {error}".split())[:120]
         if ids[-1:] != [start]:
             raise UnsupportedModelError(
@@ -89,20 +87,20 @@ class LlasaSpeech:
             )
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """See `SpeechModel.render`; the codec draws nothing."""
+        """See `SpeechModel.render`; the codec is deterministic."""
         codes = (tokens - self._first)[None, None]  # [1, 1, n]
         sound = self.codec.decode(codes.to(self.codec.device)).audio_values.flatten()
         return sound.float().clamp(-1, 1).cpu()
 
 
 def load_llasa(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> LlasaSpeech:
-    """Load the parts.
+    """Load the language model and the codec.
 
     Args:
         source: folder of the language model.
         tokenizer: its tokenizer.
         codec: folder of an `Xcodec2Model`.
-        place: where they go; the codec in float32.
+        load_config: device and dtype; the codec runs in float32.
 
     Raises:
         UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong

@@ -1,13 +1,14 @@
-"""Orpheus: a Llama that continues text with the codes of SNAC, seven every 85 ms.
+"""Orpheus: a Llama that continues text with codes of SNAC, seven every 85 ms.
 
 Canopy Labs, "Orpheus TTS", 2025. Codec: H. Siuzdak, F. Grötschla, L. A. Lanzendörfer, "SNAC:
 Multi-Scale Neural Audio Codec", 2024 (arXiv 2410.14411), in the package `snac`. A frame holds one
 code of the coarsest level, two of the next and four of the finest, depth first: slots 0, (1, 4) and
-(2, 3, 5, 6). Slot s of a frame has ids of its own.
+(2, 3, 5, 6). Each slot of a frame has its own ids.
 
-Departures: each slot draws from its own ids alone, and the end stands between frames only; the
-authors draw from the whole vocabulary and drop what does not fit. All frames are turned into sound
-at once, not in overlapping chunks. SNAC's decoder adds noise of its own: it is drawn by the seed.
+Departures: each slot samples from its own ids alone, and the end token is possible between frames
+only; the authors sample from the whole vocabulary and drop what does not fit. All frames are
+decoded to sound at once, not in overlapping chunks. SNAC's decoder adds noise: here the utterance's
+seed determines it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_caption, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, unreadable
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
 _LEVELS = ((0,), (1, 4), (2, 3, 5, 6))  # slots of a frame, by level of the codec
 _SLOTS = sum(map(len, _LEVELS))
-_DRAWING = Lock()  # of two codecs in two threads, as torch's generators are the process's
-_FIRST = 10  # number of the first code's token; those before it are marks
+_GENERATOR_LOCK = Lock()  # torch's generators belong to the process, not to a thread
+_FIRST = 10  # number of the first code's token; lower numbers are control tokens
 
 
 class OrpheusSpeech:
@@ -70,7 +71,7 @@ class OrpheusSpeech:
         self.frame_samples = int(codec.hop_length) * codec.vq_strides[0]
 
     def encode(self, text: str, voice: str | None) -> list[int]:
-        """See `SpeechModel.encode`; fine-tuned models have voices that `voices` does not list."""
+        """See `SpeechModel.encode`; fine-tuned models have other voices than `voices`."""
         who: Any = self.voices[0] if voice is None else voice
         if (
             not isinstance(who, str)
@@ -81,12 +82,12 @@ class OrpheusSpeech:
                 f"voice: expected a name such as {', '.join(self.voices)}, received {who!r}; "
                 "leave it out"
             )
-        words = check_caption(text, self.tokenizer, "text to say")
+        words = check_prompt(text, self.tokenizer, "text to say")
         ids: list[int] = self.tokenizer(f"{who.strip()}: {words}")["input_ids"]
         return [*self._before, *ids, *self._after]
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """See `SpeechModel.render`; the codec's noise is drawn by `seed`, here and nowhere else."""
+        """See `SpeechModel.render`; `seed` determines the codec's noise."""
         slots = torch.arange(len(tokens), device=tokens.device) % _SLOTS
         frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
         device = next(self.codec.parameters()).device
@@ -98,9 +99,9 @@ class OrpheusSpeech:
 
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Draw by a seed on one device; its state comes back, and no other device's is touched."""
+    """Seed torch's generator of one device, and restore its state afterwards."""
     is_cuda = device.type == "cuda"
-    with _DRAWING, torch.random.fork_rng([device] if is_cuda else []):
+    with _GENERATOR_LOCK, torch.random.fork_rng([device] if is_cuda else []):
         if is_cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
@@ -112,13 +113,13 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
 def load_orpheus(
     source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig
 ) -> OrpheusSpeech:
-    """Load the parts.
+    """Load the language model and the codec.
 
     Args:
         source: folder of the language model.
         tokenizer: its tokenizer.
         codec: folder with config.json and pytorch_model.bin of a SNAC.
-        place: where they go; the codec in float32.
+        load_config: device and dtype; the codec runs in float32.
 
     Raises:
         MissingBackendError: the package `snac` is not installed.

@@ -1,8 +1,7 @@
-"""Images from prompts in a closed list of words: the models that ship with the package.
+"""The demo models of this package: images from prompts in a closed list of words.
 
-One decodes token after token, with a causal LM; the other fills a canvas, with a decoder that has
-no causal mask. The image tokenizer of the second may lie in the folder of another model next to it,
-whose tokens these are.
+`scenes` is a causal LM that generates token after token. `scenes-masked` is a decoder without a
+causal mask that fills a canvas; its image tokenizer may be in the folder of another demo model.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from mmaccel.pipelines.models.scenes_vocabulary import (
 )
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from mmaccel.tokenizers_vq.grid import Grid
-from mmaccel.tokenizers_vq.load import load_tokenizer
 
 
 class WordImages(ImageModel):
-    """An `ImageModel` of three parts, which draws one size.
+    """A demo model as an `ImageModel` of one size.
 
     Args:
-        window: predicts image tokens, V of `tokenizer`: token after token, or in any order.
-        tokenizer: turns tokens into images.
-        words: turns prompts into ids.
+        window: predicts image tokens, a `TokenModel` or a `Denoiser`.
+        tokenizer: decodes tokens to images.
+        words: encodes prompts to ids.
     """
 
     no_negatives = None
@@ -51,13 +50,13 @@ class WordImages(ImageModel):
         self.tokenizer, self.words = tokenizer, words
         self.pad, self.examples = words.pad, (words.words[0],)
 
-    def encode(self, caption: str) -> list[int]:
-        """See `mmaccel.pipelines.models.scenes_vocabulary.CaptionWords.encode`."""
-        return self.words.encode(caption)
+    def encode(self, text: str) -> list[int]:
+        """See `CaptionWords.encode`."""
+        return self.words.encode(text)
 
-    def encode_negative(self, caption: str) -> list[int]:
-        """A negative prompt, in the words of any other."""
-        return self.encode(caption)
+    def encode_negative(self, text: str) -> list[int]:
+        """Encode a negative prompt like a prompt."""
+        return self.encode(text)
 
     def unconditional(self) -> list[int]:
         """Ids of the empty prompt."""
@@ -69,15 +68,15 @@ class WordImages(ImageModel):
 
 
 def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a model of ours. Nothing is downloaded.
+    """Load a causal LM that draws scenes.
 
     Args:
         folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
             `tokenizer.safetensors` (the image tokenizer), and `words.json`.
-        place: where to run; the tokenizer stays in float32.
+        load_config: device, dtype and size; the tokenizer stays in float32.
 
     Raises:
-        OptionError: a file is missing, or such a device, dtype or size.
+        OptionError: a missing file, or another size than the model's.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
     tokenizer, words = load_vocabulary(folder, folder, load_config)
@@ -89,19 +88,19 @@ def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
 
 
 def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a masked model of ours. Nothing is downloaded.
+    """Load a masked model that draws scenes.
 
     Args:
         folder: holds `config.json`, `model.safetensors` and `words.json`; the image tokenizer
-            lies there too, or in the folder that `words.json` names.
-        place: where to run; the tokenizer stays in float32.
+            is there too, or in the folder that `words.json` names.
+        load_config: device, dtype and size; the tokenizer stays in float32.
 
     Raises:
-        OptionError: a file is missing, or no masked model; or such a device, dtype or size.
+        OptionError: a missing file, no masked model, or another size than the model's.
         UnsupportedModelError: no decoder, or one of another vocabulary.
     """
-    said = read_masked(folder)
-    if said is None:
+    masked = read_masked(folder)
+    if masked is None:
         raise OptionError(
             f"model: expected {FILE} with the mask's id in {folder}, received none; "
             "leave the family out"
@@ -110,33 +109,36 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
     check_size(load_config, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, load_config, words.vocab_size + 1)
     window = MaskedLM(
-        model, said["mask"], shift=said.get("logit_shift", 0), vocab_size=tokenizer.vocab_size
+        model, masked["mask"], shift=masked.get("logit_shift", 0), vocab_size=tokenizer.vocab_size
     )
     return WordImages(window, tokenizer, words)
 
 
-def load_vocabulary(shelf: Path, folder: Path, load_config: LoadConfig) -> tuple[Any, CaptionWords]:
-    """The image tokenizer of one folder and the words of another.
+def load_vocabulary(
+    tokenizer_path: Path, folder: Path, load_config: LoadConfig
+) -> tuple[Any, CaptionWords]:
+    """Load the image tokenizer of one folder and the word list of another.
 
     Raises:
         OptionError, UnsupportedModelError: as `load_words`.
     """
     try:
-        tokenizer = load_tokenizer(shelf).to(load_config.device)
+        tokenizer = load_tokenizer(tokenizer_path).to(load_config.device)
         words = CaptionWords.load(folder, tokenizer.vocab_size)
     except unreadable() as error:
         if isinstance(error, MMAccelError):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UnsupportedModelError(
-            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in {shelf} as "
-            f"they were written, received files that cannot be read ({reason}); copy them again"
+            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in "
+            f"{tokenizer_path} as they were written, received files that cannot be read ({reason});"
+            " copy them again"
         ) from error
     return tokenizer, words
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, n_ids: int) -> Any:
-    """A decoder of `n_ids` ids.
+    """Load a decoder with a vocabulary of `n_ids` ids.
 
     Raises:
         OptionError, UnsupportedModelError: as `load_words`.

@@ -1,4 +1,4 @@
-"""Captions in a closed list of words, as the prompt ids of an image model.
+"""Prompts in a closed list of words, encoded to the ids of a demo model.
 
 Ids 0..V-1 are the image's tokens; bos, boi, pad and the words follow in this order. A prompt is
 `[bos, words…, boi]`; the unconditional prompt of classifier-free guidance is `[bos, boi]`.
@@ -20,8 +20,10 @@ _N_SPECIAL = 3
 
 
 def read_masked(folder: Path) -> dict[str, Any] | None:
-    """What `words.json` says of a masked model: `mask` (the id), `logit_shift`, and, where it is
-    not in the folder, `picture_tokenizer`, a folder beside it; None for any other model.
+    """The content of `words.json` of a masked model, None for any other model.
+
+    Its keys are `mask` (the mask token's id), `logit_shift`, and `picture_tokenizer` where another
+    folder holds the image tokenizer (see `tokenizer_folder`).
     """
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -32,8 +34,8 @@ def read_masked(folder: Path) -> dict[str, Any] | None:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Where the image tokenizer of a model lies: in the folder beside it that `words.json` names
-    as `picture_tokenizer`, or in its own.
+    """The folder of a model's image tokenizer: a sibling folder that `words.json` names as
+    `picture_tokenizer`, or the model's own folder.
     """
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -42,19 +44,19 @@ def tokenizer_folder(folder: Path) -> Path:
         return folder
 
 
-def split_words(caption: str) -> list[str]:
-    """Lower-case words of a caption; commas, full stops, colons and hyphens count as blanks."""
-    return re.sub(r"[\s,.;:!\-]+", " ", caption.lower()).split()
+def split_words(text: str) -> list[str]:
+    """Lower-case words of a text; commas, full stops, colons and hyphens count as blanks."""
+    return re.sub(r"[\s,.;:!\-]+", " ", text.lower()).split()
 
 
 @dataclass(frozen=True)
 class CaptionWords:
-    """Turns captions into prompt ids.
+    """Encodes texts to prompt ids.
 
     Attributes:
         n_image_tokens: V, the image tokenizer's vocabulary; the first id after it is bos.
         words: the word list, in id order.
-        max_words: the longest caption in words.
+        max_words: most words of a text.
     """
 
     n_image_tokens: int
@@ -66,7 +68,7 @@ class CaptionWords:
         """Read the word list of a model's folder.
 
         Raises:
-            OptionError: the folder has none.
+            OptionError: the folder has no word list.
         """
         file = Path(folder) / FILE
         if not file.is_file():
@@ -78,17 +80,17 @@ class CaptionWords:
 
     @property
     def bos(self) -> int:
-        """Id that opens every prompt."""
+        """Id of the token that begins every prompt."""
         return self.n_image_tokens
 
     @property
     def boi(self) -> int:
-        """Id after which the image begins."""
+        """Id of the token before the image."""
         return self.n_image_tokens + 1
 
     @property
     def pad(self) -> int:
-        """Id of padding."""
+        """Id of the padding token."""
         return self.n_image_tokens + 2
 
     @property
@@ -96,19 +98,19 @@ class CaptionWords:
         """Number of ids in all: image tokens, three special ids, words."""
         return self.n_image_tokens + _N_SPECIAL + len(self.words)
 
-    def encode(self, caption: str) -> list[int]:
-        """Prompt ids `[bos, words…, boi]` of a caption; capitals and punctuation do not matter.
+    def encode(self, text: str) -> list[int]:
+        """Prompt ids `[bos, words…, boi]`; capitals and punctuation do not matter.
 
         Raises:
             OptionError: no text, no words, unknown words, or more than `max_words`.
         """
-        if not isinstance(caption, str):
-            raise OptionError(f"prompt: expected a caption, received {caption!r}; write one")
-        words = split_words(caption)
+        if not isinstance(text, str):
+            raise OptionError(f"prompt: expected a prompt, received {text!r}; write one")
+        words = split_words(text)
         unknown = list(dict.fromkeys(w for w in words if w not in self.words))
         if unknown:
             raise OptionError(
-                f"prompt: expected words the caption model knows, "
+                f"prompt: expected words the model knows, "
                 f"received {', '.join(map(repr, unknown))}; it knows: {' '.join(self.words)}"
             )
         if not words:
@@ -118,13 +120,13 @@ class CaptionWords:
         if len(words) > self.max_words:
             raise OptionError(
                 f"prompt: expected at most {self.max_words} words, received {len(words)}; "
-                "shorten the caption"
+                "shorten the prompt"
             )
         first = self.n_image_tokens + _N_SPECIAL
         return [self.bos, *(first + self.words.index(w) for w in words), self.boi]
 
     def unconditional(self) -> list[int]:
-        """Prompt ids of the empty caption: `[bos, boi]`."""
+        """Prompt ids of the empty prompt: `[bos, boi]`."""
         return [self.bos, self.boi]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The parts of a model that speaks: a language model in windows, and its tokenizer's codes."""
+"""Shared loading of speech models: the language model, and the ids of its tokenizer's codes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
 
 
 def load_window(source: Path, load_config: LoadConfig) -> CausalLMWindow:
-    """A language model of transformers, self-checked once: its windows give its own logits.
+    """Load a language model of transformers as a token model, and self-check its windows.
 
     Raises:
-        UnsupportedModelError: tensors that are missing or surplus, or a model whose passes cannot
-            be windows.
+        UnsupportedModelError: missing or surplus tensors, or a model that fails the self-check.
     """
     from transformers import AutoModelForCausalLM
 
@@ -30,7 +29,7 @@ def find_ids(tokenizer: Any, *names: str) -> list[int]:
     """Ids of tokens by their names.
 
     Raises:
-        UnsupportedModelError: a tokenizer that does not know one of them.
+        UnsupportedModelError: a tokenizer without one of them.
     """
     known = tokenizer.get_vocab()
     missing = [name for name in names if name not in known]
@@ -43,23 +42,23 @@ def find_ids(tokenizer: Any, *names: str) -> list[int]:
 
 
 def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
-    """The id of the first of many tokens whose ids follow each other.
+    """The first id of a range of tokens with consecutive ids.
 
     Args:
         tokenizer: of transformers.
-        name: of the tokens, with {} where their numbers stand.
-        first: number of the first.
-        count: of them.
+        name: name of the tokens, with {} for their number.
+        first: number of the first token.
+        count: number of tokens.
 
     Raises:
-        UnsupportedModelError: one is missing, or their ids have gaps.
+        UnsupportedModelError: a missing token, or ids with gaps.
     """
     ids = find_ids(tokenizer, *(name.format(first + k) for k in range(count)))
     for k, found in enumerate(ids):
         if found != ids[0] + k:
             raise UnsupportedModelError(
                 f"model: expected {count} tokens {name.format(first)}.. with ids in a row, "
-                f"received {ids[0]} and, {k} behind it, {found}; give a checkpoint and a codec "
+                f"received {ids[0]} and, {k} later, {found}; give a checkpoint and a codec "
                 "that belong together"
             )
     return ids[0]

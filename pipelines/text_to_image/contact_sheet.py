@@ -1,7 +1,7 @@
-"""Contact sheets of images with their prompts, and the comparison of a policy with the plain loop.
+"""Contact sheets of images with their prompts, and sheets that compare two policies.
 
-A comparison has token by token on the left and a policy on the right, and says in words how they
-differ.
+A comparison shows token-by-token decoding on the left and a policy on the right, with a sentence on
+their differences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.results import Stats
 
-_SIDE = 240  # pixels an image is shown at
+_SIDE = 240  # pixels of an image on a sheet
 _GAP, _MARGIN, _BETWEEN = 16, 40, 56
 _TITLE, _TEXT = 26, 17  # font sizes
 _PAPER, _INK, _SOFT, _LINE = "#fbfaf7", "#1f2328", "#6a6f76", "#d9d6cf"
@@ -34,14 +34,14 @@ class Panel:
         title: set large above them.
         note: set small below the title.
         images: PIL images, all of one size.
-        captions: one prompt per image.
-        foot: set below them.
+        prompts: one per image.
+        foot: set below the images.
     """
 
     title: str
     note: str
     images: Sequence[Image]
-    captions: Sequence[str]
+    prompts: Sequence[str]
     foot: str
 
 
@@ -59,7 +59,7 @@ def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 
     title, text = ImageFont.load_default(_TITLE), ImageFont.load_default(_TEXT)
-    wrapped = [_wrap(caption, text) for caption in panels[0].captions]
+    wrapped = [_wrap(prompt, text) for prompt in panels[0].prompts]
     columns = max(1, min(columns, len(wrapped)))
     n_lines = max(map(len, wrapped))
     cell = _SIDE + 8 + n_lines * (_TEXT + 5) + _GAP
@@ -94,10 +94,10 @@ def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
     return sheet
 
 
-def _wrap(caption: str, font: Any) -> list[str]:
-    """Break a caption into lines no wider than an image."""
+def _wrap(prompt: str, font: Any) -> list[str]:
+    """Break a prompt into lines no wider than an image."""
     lines: list[str] = []
-    for word in caption.split():
+    for word in prompt.split():
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and font.getlength(longer) <= _SIDE:
             lines[-1] = longer
@@ -107,7 +107,7 @@ def _wrap(caption: str, font: Any) -> list[str]:
 
 
 def make_plain(policy: Any) -> Any:
-    """What a policy is compared with: one token a pass, in the same order where it has one."""
+    """The policy of one token per pass to compare with, in the same order where it has one."""
     if getattr(policy, "kind", "window") == "window":
         return Autoregressive()
     same = ("order", "block", "cache")
@@ -128,13 +128,13 @@ def identical(plain: ImageOutput, made: ImageOutput) -> int:
     return int((plain.tokens == made.tokens).all(1).sum())
 
 
-def verdict(plain: ImageOutput, made: ImageOutput, dtype: str) -> str:
-    """Say in words how the two sides compare, and what was promised.
+def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> str:
+    """Describe how two outputs differ, and whether the policy's guarantee allows it.
 
     Args:
-        plain: made token by token.
-        made: of the same captions and seeds.
-        dtype: of the generator, both times.
+        plain: from token-by-token decoding.
+        made: from a policy, with the same prompts and seeds.
+        dtype: of the generator for both.
     """
     same, count, exactness = identical(plain, made), len(plain.tokens), made.stats.exactness
     if same == count:
@@ -144,25 +144,24 @@ def verdict(plain: ImageOutput, made: ImageOutput, dtype: str) -> str:
         return (
             f"{same} of {count} images identical, the others on average up to token "
             f"{float(first.float().mean()):.0f}: {dtype} rounds differently in wider passes, "
-            f"{EXACT_DTYPE} keeps the promise"
+            f"{EXACT_DTYPE} keeps the guarantee"
         )
-    kept = {
-        "bitwise": "bitwise was promised: please report this",
-        "distribution": "other draws from the same law, as promised",
-        "relaxed": "a relaxed policy: another law",
+    reason = {
+        "bitwise": "bitwise was guaranteed: please report this",
+        "distribution": "other samples of the same distribution, as guaranteed",
+        "relaxed": "a relaxed policy: another distribution",
     }[exactness]
-    return f"{same} of {count} images identical: {kept}"
+    return f"{same} of {count} images identical: {reason}"
 
 
-def promise(stats: Stats, dtype: str) -> str:
-    """What a run promised in a dtype, in words; a relaxed one says what it spent."""
+def describe_guarantee(stats: Stats, dtype: str) -> str:
+    """The guarantee of a run in a dtype; for a relaxed policy the divergence per token."""
     if stats.nats:
-        return f"relaxed: {stats.nats / stats.tokens:.4f} nats spent a token at most"
+        return f"relaxed: {stats.nats / stats.tokens:.4f} nats per token at most"
     if stats.exactness == "relaxed":
-        spent = stats.total_variation / stats.tokens
-        return f"relaxed: total variation {spent:.3f} spent a token"
+        return f"relaxed: total variation {stats.total_variation / stats.tokens:.3f} per token"
     if stats.exactness == "distribution":
-        return "distribution: another draw from the same law"
+        return "distribution: another sample of the same distribution"
     if dtype != EXACT_DTYPE:
         return f"same seed, same tokens {exactness_in(stats.exactness, dtype)} ({dtype})"
     return "bitwise: same seed, same tokens"
@@ -172,20 +171,20 @@ def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str
     """Both sides on one sheet; `name` is the short name of the policy on the right."""
     panels = [
         make_panel("Token by token", _plain(plain), plain, _cost(plain)),
-        make_panel(name, promise(made.stats, dtype), made, _cost(made)),
+        make_panel(name, describe_guarantee(made.stats, dtype), made, _cost(made)),
     ]
-    return draw_sheet(panels, columns=2, foot=verdict(plain, made, dtype))
+    return draw_sheet(panels, columns=2, foot=describe_difference(plain, made, dtype))
 
 
 def make_panel(title: str, note: str, made: ImageOutput, foot: str) -> Panel:
-    """A panel of the images that were kept; says so where they are not all."""
+    """A panel of the stored images; its note says so if these are not all."""
     shown, count = len(made.images), len(made.prompts)
     note += f" (the first {shown} of {count})" if shown < count else ""
     return Panel(title, note, made.images, made.prompts[:shown], foot)
 
 
 def _plain(side: ImageOutput) -> str:
-    return "one slot a pass" if side.stats.positions else "the plain loop"
+    return "one slot per pass" if side.stats.positions else "the plain loop"
 
 
 def _cost(side: ImageOutput) -> str:
@@ -193,5 +192,5 @@ def _cost(side: ImageOutput) -> str:
     passes = stats.row_passes / count
     return (
         f"{stats.tokens // count} tokens in {passes:.0f} forward passes, "
-        f"{stats.seconds / count:.2f} s an image"
+        f"{stats.seconds / count:.2f} s per image"
     )

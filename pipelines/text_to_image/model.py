@@ -1,8 +1,8 @@
-"""`ImageModel`, the parent of every family of text-to-image models, and prompts encoded for it.
+"""`ImageModel`, the parent class of all text-to-image models, and the encoding of prompts for it.
 
-A negative prompt is one to be guided away from: with classifier-free guidance (J. Ho and T.
-Salimans, 2022, arXiv 2207.12598) the logits are u + s (c - u), and the row that gives u is
-conditioned on it instead of on the model's own unconditional prompt.
+Classifier-free guidance (J. Ho and T. Salimans, 2022, arXiv 2207.12598) computes the logits
+u + s (c - u). A negative prompt replaces the model's own unconditional prompt in the row that gives
+u.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
 
 
 class ImageModel(ABC):
-    """Prompts to token ids, and image tokens to images.
+    """Encodes prompts to token ids, and decodes image tokens to images.
 
-    A family's child has `encode` and `decode`, and `unconditional` where it has guidance. It
-    overrides what else differs.
+    The class of a model family defines `encode` and `decode`, and `unconditional` if the model has
+    guidance. It overrides further methods where the family differs.
 
     Args:
-        window: predicts image tokens: token after token, or in any order.
-        layout: how they lie; `layout.frame` is the number of slots of an image.
+        window: predicts image tokens: a `TokenModel` or a `Denoiser`.
+        layout: order of the image tokens; `layout.frame` is the number of slots of an image.
         size: width and height of an image in pixels.
 
     Attributes:
-        family: name of the family, for people.
-        examples: prompts for a first try.
-        filters: guidance, temperature and truncation as the model's authors recommend.
-        no_guidance: why there is no guidance, after "as"; None where there is.
-        no_negatives: why there are no negative prompts, after a comma; None where there are.
-        pad: id that fills short rows; it is never attended to.
+        family: name of the family in messages.
+        examples: example prompts.
+        params: guidance, temperature and truncation that the model's authors recommend.
+        no_guidance: reason why the model has no guidance, a clause that follows "as"; None if it
+            has guidance.
+        no_negatives: reason why the model has no negative prompts, a clause that follows the
+            family's name; None if it has them.
+        pad: id that fills short rows; no token attends to it.
     """
 
     family: str = "this model"
@@ -57,32 +59,32 @@ class ImageModel(ABC):
     no_negatives: str | None = "whose class has none"
     pad: int = 0
 
-    window: Any  # a TokenModel or a Denoiser; children know which
+    window: Any  # a TokenModel or a Denoiser
 
     def __init__(self, window: TokenModel | Denoiser, layout: Grid, size: tuple[int, int]) -> None:
         self.window, self.layout, self.size = window, layout, size
 
     @abstractmethod
-    def encode(self, caption: str) -> Any:
-        """A prompt, checked and ready for `prompt`: ids, unless `make_prompt` is overridden.
+    def encode(self, text: str) -> Any:
+        """Check a user's prompt and encode it for `prompt`: to ids, unless `make_prompt` differs.
 
         Raises:
-            OptionError: nothing the model can draw.
+            OptionError: a prompt that the model does not take.
         """
 
-    def encode_negative(self, caption: str) -> Any:
-        """A negative prompt, checked and ready for `prompt`; here refused.
+    def encode_negative(self, text: str) -> Any:
+        """Check a negative prompt and encode it for `prompt`. This class refuses all of them.
 
         Raises:
-            OptionError: nothing the model can draw, or a model whose authors guide without.
+            OptionError: a prompt that the model does not take, or a model without negative prompts.
         """
         raise OptionError(
             f"negative prompt: expected none for {self.family}, {self.no_negatives}, received "
-            f"{caption!r:.80}; leave it out"
+            f"{text!r:.80}; leave it out"
         )
 
     def unconditional(self) -> list[int]:
-        """Ids of a row that has no negative prompt; asked for with guidance only."""
+        """Ids of an unconditional row without a negative prompt; called with guidance only."""
         raise NotImplementedError(f"{type(self).__name__}: expected ids of the unconditional row")
 
     def prompt(
@@ -91,16 +93,16 @@ class ImageModel(ABC):
         guided: bool,
         negatives: Sequence[Any | None] | None = None,
     ) -> Prompt:
-        """What stands before the images of B encoded prompts; the next run is theirs.
+        """Build the prompt rows of B images, and prepare the model for a run with them.
 
         Args:
-            encoded: what `encode` made.
+            encoded: B results of `encode`.
             guided: whether a branch of B unconditional rows follows.
-            negatives: what `encode_negative` made for each of the B unconditional rows; None leaves
-                a row, or all of them, the model's own.
+            negatives: B results of `encode_negative`; None for a row, or for all rows, uses the
+                model's own unconditional prompt.
 
         Raises:
-            OptionError: guidance, or negative prompts, for a model whose authors have none.
+            OptionError: guidance or negative prompts for a model without.
         """
         given = [each for each in negatives or () if each is not None]
         if given and self.no_negatives is not None:
@@ -114,66 +116,66 @@ class ImageModel(ABC):
     def make_prompt(
         self, encoded: Sequence[Any], guided: bool, negatives: Sequence[Any | None] | None
     ) -> Prompt:
-        """See `prompt`, whose arguments are checked: rows of ids, padded on the right."""
+        """Build the rows for `prompt`, which has checked the arguments: ids padded on the right."""
         rows = list(encoded)
         if guided:
             own = negatives or [None] * len(rows)
             rows += [self.unconditional() if ids is None else ids for ids in own]
-        made = stack_rows(rows, 2 if guided else 1, self.layout, self.window.device, self.pad)
-        return self.begin(made)
+        prompt = stack_rows(rows, 2 if guided else 1, self.layout, self.window.device, self.pad)
+        return self.begin(prompt)
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """Tell the window whose run is next, where it has to know; hands the prompt back."""
+        """Prepare the window for a run with `prompt`, where the window needs it; return it."""
         return prompt
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """This model for images of another size; weights are shared, nothing is loaded.
+        """A copy of this model for images of another size; the copy shares the weights.
 
         Args:
             size: width and height in pixels.
 
         Raises:
-            OptionError: a size the model does not draw.
+            OptionError: a size that the model does not have.
         """
-        made = copy(self)
-        made.set_size(size)
-        return made
+        resized = copy(self)
+        resized.set_size(size)
+        return resized
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """Draw images of this size from now on; here there is only one.
+        """Change the image size of this model; this class allows its one size only.
 
         Raises:
-            OptionError: a size the model does not draw.
+            OptionError: a size that the model does not have.
         """
         check_size(LoadConfig(size=size), self.size)
 
     @torch.no_grad()
-    def render(self, tokens: Tensor, captions: Sequence[str], seeds: Sequence[int]) -> list[Image]:
-        """Tokens `[B, layout.frame]` int64 to B images.
+    def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Image]:
+        """Decode tokens to B images.
 
         Args:
-            tokens: of the images, structural ones included.
-            captions: their prompts.
-            seeds: theirs, for models that draw once more between tokens and pixels.
+            tokens: `[B, layout.frame]` int64, structural tokens included.
+            prompts: the B texts.
+            seeds: B seeds, for models whose decoder draws random numbers.
         """
         return to_images(self.decode(tokens))
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Tokens `[B, layout.frame]` to pixels `[B, 3, H, W]` in 0..1."""
-        raise NotImplementedError(f"{type(self).__name__}: expected decode, or a render of its own")
+        """Decode tokens `[B, layout.frame]` to pixels `[B, 3, H, W]` in 0..1."""
+        raise NotImplementedError(f"{type(self).__name__}: expected decode or render")
 
 
 def stack_rows(
     rows: Sequence[Sequence[int]], branches: int, layout: Layout, device: torch.device, pad: int = 0
 ) -> Prompt:
-    """Rows of ids, branch by branch, as one prompt.
+    """Stack rows of ids to one prompt.
 
     Args:
-        rows: R lists of ids, none empty.
+        rows: R lists of ids, none empty, branch by branch.
         branches: G; R is a multiple of it.
-        layout: of what is made.
-        device: where the tensors go.
-        pad: fills short rows on the right; it is never attended to.
+        layout: of the generated tokens.
+        device: of the prompt's tensors.
+        pad: id that fills short rows on the right; no token attends to it.
     """
     longest = max(map(len, rows))
     padded = [[*row, *[pad] * (longest - len(row))] for row in rows]  # [R, T]
@@ -186,60 +188,60 @@ class Encoded:
     """Encoded prompts of B images.
 
     Attributes:
-        captions: B of `ImageModel.encode`.
-        negatives: B of `ImageModel.encode_negative`, None where a row has none; None where no row
-            has one.
+        prompts: B results of `ImageModel.encode`.
+        negatives: B results of `ImageModel.encode_negative`, None where a row has no negative
+            prompt; None if no row has one.
     """
 
-    captions: list[Any]
+    prompts: list[Any]
     negatives: list[Any] | None = None
 
     def __getitem__(self, part: slice) -> Encoded:
-        """Some of them."""
+        """The prompts of some images."""
         negatives = None if self.negatives is None else self.negatives[part]
-        return Encoded(self.captions[part], negatives)
+        return Encoded(self.prompts[part], negatives)
 
 
-def encode_captions(
-    images: ImageModel,
-    captions: Sequence[str],
+def encode_prompts(
+    image_model: ImageModel,
+    prompts: Sequence[str],
     negatives: Sequence[str | None] | None,
     params: SamplingParams,
 ) -> Encoded:
     """Check prompts and encode them.
 
     Args:
-        images: the model.
-        captions: B prompts.
+        image_model: the model.
+        prompts: B prompts.
         negatives: B negative prompts, None or empty where an image has none; None for all.
-        filters: of the run.
+        params: of the run.
 
     Raises:
-        OptionError: a prompt the model does not take or has no room for; a negative prompt
-            without guidance, or for a model whose authors have none.
+        OptionError: a prompt that the model does not take or that is too long for it; a negative
+            prompt without guidance, or for a model without negative prompts.
     """
-    encoded = [images.encode(caption) for caption in captions]
+    encoded = [image_model.encode(text) for text in prompts]
     texts = spread_negatives(negatives, len(encoded))
-    own = [None if text is None else _encode_negative(images, text) for text in texts]
-    known = [each for each in own if each is not None]
-    if known and params.guidance_scale == 1:
+    own = [None if text is None else _encode_negative(image_model, text) for text in texts]
+    given = [each for each in own if each is not None]
+    if given and params.guidance_scale == 1:
         raise OptionError(
-            "negative prompt: expected a guidance_scale other than 1 beside it, received 1, with "
-            "which there is no row it could stand in; set guidance_scale, or leave it out"
+            "negative prompt: expected a guidance_scale other than 1 with it, received 1, which "
+            "runs no unconditional rows; set guidance_scale, or leave it out"
         )
-    check_room(images, [*encoded, *known])
-    return Encoded(encoded, own if known else None)
+    _check_positions(image_model, [*encoded, *given])
+    return Encoded(encoded, own if given else None)
 
 
 def spread_negatives(given: Any, count: int) -> list[str | None]:
-    """Negative prompts of `count` images, one each; None where there is none.
+    """Negative prompts of `count` images, one each; None where an image has none.
 
     Args:
-        given: a text for all, a list of texts and None, or None.
-        count: of images.
+        given: one text for all, a list of texts and None, or None.
+        count: number of images.
 
     Raises:
-        OptionError: something else, or a list of another length.
+        OptionError: another type, or a list of another length.
     """
     if given is None or isinstance(given, str):
         texts: list[Any] = [given] * count
@@ -248,33 +250,29 @@ def spread_negatives(given: Any, count: int) -> list[str | None]:
         texts = list(given) if is_list else []
         if len(texts) != count or not all(isinstance(t, str | None) for t in texts):
             raise OptionError(
-                f"negative prompt: expected a text for all, or a list of {count} (one a caption, "
-                f"None for none), received {given!r:.200}; write as many as there are captions"
+                f"negative prompt: expected a text for all, or a list of {count} (one per prompt, "
+                f"None for none), received {given!r:.200}; write as many as there are prompts"
             )
     return [text if text is not None and text.strip() else None for text in texts]
 
 
-def _encode_negative(images: ImageModel, text: str) -> Any:
+def _encode_negative(image_model: ImageModel, text: str) -> Any:
     try:
-        return images.encode_negative(text)
+        return image_model.encode_negative(text)
     except OptionError as error:
-        said = str(error)
-        raise OptionError(said if said.startswith("negative") else f"negative {said}") from error
+        message = str(error)
+        is_named = message.startswith("negative")
+        raise OptionError(message if is_named else f"negative {message}") from error
 
 
-def check_room(images: ImageModel, encoded: Sequence[Any]) -> None:
-    """Refuse prompts with which an image has more positions than the model.
+def _check_positions(image_model: ImageModel, encoded: Sequence[Any]) -> None:
+    """Check that the model has positions for the longest prompt and an image.
 
-    Args:
-        images: the model.
-        encoded: what its `encode` made; what has no length takes what the model keeps for it.
-
-    Raises:
-        OptionError: with the number there may be.
+    Prompts that are not lists of ids, such as class labels, are not counted here.
     """
-    limit: int | None = getattr(images.window, "max_positions", None)
+    limit: int | None = getattr(image_model.window, "max_positions", None)
     longest = max((len(item) for item in encoded if isinstance(item, list)), default=0)
-    positions = longest + images.layout.frame - 1  # the last token is not fed
+    positions = longest + image_model.layout.frame - 1  # the last token is not processed
     if limit is not None and positions > limit:
         raise OptionError(
             f"positions: expected at most {limit} (the model's), received {positions}, of which "
@@ -283,10 +281,10 @@ def check_room(images: ImageModel, encoded: Sequence[Any]) -> None:
 
 
 def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
-    """The filters of a run: what is given, and what is recommended where that is None.
+    """The sampling parameters of a run: the given values, and the recommended ones for None.
 
     Args:
-        recommended: of the model.
+        recommended: by the model's authors.
         **given: fields of `SamplingParams`; a top_k of 0 keeps all tokens.
 
     Raises:
@@ -299,20 +297,20 @@ def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
 
 
 def check_params(params: Any) -> None:
-    """Refuse anything but `SamplingParams`.
+    """Check that `params` is a `SamplingParams`.
 
     Raises:
-        OptionError: something else.
+        OptionError: another type.
     """
     if not isinstance(params, SamplingParams):
         raise OptionError(f"params: expected mmaccel.SamplingParams(...), received {params!r}")
 
 
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
-    """A policy of the model's kind: the one that is given, or an exact one.
+    """The given policy, or for None an exact policy of the model's kind.
 
     Raises:
-        OptionError: no policy, or one of another kind.
+        OptionError: not a policy, or a policy for another kind of model.
     """
     kind = kind_of(window)
     if policy is None:

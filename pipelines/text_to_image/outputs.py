@@ -1,4 +1,4 @@
-"""What a text-to-image pipeline is asked for, and what it hands out."""
+"""Requests to a text-to-image pipeline, and its results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _WEAKER: tuple[Exactness, ...] = ("bitwise", "distribution", "relaxed")
 
 @dataclass(frozen=True)
 class Request:
-    """One image to make.
+    """A request for one image.
 
     Args:
-        caption: the prompt.
+        prompt: text that describes the image.
         seed: 64-bit integer.
-        tag: whatever tells it from others; it is handed back as it is.
-        negative: prompt to be guided away from; None or "" is the model's own.
+        tag: any object that identifies the request; the output returns it unchanged.
+        negative: prompt to guide away from; None or "" uses the model's own unconditional prompt.
     """
 
-    caption: str
+    prompt: str
     seed: int
     tag: Any = None
     negative: str | None = None
@@ -39,10 +39,10 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished image, and what it cost.
+    """A finished image and its cost.
 
     Attributes:
-        request: what was asked for.
+        request: the request it answers.
         image: PIL image, RGB.
         tokens: `[N]` int64, on the CPU.
         passes: forward passes it took part in while it was unfinished.
@@ -56,18 +56,29 @@ class RequestOutput:
     total_variation: float = 0.0
     nats: float = 0.0
 
+    @property
+    def shape(self) -> dict[str, int]:
+        """Number of tokens, and width and height in pixels."""
+        width, height = self.image.size
+        return {"tokens": len(self.tokens), "width": width, "height": height}
+
+    def cost(self, exactness: Exactness) -> dict[str, Any]:
+        """Forward passes, and the divergence of a policy whose `exactness` is "relaxed"."""
+        divergence = {"total_variation": self.total_variation, "nats": self.nats}
+        return {"passes": self.passes, **(divergence if exactness == "relaxed" else {})}
+
 
 @dataclass(frozen=True)
 class ImageOutput:
-    """Finished images and what they cost.
+    """Finished images and their cost.
 
     Attributes:
-        images: B PIL images, RGB; a command that shows fewer keeps the first ones only.
+        images: B PIL images, RGB; a command that shows fewer stores the first ones only.
         tokens: `[B, h*w]` int64, raster order.
         passes: `[B]` int64, forward passes each image took part in while it was unfinished.
-        stats: of the whole batch, or summed over the batches a long list was made in.
-        prompts: B of them.
-        first: index of the first of them in the list asked for.
+        stats: of the whole batch, or summed over several batches.
+        prompts: B prompts.
+        first: index of the first image in the list of the call.
     """
 
     images: list[Image]
@@ -87,7 +98,7 @@ def to_images(pixels: Tensor) -> list[Image]:
 
 
 def add_stats(parts: Sequence[Stats]) -> Stats:
-    """Sum the stats of runs made one after another; the promise is the weakest of theirs.
+    """Sum the stats of consecutive runs; the exactness is the weakest of theirs.
 
     Args:
         parts: at least one, all of the same policy.
@@ -115,7 +126,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
 
 
 def join(parts: Sequence[ImageOutput]) -> ImageOutput:
-    """Put batches made one after another together, in their order; at least one."""
+    """Concatenate consecutive batches, at least one."""
     return ImageOutput(
         [image for p in parts for image in p.images],
         torch.cat([p.tokens for p in parts]),
@@ -126,41 +137,29 @@ def join(parts: Sequence[ImageOutput]) -> ImageOutput:
     )
 
 
-def check_at_least_one(name: str, value: int) -> None:
-    """Refuse a count below 1.
-
-    Raises:
-        OptionError: with its name.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(
-            f"{name}: expected an integer of at least 1, received {value!r}; ask for 1 or more"
-        )
-
-
-def check_captions(captions: Any) -> list[str]:
-    """Prompts as a list of their own; `ImageModel.encode` checks each.
+def check_prompts(prompts: Any) -> list[str]:
+    """Check that `prompts` is a list, and copy it; `ImageModel.encode` checks each prompt.
 
     Raises:
         OptionError: no list, or an empty one.
     """
-    if isinstance(captions, str) or not isinstance(captions, Sequence) or not captions:
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
         raise OptionError(
-            f"prompt: expected a caption or a list of them, received {captions!r}; write one"
+            f"prompt: expected a prompt or a list of them, received {prompts!r}; write one"
         )
-    return list(captions)
+    return list(prompts)
 
 
 def check_requests(requests: Any) -> list[Request]:
-    """Requests as a list of their own.
+    """Check that `requests` is a list of requests with valid seeds, and copy it.
 
     Raises:
-        OptionError: no list, an empty one, something else in it, or a seed that is none.
+        OptionError: no list, an empty one, items of another type, or an invalid seed.
     """
     is_list = isinstance(requests, Sequence) and not isinstance(requests, str) and bool(requests)
     if not is_list or not all(isinstance(request, Request) for request in requests):
         raise OptionError(
-            f"requests: expected a list of mmaccel.Request(caption, seed), received "
+            f"requests: expected a list of mmaccel.Request(prompt, seed), received "
             f"{requests!r:.200}; write one"
         )
     for request in requests:

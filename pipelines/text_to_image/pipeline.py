@@ -1,24 +1,26 @@
 """Text to image: prompts to image tokens under a decoding policy, then tokens to images.
 
-There are two ways to ask. `stream`, and a call, make fixed batches. `serve` takes any number of
-requests, each with its own seed, and gives the place of a finished one to the next (see
-`mmaccel.contracts`); the seed of a request alone decides its image, whatever runs next to it.
+`TextToImage` makes images in two ways. A call and `stream` decode fixed batches. `serve` decodes
+any number of requests, each with its own seed, with continuous batching; the seed of a request
+alone decides its image, whatever runs next to it. `ImageGenerator` serves requests of several image
+sizes with one loaded model: `mmaccel generate`, batches and the ComfyUI nodes use it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.contracts import ContinuousBatching, FinishedRow, Policy, TokenModel
-from mmaccel.errors import OptionError
+from mmaccel.checks import check_integer
+from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import (
@@ -26,7 +28,7 @@ from mmaccel.pipelines.text_to_image.model import (
     ImageModel,
     check_params,
     choose_params,
-    encode_captions,
+    encode_prompts,
     pick_policy,
     spread_negatives,
 )
@@ -34,30 +36,31 @@ from mmaccel.pipelines.text_to_image.outputs import (
     ImageOutput,
     Request,
     RequestOutput,
-    check_at_least_one,
-    check_captions,
+    check_prompts,
     check_requests,
     join,
 )
 from mmaccel.pipelines.text_to_image.registry import open_images
-from mmaccel.results import Generation, OnStep, Stats
+from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
+_WARM_UP_PASSES = 3
+
 
 class TextToImage:
-    """Images from prompts, by any policy. One run at a time: the model keeps one cache.
+    """Images from prompts, by any policy. One run at a time: the model has one cache.
 
     Args:
-        images: the model.
-        source: where it lies, if that is known.
+        image_model: the model.
+        source: path it was loaded from, if known.
         engine: how passes are carried out; None is `Engine()`.
     """
 
     def __init__(
-        self, images: ImageModel, source: Path | None = None, engine: Engine | None = None
+        self, image_model: ImageModel, source: Path | None = None, engine: Engine | None = None
     ) -> None:
-        self.image_model, self.source, self.engine = images, source, engine or Engine()
+        self.image_model, self.source, self.engine = image_model, source, engine or Engine()
 
     @classmethod
     def from_pretrained(
@@ -77,30 +80,31 @@ class TextToImage:
         Args:
             name: "scenes", a folder or file, or an id of the hub (downloaded to its cache).
             device: where to run.
-            dtype: of the generator; "bitwise" is promised in float32 and float64.
-            size: width and height in pixels, for models that draw several.
+            dtype: of the generator; "bitwise" is guaranteed in float32 and float64.
+            size: width and height in pixels, for models with several sizes; None takes the model's
+                default.
             decoder: a file with the image decoder, for checkpoints that have none.
-            family: how the checkpoint is to be read; None finds out. See docs/models.md.
+            family: how the checkpoint is read; None detects it. See docs/models.md.
             cuda_graphs, sync_every: see `mmaccel.pipelines.runner.engine.Engine`.
 
         Raises:
             OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`; a file
                 is missing.
-            UnsupportedModelError: nothing we know, or tensors that are missing or too many.
+            UnsupportedModelError: an unknown family, or missing or surplus tensors.
         """
-        how, file = Engine(cuda_graphs, sync_every), decoder
-        file = Path(file) if isinstance(file, str) else file
-        how.check(device)
-        return cls(*open_images(name, LoadConfig(device, dtype, size, file), family), how)
+        engine = Engine(cuda_graphs, sync_every)
+        engine.check(device)
+        file = Path(decoder) if isinstance(decoder, str) else decoder
+        return cls(*open_images(name, LoadConfig(device, dtype, size, file), family), engine)
 
     @property
     def model(self) -> TokenModel | Denoiser:
-        """What predicts image tokens."""
+        """The model that predicts image tokens."""
         return self.image_model.window
 
     @property
     def length(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens in an image."""
         return self.image_model.layout.frame
 
     @property
@@ -109,18 +113,18 @@ class TextToImage:
         return self.image_model.size
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """This pipeline for images of another size: weights are shared, nothing is loaded.
+        """This pipeline for images of another size. Weights are shared; nothing is loaded.
 
-        What is true of one pipeline is true of both together: one run at a time.
+        Both pipelines together still have one run at a time.
 
         Args:
             size: width and height in pixels.
 
         Raises:
-            OptionError: a size the model does not draw; most models draw one.
+            OptionError: a size that the model does not have; most models have one.
         """
-        images = self.image_model.resize(LoadConfig(size=size).size or self.size)
-        return type(self)(images, self.source, replace(self.engine))
+        image_model = self.image_model.resize(LoadConfig(size=size).size or self.size)
+        return type(self)(image_model, self.source, replace(self.engine))
 
     def __call__(
         self,
@@ -142,26 +146,27 @@ class TextToImage:
 
         Args:
             prompt: one or several.
-            policy: how to decode; `Jacobi()` where none is given, or, for a model that fills a
-                canvas, `LosslessUnmask(order="halton")`.
-            negative_prompt: what is guided away from, for models whose authors have it: one for all
-                or one per prompt; None and "" leave the model's own unconditional prompt.
+            policy: how to decode; None is `Jacobi()`, or `LosslessUnmask(order="halton")` for a
+                model that fills a canvas.
+            negative_prompt: prompt to guide away from, for models whose authors have one: one for
+                all or one per prompt; None and "" use the model's own unconditional prompt.
             seed: one for all (image b is item b of it), or one per image. With one per image an
                 image depends on its own seed and prompt alone.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. What is None is as the model's
-                authors recommend (`pictures.params`); top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value
+                that the model's authors recommend (`image_model.params`); top_k 0 and top_p 1 keep
+                all tokens.
             num_images_per_prompt: images of each prompt, one after another.
-            batch_size: images made together; None makes all together.
+            batch_size: images decoded together; None decodes all together.
             on_step: called after every pass with the state of the running batch.
 
         Returns:
             Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
-            what the images cost, not the images; under other policies an image may differ
-            between batch sizes where an acceptance hangs on the last bit of a probability.
+            the cost, not the images. Under other policies an image may differ between batch sizes
+            where an acceptance depends on the last bit of a probability.
 
         Raises:
-            OptionError: a prompt or an argument outside its domain, before anything is made.
+            OptionError: a prompt or an argument outside its domain, before any pass.
             NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
@@ -173,12 +178,12 @@ class TextToImage:
             top_p=top_p,
             min_p=min_p,
         )
-        captions = [prompt] if isinstance(prompt, str) else check_captions(prompt)
-        check_at_least_one("num_images_per_prompt", num_images_per_prompt)
-        negatives = spread_negatives(negative_prompt, len(captions))
+        prompts = [prompt] if isinstance(prompt, str) else check_prompts(prompt)
         n = num_images_per_prompt
+        check_integer("num_images_per_prompt", n, 1, "ask for 1 or more")
+        negatives = spread_negatives(negative_prompt, len(prompts))
         batches = self.stream(
-            [text for text in captions for _ in range(n)],
+            [text for text in prompts for _ in range(n)],
             params,
             policy=policy,
             negatives=[text for text in negatives for _ in range(n)],
@@ -190,7 +195,7 @@ class TextToImage:
 
     def stream(
         self,
-        captions: Sequence[str],
+        prompts: Sequence[str],
         params: SamplingParams,
         *,
         policy: Policy | CanvasPolicy | None = None,
@@ -199,40 +204,44 @@ class TextToImage:
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
     ) -> Iterator[ImageOutput]:
-        """Make images batch by batch, handing each batch out as it is finished.
+        """Make images batch by batch, and yield each batch as soon as it is finished.
 
         Args:
-            captions: one prompt per image, at least one.
-            filters: guidance, temperature and truncation.
-            negatives: one per image, None or "" where it has none; None for all.
+            prompts: one per image, at least one.
+            params: guidance, temperature and truncation.
+            negatives: one negative prompt per image, None or "" where it has none; None for all.
             policy, seed, batch_size, on_step: as in `__call__`.
 
         Returns:
-            Batches, in order. Everything is checked at once, before the first is asked for.
+            Batches, in order. All arguments are checked at once, before the first batch is read.
 
         Raises:
             OptionError: as in `__call__`.
         """
-        captions = check_captions(captions)
-        check_at_least_one("batch_size", len(captions) if batch_size is None else batch_size)
+        prompts = check_prompts(prompts)
+        step = len(prompts) if batch_size is None else batch_size
+        check_integer("batch_size", step, 1, "ask for 1 or more")
         check_params(params)
-        asked = encode_captions(self.image_model, captions, negatives, params)
-        noise = Noise.from_seed(seed, len(captions), self.model.device)
-        run = pick_policy(policy, self.model)
-        step = len(captions) if batch_size is None else batch_size
+        encoded = encode_prompts(self.image_model, prompts, negatives, params)
+        noise = Noise.from_seed(seed, len(prompts), self.model.device)
+        chosen = pick_policy(policy, self.model)
 
         def batches() -> Iterator[ImageOutput]:
-            for first in range(0, len(captions), step):
+            for first in range(0, len(prompts), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
-                with alone(self.model):
-                    made = self._decode(asked[part], run, params, own, on_step)
+                with alone(self.model), torch.no_grad():
+                    prompt = self._prompt(encoded[part], params)
+                    self.engine.prepare(self.model, prompt, chosen, params)
+                    made = chosen.sample(
+                        self.model, prompt, self.length, params=params, noise=own, on_step=on_step
+                    )
                 began = time.perf_counter()
-                drawn = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                images = self.image_model.render(made.tokens, captions[part], drawn)
+                seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
+                images = self.image_model.render(made.tokens, prompts[part], seeds)
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
-                yield ImageOutput(images, tokens, passes, made.stats, list(captions[part]), first)
+                yield ImageOutput(images, tokens, passes, made.stats, prompts[part], first)
 
         return batches()
 
@@ -246,78 +255,174 @@ class TextToImage:
         deliver: Callable[[RequestOutput], None],
         on_step: OnStep | OnCanvasStep | None = None,
     ) -> Stats:
-        """Make an image for every request, and hand each out as soon as it is finished.
+        """Make an image for every request, with continuous batching.
 
         Args:
             requests: at least one.
-            filters: guidance, temperature and truncation of all.
+            params: guidance, temperature and truncation of all.
             policy: as in `TextToImage.__call__`.
-            rows: most images in the making; the next request takes the place of one whose tokens
-                are made.
-            deliver: called with every finished image, one at a time; an exception from it ends
-                the run and reaches the caller.
-            on_step: called after every pass with the state of the places.
+            rows: images decoded at a time at most; the next request starts when one has finished.
+            deliver: called with every image as soon as it is finished, one at a time. An exception
+                from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running rows.
 
         Returns:
-            What all of it cost; `seconds` are without those of pixels and `deliver`. With a
-            bitwise policy an image has the pixels of `pipe(caption, seed=[seed])`, with the
-            request's negative caption where it has one.
+            Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
+            With a bitwise policy an image has the pixels of `pipe(prompt, seed=[seed])`, with the
+            request's negative prompt where it has one.
 
         Raises:
-            OptionError: a request or an argument outside its domain, before anything is made.
+            OptionError: a request or an argument outside its domain, before any pass.
             NumericsError: the model returned NaN; its `rows` are indices of requests.
             BusyError: another run of this model has not ended.
         """
         requests = check_requests(requests)
-        check_at_least_one("rows", rows)
+        check_integer("rows", rows, 1, "ask for 1 or more")
         check_params(params)
-        captions, negatives = zip(*[(request.caption, request.negative) for request in requests])
-        asked = encode_captions(self.image_model, captions, negatives, params)
+        check_deliver(deliver)
+        texts, negatives = zip(*[(request.prompt, request.negative) for request in requests])
+        encoded = encode_prompts(self.image_model, texts, negatives, params)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
-        run = pick_policy(policy, self.model)
-        if not callable(deliver):
-            raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
-        counter = _Counter(self.image_model, requests, noise.seeds.tolist(), deliver)
-        places = ContinuousBatching(rows, counter.finish)
+        drawn = noise.seeds.tolist()
+        chosen = pick_policy(policy, self.model)
+
+        def finish(row: FinishedRow) -> RequestOutput:
+            """Render one image by itself, so that no other image affects its pixels."""
+            request, tokens = requests[row.row], row.tokens
+            image = self.image_model.render(tokens[None], [request.prompt], [drawn[row.row]])
+            return RequestOutput(
+                request, image[0], tokens.cpu(), row.passes, row.total_variation, row.nats
+            )
+
         with alone(self.model):
-            stats = self._decode(asked, run, params, noise, on_step, places).stats
-        stats.pixel_seconds = counter.pixel_seconds
-        stats.seconds -= counter.seconds
-        return stats
+            with torch.no_grad():
+                prompt = self._prompt(encoded, params)
+            plan = RowPlan(
+                prompt=prompt, length=self.length, max_num_seqs=rows, params=params, noise=noise
+            )
+            return decode_rows(
+                self.model, self.engine, chosen, plan,
+                finish=finish, deliver=deliver, on_step=on_step,
+            )  # fmt: skip
 
-    @torch.no_grad()
-    def _decode(
-        self, asked: Encoded, policy: Any, params: SamplingParams, noise: Noise, on_step: Any,
-        places: ContinuousBatching | None = None,
-    ) -> Generation:  # fmt: skip
-        """Encoded prompts to tokens `[B, N]`, all of them together or in some places."""
-        prompt = self.image_model.prompt(
-            asked.captions, params.guidance_scale != 1, asked.negatives
-        )
-        prompt = prompt if places is None else replace(prompt, batching=places)
-        self.engine.prepare(self.model, prompt, policy, params)
-        options = dict(params=params, noise=noise, on_step=on_step)
-        made: Generation = policy.sample(self.model, prompt, self.length, **options)
-        return made
+    def _prompt(self, encoded: Encoded, params: SamplingParams) -> Prompt:
+        """Token rows of encoded prompts, with unconditional rows where guidance is on."""
+        is_guided = params.guidance_scale != 1
+        return self.image_model.prompt(encoded.prompts, is_guided, encoded.negatives)
 
 
-class _Counter:
-    """Where finished images are rendered and handed out."""
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How images are made.
 
-    def __init__(
-        self, images: ImageModel, requests: Sequence[Request], seeds: Sequence[int],
+    Attributes:
+        name: short name of the policy.
+        policy: the policy.
+        params: guidance, temperature and truncation.
+    """
+
+    name: str
+    policy: Any
+    params: SamplingParams
+
+
+class ImageGenerator:
+    """A model that is loaded once and serves requests of any of its image sizes.
+
+    Args:
+        pipe: the model.
+
+    Attributes:
+        pipe: the model in the size that was asked for last.
+    """
+
+    def __init__(self, pipe: TextToImage) -> None:
+        self.pipe, self._default_size = pipe, pipe.size
+
+    def resize(self, size: tuple[int, int] | None) -> TextToImage:
+        """Switch to another image size, with the same weights; None is the size at loading.
+
+        Raises:
+            OptionError: a size that the model does not have.
+        """
+        size = size or self._default_size
+        if size != self.pipe.size:
+            self.pipe = self.pipe.resize(size)
+        return self.pipe
+
+    def draw(
+        self,
+        requests: Sequence[Request],
+        settings: GenerationSettings,
+        rows: int,
+        on_step: OnStep | OnCanvasStep | None = None,
+        deliver: Callable[[RequestOutput], None] | None = None,
+    ) -> ImageOutput:
+        """Make images and return them together, in the order of the requests.
+
+        Args:
+            requests: each with its own index as its tag.
+            settings, rows, on_step: as in `run_all`.
+            deliver: called with every image as soon as it is finished.
+        """
+        made: dict[int, RequestOutput] = {}
+
+        def keep(output: RequestOutput) -> None:
+            made[output.request.tag] = output
+            if deliver is not None:
+                deliver(output)
+
+        stats = self.run_all(requests, settings, keep, rows, on_step)
+        done = [made[k] for k in range(len(requests))]
+        tokens = torch.stack([each.tokens for each in done])
+        passes = torch.tensor([each.passes for each in done])
+        prompts = [request.prompt for request in requests]
+        return ImageOutput([each.image for each in done], tokens, passes, stats, prompts)
+
+    def run_all(
+        self,
+        requests: Sequence[Request],
+        settings: GenerationSettings,
         deliver: Callable[[RequestOutput], None],
-    ) -> None:  # fmt: skip
-        self._images, self._requests, self._seeds = images, requests, seeds
-        self._deliver = deliver
-        self.pixel_seconds = self.seconds = 0.0
+        rows: int,
+        on_step: OnStep | OnCanvasStep | None = None,
+    ) -> Stats:
+        """Make images in the present size; see `TextToImage.serve`."""
+        return self.pipe.serve(
+            requests, settings.params, policy=settings.policy, rows=rows, deliver=deliver,
+            on_step=on_step,
+        )  # fmt: skip
 
-    def finish(self, row: FinishedRow) -> None:
-        """Render one image by itself, so that others do not enter its pixels, and deliver it."""
-        began, request, seed = time.perf_counter(), self._requests[row.row], self._seeds[row.row]
-        image = self._images.render(row.tokens[None], [request.caption], [seed])[0]
-        self.pixel_seconds += time.perf_counter() - began
-        spent = row.total_variation, row.nats
-        self._deliver(RequestOutput(request, image, row.tokens.cpu(), row.passes, *spent))
-        self.seconds += time.perf_counter() - began
+
+def warm_up(
+    pipe: TextToImage,
+    policy: Policy | CanvasPolicy,
+    params: SamplingParams,
+    text: str,
+    rows: int,
+    callback: Callable[[], None] | None = None,
+) -> None:
+    """Run a few passes, so that the first measured image does not pay for allocations.
+
+    The tokens are not decoded to pixels, which takes some models long.
+
+    Args:
+        pipe: the model.
+        policy, params: as they will be measured.
+        text: prompt of the images, which are thrown away.
+        rows: images decoded together.
+        callback: called after every pass; an exception from it ends the warming up.
+    """
+
+    def stop(progress: Any) -> Any:
+        if callback is not None:
+            callback()
+        return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
+
+    image_model, window = pipe.image_model, pipe.image_model.window
+    encoded = [image_model.encode(text)] * rows
+    noise = Noise.from_seed(0, rows, window.device)
+    with alone(window), torch.no_grad():
+        prompt = image_model.prompt(encoded, params.guidance_scale != 1)
+        policy.sample(window, prompt, pipe.length, params=params, noise=noise, on_step=stop)

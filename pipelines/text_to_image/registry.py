@@ -1,8 +1,4 @@
-"""Text-to-image models by name, and the family of a checkpoint by its files.
-
-A model is named by the name of one that ships, by a path, or by an id of the Hugging Face hub,
-which `huggingface_hub` downloads to its cache and finds there the next time.
-"""
+"""Registry of text-to-image models: the family of a checkpoint, and its loader."""
 
 from __future__ import annotations
 
@@ -13,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import mmaccel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
 if TYPE_CHECKING:  # both need torch, which a listing of families does not
     from mmaccel.pipelines.loading.checkpoint import LoadConfig
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
-IMAGE_MODELS = {  # family -> "module:function" of (path, place) to an `ImageModel`
+IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `ImageModel`
     "words": "mmaccel.pipelines.models.scenes:load_words",
     "masked-words": "mmaccel.pipelines.models.scenes:load_masked_words",
     "janus": "mmaccel.pipelines.models.janus:load_janus",
@@ -40,19 +36,20 @@ _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 def open_images(
     name: str | Path, load_config: LoadConfig, family: str | None = None
 ) -> tuple[ImageModel, Path]:
-    """Load a text-to-image model; also where it lies.
+    """Load a text-to-image model.
 
     Args:
         name: "scenes", a path, or an id of the hub.
-        place: where it goes.
-        family: one of `PICTURES`; None finds it out.
+        load_config: device, dtype, size and decoder.
+        family: one of `IMAGE_MODELS`; None detects it.
+
+    Returns:
+        The model, and the path of its checkpoint.
 
     Raises:
-        OptionError: there is no such model, device, dtype, size or family, or a file is missing.
-        UnsupportedModelError: nothing we know; with what was looked for.
+        OptionError: no such model, device, dtype, size or family, or a missing file.
+        UnsupportedModelError: an unknown family, with the files that were looked for.
     """
-    from mmaccel.pipelines.loading.sources import check_device
-
     if family is not None and family not in IMAGE_MODELS:
         raise OptionError(
             f"family: expected one of {', '.join(IMAGE_MODELS)}, received {family!r}; leave it out"
@@ -62,7 +59,7 @@ def open_images(
     family = family or find_image_family(source, name)
     if load_config.decoder is not None and family not in _WITH_DECODER:
         raise OptionError(
-            f"decoder: expected none for {family}, whose checkpoints have their own, received "
+            f"decoder: expected none for {family}, whose checkpoints contain one, received "
             f"{str(load_config.decoder)!r}; leave it out"
         )
     module, _, function = IMAGE_MODELS[family].partition(":")
@@ -71,25 +68,25 @@ def open_images(
 
 
 def find_source(name: str | Path) -> Path:
-    """The folder or file of a model.
+    """Find the folder or file of a model, also of a demo model.
 
     Raises:
-        OptionError: there is none; with the names that ship.
+        OptionError: no such model; with the names of demo models.
     """
-    shelf = Path(mmaccel.__file__).parent / "demo" / "weights"
-    shipped = sorted(file.parent for file in shelf.glob("*/config.json"))
+    weights = Path(mmaccel.__file__).parent / "demo" / "weights"
+    shipped = sorted(file.parent for file in weights.glob("*/config.json"))
     return find_model(name, {folder.name: folder for folder in shipped})
 
 
 def find_image_family(source: Path, name: str | Path) -> str:
-    """The family of a model, one of `PICTURES`.
+    """The family of a model, one of `IMAGE_MODELS`.
 
     Args:
-        source: where it lies.
-        name: as it was asked for; Lumina-mGPT is told from Chameleon by it where the files do not.
+        source: its folder or file.
+        name: given by the user; it distinguishes Lumina-mGPT from Chameleon where the files do not.
 
     Raises:
-        UnsupportedModelError: none of ours, with what was looked for.
+        UnsupportedModelError: an unknown family, with the files that were looked for.
     """
     is_file = source.is_file() and source.suffix in _FILES
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
@@ -101,15 +98,15 @@ def find_image_family(source: Path, name: str | Path) -> str:
         return "glm-image"
     config = _read(source / "config.json")
     own = str(config.get("model_type"))
-    says = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
-    if own == _LUMINA or (own == "chameleon" and ("lumina" in says or "xllmx" in says)):
+    names = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
+    if own == _LUMINA or (own == "chameleon" and ("lumina" in names or "xllmx" in names)):
         return "lumina-mgpt"
     if own in _BY_TYPE:
         return _BY_TYPE[own]
     found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen's, received {found} in {source}; name --family "
+        f"GlmImagePipeline, or a file of LlamaGen, received {found} in {source}; name --family "
         "if it is one of these, or write an ImageModel (docs/models.md)"
     )
 

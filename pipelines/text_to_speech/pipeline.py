@@ -14,7 +14,7 @@ import torch
 from mmaccel.contracts import FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.media import decode_rows, keep_payloads
+from mmaccel.pipelines.media import collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import pick_policy
@@ -62,7 +62,7 @@ class TextToSpeech:
             codec: the same of the codec, which turns tokens into sound; None takes the one that
                 the family's authors published, from the hub.
             device: where to run.
-            dtype: of the language model; the codec runs in float32. "bitwise" is promised in
+            dtype: of the language model; the codec runs in float32. "bitwise" is guaranteed in
                 float32 and float64.
             family: how the checkpoint is read; None detects it. See docs/speech.md.
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
@@ -72,10 +72,10 @@ class TextToSpeech:
             UnsupportedModelError: an unknown family, or missing or surplus tensors.
             MissingBackendError: a package that the family's codec needs is not installed.
         """
-        how = Engine(cuda_graphs)
-        how.check(device)
+        engine = Engine(cuda_graphs)
+        engine.check(device)
         speech, source, codec_source = open_speech(name, codec, LoadConfig(device, dtype), family)
-        return cls(speech, source, how, codec_source)
+        return cls(speech, source, engine, codec_source)
 
     def __call__(
         self,
@@ -94,18 +94,19 @@ class TextToSpeech:
         deliver: Callable[[Utterance], None] | None = None,
         on_step: OnStep | None = None,
     ) -> Speech:
-        """Say texts.
+        """Speak texts.
 
         Args:
             text: one or several.
             policy: how to decode; None is `Jacobi()`.
-            voice: who says them, for models with several voices; None is the model's default.
+            voice: the speaker, for models with several voices; None is the model's default.
             seed: one for all (text b is item b of it), or one per text. With one per text an
                 utterance depends on its own seed and text alone, and on `max_seconds`.
             max_seconds: after which an utterance is cut. None is 30, or less where the model has
                 no positions for 30 s after the longest text.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value that the
-                model's authors recommend (`speech.params`); top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value
+                that the model's authors recommend (`speech.params`); top_k 0 and top_p 1 keep all
+                tokens.
             repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
                 None takes the value that the authors recommend.
             batch_size: utterances that are decoded at a time at most; None decodes all together.
@@ -120,8 +121,8 @@ class TextToSpeech:
 
         Raises:
             OptionError: a text or an argument outside its domain, before any pass.
-            UnsupportedModelError: a text of which the tokenizer makes ids the model does not have,
-                before any pass.
+            UnsupportedModelError: a tokenizer with ids that the model does not have, before any
+                pass.
             NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
@@ -133,20 +134,20 @@ class TextToSpeech:
         )  # fmt: skip
         model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
         made: dict[int, Utterance] = {}
-        keep = keep_payloads(made, deliver)
+        collect = collect_payloads(made, deliver)
 
         def finish(row: FinishedRow) -> Utterance:
             return finish_utterance(self.speech, plan, row)
 
         with alone(model):
             stats = decode_rows(
-                model, self.engine, chosen, plan, finish=finish, deliver=keep, on_step=on_step
+                model, self.engine, chosen, plan, finish=finish, deliver=collect, on_step=on_step
             )
         return Speech([made[k] for k in range(len(plan.texts))], stats)
 
     @property
     def model(self) -> TokenModel:
-        """What predicts the tokens."""
+        """The model that predicts the tokens."""
         return self.speech.window
 
 

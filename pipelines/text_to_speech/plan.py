@@ -1,4 +1,4 @@
-"""Checks a call of `TextToSpeech` and plans it: prompts, maximum length, filters, seeds."""
+"""Checks a call of `TextToSpeech` and plans it: prompts, maximum length, parameters, seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import check_caption
+from mmaccel.pipelines.loading.checkpoint import check_prompt
 from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
 from mmaccel.pipelines.media import RowPlan, pick_max_num_seqs
 from mmaccel.pipelines.text_to_image.model import choose_params, stack_rows
@@ -18,10 +18,10 @@ from mmaccel.pipelines.text_to_speech.types import SpeechModel
 from mmaccel.samplers.noise import Noise, check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_WHOLE_PREFIX = 2**31 - 1  # tokens that the repetition penalty looks back at
+_WHOLE_PREFIX = 2**31 - 1  # tokens in the window of the repetition penalty
 _DEFAULT_SECONDS = 30.0
 _MAX_SECONDS = 3600.0
-_ROUNDING = 1e-6  # frames: 0.28 s at 50 a second are 14, though floats make them a little more
+_ROUNDING = 1e-6  # frames: 0.28 s at 50 frames a second is a little above 14 in floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +77,13 @@ def check_call(
     texts: Sequence[str], seed: int | Sequence[int], *, max_seconds: float | None = None,
     repetition_penalty: float | None = None, **params: Any,
 ) -> None:  # fmt: skip
-    """Refuse what no model takes, before one is loaded. Arguments as in `make_plan`.
+    """Check arguments that do not depend on the model, before it is loaded; see `make_plan`.
 
     Raises:
         OptionError: an argument outside its domain.
     """
     for text in texts:
-        check_caption(text, None, "text to say")
+        check_prompt(text, None, "text to say")
     check_seed(seed)
     if max_seconds is not None:
         check_seconds(max_seconds)
@@ -95,7 +95,7 @@ def check_call(
 def pick_params(
     speech: SpeechModel, *, repetition_penalty: float | None = None, **given: Any
 ) -> SamplingParams:
-    """The filters of a run: what is given, and what is recommended where that is None.
+    """The parameters of a run: the given values, and the model's recommended ones for None.
 
     Raises:
         OptionError: a value outside its domain.
@@ -107,26 +107,26 @@ def pick_params(
 
 
 def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> int:
-    """Tokens of an utterance at most, the end token included.
+    """Most tokens of an utterance, the end token included.
 
     Args:
         speech: the model.
         prompt: tokens of the longest prompt.
-        max_seconds: of sound; None is 30, or what the model has positions for.
+        max_seconds: of sound; None is 30, or less where the model has fewer positions.
 
     Raises:
-        OptionError: no duration, or one the model has no positions for.
+        OptionError: an invalid duration, or one for which the model has too few positions.
     """
     columns, limit = speech.layout.columns, getattr(speech.window, "max_positions", None)
-    # The last token is never processed, so that it needs no position.
-    room = math.inf if limit is None else (limit - prompt) // columns
+    # The last token is never processed, so it needs no position.
+    most_frames = math.inf if limit is None else (limit - prompt) // columns
     per_second = speech.sample_rate / speech.frame_samples
     asked = _DEFAULT_SECONDS if max_seconds is None else check_seconds(max_seconds)
     frames = max(1, math.ceil(asked * per_second - _ROUNDING))
     if max_seconds is None:
-        frames = max(1, int(min(frames, room)))
-    if frames > room:
-        most = math.floor(1000 * room / per_second) / 1000
+        frames = max(1, int(min(frames, most_frames)))
+    if frames > most_frames:
+        most = math.floor(1000 * most_frames / per_second) / 1000
         remedy = f", or set max_seconds to at most {most:g}" if most > 0 else ""
         raise OptionError(
             f"positions: expected at most {limit} (the model's), received {prompt} of the prompt "
@@ -139,7 +139,7 @@ def check_seconds(asked: Any) -> float:
     """Check `max_seconds`.
 
     Raises:
-        OptionError: no number above 0 and up to 3600.
+        OptionError: not a number above 0 and up to 3600.
     """
     is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
     if not is_number or not 0 < asked <= _MAX_SECONDS:

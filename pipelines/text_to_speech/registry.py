@@ -11,12 +11,12 @@ from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
 from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
-SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, place)
+SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
     "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
     "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
 }
 CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
-_MARKS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # a token that only this family has
+_MARKER_TOKENS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # of one family only
 
 
 def open_speech(
@@ -27,7 +27,7 @@ def open_speech(
     Args:
         name: a path, or an id of the hub.
         codec: the same of its codec; None is the one of `CODECS`.
-        place: device and dtype.
+        load_config: device and dtype.
         family: one of `SPEECH`; None detects it.
 
     Returns:
@@ -57,11 +57,12 @@ def open_speech(
 
 def _find_family(source: Path, tokenizer: Any) -> str:
     known = tokenizer.get_vocab()
-    for family, mark in _MARKS.items():
-        if mark in known:
+    for family, token in _MARKER_TOKENS.items():
+        if token in known:
             return family
     raise UnsupportedModelError(
-        f"model: expected a tokenizer with {' or '.join(_MARKS.values())} ({', '.join(SPEECH)}), "
-        f"received one of {len(known)} tokens without in {source}; attach a policy to the model "
-        "itself (docs/attach.md), or write a SpeechModel (docs/speech.md)"
+        f"model: expected a tokenizer with {' or '.join(_MARKER_TOKENS.values())} "
+        f"({', '.join(SPEECH)}), received one of {len(known)} tokens without in {source}; "
+        "attach a policy to the model itself (docs/attach.md), or write a SpeechModel "
+        "(docs/speech.md)"
     )

@@ -19,7 +19,7 @@ class SpeechModel(Protocol):
     Attributes:
         window: predicts the tokens.
         layout: which token ids a slot may take, and which ids end an utterance.
-        filters: temperature and truncation that the model's authors recommend.
+        params: temperature and truncation that the model's authors recommend.
         repetition_penalty: what they recommend; 1 is none. It counts the whole prefix.
         sample_rate: of the sound, in Hz.
         frame_samples: samples of sound for one frame of `layout.columns` tokens.
@@ -51,7 +51,7 @@ class SpeechModel(Protocol):
         Args:
             tokens: `[n]` int64, without an end token; n is a positive multiple of the layout's
                 columns.
-            seed: of the utterance, for codecs that draw random numbers of their own.
+            seed: of the utterance, for codecs that draw random numbers.
 
         Returns:
             `[n / columns * frame_samples]` float32 in -1..1, on the CPU.

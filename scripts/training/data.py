@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmaccel.demo.scenes.data import CaptionWords, make_scenes
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
-from mmaccel.tokenizers_vq.load import load_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 
 _CHUNK = 250
 

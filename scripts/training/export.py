@@ -23,7 +23,7 @@ from mmaccel.errors import OptionError
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
-from mmaccel.tokenizers_vq.load import load_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from scripts.training.cards import (
     write_features_card,
     write_grammar_card,

@@ -25,8 +25,7 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
-from mmaccel.tokenizers_vq.load import load_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, load_tokenizer
 from scripts.training.data import IGNORE, TokenPool, as_float, open_pool
 from scripts.training.generator import load_generator, read_weights
 from scripts.training.optim import mixed_precision

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from mmaccel.demo.scenes.data import TOKENIZER_SEED, VALIDATION_SEED
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
-from mmaccel.tokenizers_vq.load import save_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, save_tokenizer
 from scripts.training.data import as_float, make_pool, open_pool
 from scripts.training.optim import mixed_precision
 

@@ -16,7 +16,7 @@ from mmaccel.batch import recipe as recipes
 from mmaccel.batch.item import Item, Row
 from mmaccel.batch.recipe import FILTERS, describe, fingerprint
 from mmaccel.batch.setup import Setup
-from mmaccel.pipelines.text_to_image.generator import GenerationSettings
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.samplers.sampling_params import SamplingParams
 
 SETUP = Setup("tiny", Path("out"))

@@ -188,8 +188,8 @@ def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert {shape[0] for shape in calls} == {6} and window.attention_reason == ""
     captions = LlamaGenWindow(build(CAPTIONS), "kernel")
     mask = torch.tensor([[False, True, True, True, True, True]])
-    captions.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
+    captions.condition_on_text(torch.randn(1, 6, 10), mask, guided=False)
     captions.reserve(1, 20)
-    assert captions.attention_reason == "captions with padding"
+    assert captions.attention_reason == "text features with padding"
     with pytest.raises(OptionError, match="auto, model, kernel"):
         LlamaGenWindow(model, "flash")  # type: ignore[arg-type]

@@ -259,7 +259,7 @@ def test_forced_triton_raises_for_padded_prompts_of_llamagen(
 ) -> None:
     window = LlamaGenWindow(build(CAPTIONS), "auto")
     mask = torch.tensor([[False, True, True, True, True, True]])
-    window.condition_on_captions(torch.randn(1, 6, 10), mask, guided=False)
+    window.condition_on_text(torch.randn(1, 6, 10), mask, guided=False)
     monkeypatch.setenv("MMACCEL_KERNELS", "triton")
-    with pytest.raises(MissingBackendError, match="captions with padding"):
+    with pytest.raises(MissingBackendError, match="text features with padding"):
         window.reserve(1, 20)

@@ -443,7 +443,7 @@ def test_a_caption_or_policy_the_model_cannot_take_stops_before_any_pass(
     model: OpenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = count_passes(monkeypatch, model)
-    with pytest.raises(OptionError, match="words the caption model knows, received 'xylophone'"):
+    with pytest.raises(OptionError, match="words the model knows, received 'xylophone'"):
         run("GenerateImage", model=model, prompt="a red xylophone")
     with pytest.raises(OptionError, match="at least one word, received none"):
         run("GenerateImage", model=model, prompt=" \n ")

@@ -99,7 +99,7 @@ def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
     code, out = generate(CAPTIONS[1], "--count", "6", "--batch-size", "3")
     ((panel,),) = drawn
     assert code == 0 and len(list(out.glob("0*.png"))) == 6
-    assert len(panel.images) == len(panel.captions) == 4
+    assert len(panel.images) == len(panel.prompts) == 4
     assert panel.note.endswith("(the first 4 of 6)")
 
 

@@ -1,4 +1,4 @@
-"""`ImageToVideo`: a plain loop's tokens, the codec's frames, and which frames are read."""
+"""`ImageToVideo`: tokens of a plain loop, frames of the codec, and the given frames."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_greedy_tokens_are_a_plain_loops(pipe: ImageToVideo) -> None:
     plain = Transformer()
     for n_given, start in ((1, image()), (9, [image(k) for k in range(9)])):
         clip = pipe(start, temperature=0, policy=Jacobi(window=5))[0]
-        line = clip.tokens.flatten()[: (1 if n_given == 1 else 2) * FRAME]
-        while len(line) < 3 * FRAME:
-            line = torch.cat((line, plain(line)[-1].argmax()[None]))
-        assert clip.n_given == n_given and torch.equal(clip.tokens.flatten(), line)
-        assert clip.passes < len(line)
+        tokens = clip.tokens.flatten()[: (1 if n_given == 1 else 2) * FRAME]
+        while len(tokens) < 3 * FRAME:
+            tokens = torch.cat((tokens, plain(tokens)[-1].argmax()[None]))
+        assert clip.n_given == n_given and torch.equal(clip.tokens.flatten(), tokens)
+        assert clip.passes < len(tokens)
 
 
 def test_other_policies_stay_within_the_clip(pipe: ImageToVideo) -> None:
@@ -83,8 +83,8 @@ def test_which_frames_are_read_and_how_they_are_cut() -> None:
 
 
 @pytest.mark.parametrize("size", [(7, 50), (50, 7), (31, 23), (96, 64), (1, 9)])
-def test_only_what_is_seen_is_scaled(size: tuple[int, int]) -> None:
-    """As if all of it were scaled, and then cut; but what is long does not fill the memory."""
+def test_only_the_visible_part_is_scaled(size: tuple[int, int]) -> None:
+    """The result equals scaling all of it and then cropping."""
     wanted = (48, 32)
     scale = max(wanted[0] / size[0], wanted[1] / size[1])
     whole = (math.ceil(scale * size[0]), math.ceil(scale * size[1]))
@@ -106,9 +106,9 @@ def test_images_of_all_kinds() -> None:
         assert torch.equal(read, torch.arange(256.0).view(16, 16).expand(3, -1, -1))
     lying = image(0, (30, 20))
     lying.getexif()[0x0112] = 6
-    turned = read_start(lying, (20, 30), (1,))
+    rotated = read_start(lying, (20, 30), (1,))
     assert torch.equal(
-        turned, read_start(image(0, (30, 20)).rotate(270, expand=True), (20, 30), (1,))
+        rotated, read_start(image(0, (30, 20)).rotate(270, expand=True), (20, 30), (1,))
     )
     for mode in ("1", "P", "CMYK", "RGBA", "LA"):
         assert read_start(Image.new(mode, (5, 4)), (16, 16), (1,)).shape == (1, 3, 16, 16)
@@ -132,6 +132,6 @@ def test_images_of_all_kinds() -> None:
         (torch.full((1, 4, 4, 3), float("nan")), "expected floats in 0..1, received nan..nan"),
     ],
 )
-def test_a_start_that_is_none(pipe: ImageToVideo, start: Any, said: str) -> None:
+def test_a_bad_start_is_refused(pipe: ImageToVideo, start: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         pipe(start)

@@ -1,4 +1,4 @@
-"""`TextToSpeech` and `ImageToVideo`: what both promise of seeds, batches and bad arguments."""
+"""`TextToSpeech` and `ImageToVideo`: seeds, batches, delivery and bad arguments of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmaccel.pipelines.text_to_speech import registry as speech_models
 from mmaccel.results import Progress
 from tests.fixtures.media import (
     MEDIA,
-    MediaBed,
+    MediaCase,
     build_media,
     content,
     image,
@@ -35,25 +35,25 @@ AUTHORS = {
 
 
 @pytest.fixture(scope="module", params=MEDIA)
-def bed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MediaBed:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MediaCase:
     folders = build_media(request.param, tmp_path_factory.mktemp(request.param))
-    return MediaBed(request.param, folders, open_media(request.param, folders))
+    return MediaCase(request.param, folders, open_media(request.param, folders))
 
 
 def assert_same(a: Any, b: Any) -> None:
     assert torch.equal(a.tokens, b.tokens) and torch.equal(content(a), content(b))
 
 
-def test_policy_and_batch_change_the_cost_alone(bed: MediaBed) -> None:
-    """A payload depends on its input and its own seed; batch, window and policy do not enter."""
-    plain = bed.call(SEEDS, policy=Autoregressive())
+def test_policy_and_batch_change_the_cost_alone(case: MediaCase) -> None:
+    """A payload depends on its input and its own seed, not on batch, window or policy."""
+    plain = case.call(SEEDS, policy=Autoregressive())
     assert len({tuple(made.tokens.flatten().tolist()) for made in payloads(plain)}) == 3
-    drafts = {} if bed.speaks else {"drafts": "previous-frame"}
+    drafts = {} if case.speaks else {"drafts": "previous-frame"}
     wide, narrow = Jacobi(window=8), Jacobi(window=3, **drafts)
     cases = ((wide, 1), (wide, 2), (None, None), (narrow, 3), (Jacobi(window="adaptive"), None))
     for policy, rows in cases:
         delivered: list[Any] = []
-        fast = bed.call(SEEDS, policy=policy, batch_size=rows, deliver=delivered.append)
+        fast = case.call(SEEDS, policy=policy, batch_size=rows, deliver=delivered.append)
         for k, (a, b) in enumerate(zip(payloads(plain), payloads(fast), strict=True)):
             assert_same(a, b)
             assert (b.index, b.seed) == (k, SEEDS[k])
@@ -63,24 +63,24 @@ def test_policy_and_batch_change_the_cost_alone(bed: MediaBed) -> None:
         if policy in (wide, None):
             assert fast.stats.row_passes < plain.stats.row_passes
     for k, seed in enumerate(SEEDS):
-        assert_same(bed.call([seed], index=k)[0], plain[k])
-    other = bed.call(SEEDS, policy=SpeculativeJacobi(window=8))
+        assert_same(case.call([seed], index=k)[0], plain[k])
+    other = case.call(SEEDS, policy=SpeculativeJacobi(window=8))
     assert other.stats.exactness == "distribution"
 
 
-def test_negative_seeds_count_from_the_largest(bed: MediaBed) -> None:
-    made = bed.call([-1], index=1, temperature=9.0)[0]
+def test_negative_seeds_count_from_the_largest(case: MediaCase) -> None:
+    made = case.call([-1], index=1, temperature=9.0)[0]
     assert made.seed == 2**64 - 1
-    assert_same(made, bed.call([2**64 - 1], index=1, temperature=9.0)[0])
+    assert_same(made, case.call([2**64 - 1], index=1, temperature=9.0)[0])
 
 
-def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(bed: MediaBed) -> None:
+def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(case: MediaCase) -> None:
     few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4, "top_p": 1.0}
     seeds = [6, 0, 5, 2, 2**64 - 1]
-    wanted = bed.call(seeds, **few)
+    wanted = case.call(seeds, **few)
     for asked, most in ((1, 1), (2, 2), (None, 5), (9, 5)):
         events: list[tuple[str, Any]] = []
-        made = bed.call(
+        made = case.call(
             seeds, batch_size=asked, **few,
             deliver=lambda done, events=events: events.append(("done", done)),
             on_step=lambda state, events=events: events.append(("rows", state.rows)),
@@ -100,15 +100,15 @@ def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(bed: MediaBe
             assert made.stats.passes < made.stats.row_passes == sum(d.passes for d in done)
 
 
-def test_clips_are_served_without_being_kept(tmp_path: Path) -> None:
-    """`serve` takes the filters as they are: it adds none of the recommended ones."""
+def test_serve_delivers_clips(tmp_path: Path) -> None:
+    """`serve` uses the given parameters, without the recommended ones."""
     pipe = open_media("cosmos", build_media("cosmos", tmp_path))
     assert pipe.video.params.top_p == 0.8
-    seeds, law = [6, 0, 5], SamplingParams(temperature=0.4)
+    seeds, params = [6, 0, 5], SamplingParams(temperature=0.4)
     got: dict[int, Any] = {}
     stats = pipe.serve(
         image(),
-        law,
+        params,
         seed=seeds,
         batch_size=2,
         deliver=lambda clip: got.update({clip.index: clip}),
@@ -119,7 +119,7 @@ def test_clips_are_served_without_being_kept(tmp_path: Path) -> None:
     assert stats.row_passes == sum(clip.passes for clip in got.values()) and stats.pixel_seconds > 0
     odd: Any = "out"
     for options, said in (
-        (dict(params=law, deliver=odd), "deliver: expected a function, received 'out'"),
+        (dict(params=params, deliver=odd), "deliver: expected a function, received 'out'"),
         (dict(params=odd, deliver=print), "params"),
         (dict(params=SamplingParams(guidance_scale=2.0), deliver=print),
          "guidance_scale: expected 1, .* received 2.0"),
@@ -128,7 +128,7 @@ def test_clips_are_served_without_being_kept(tmp_path: Path) -> None:
             pipe.serve(image(), **options)
 
 
-def test_what_deliver_raises_ends_the_run(bed: MediaBed) -> None:
+def test_an_exception_from_deliver_ends_the_run(case: MediaCase) -> None:
     got: list[Any] = []
 
     def stop(made: Any) -> None:
@@ -136,38 +136,38 @@ def test_what_deliver_raises_ends_the_run(bed: MediaBed) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bed.call(SEEDS, batch_size=1, deliver=stop)
-    assert len(got) == 1 and len(bed.call([1])) == 1  # and the model is free
+        case.call(SEEDS, batch_size=1, deliver=stop)
+    assert len(got) == 1 and len(case.call([1])) == 1  # and the model is free
 
 
-def test_one_run_at_a_time(bed: MediaBed) -> None:
+def test_one_run_at_a_time(case: MediaCase) -> None:
     with pytest.raises(mmaccel.BusyError):
-        bed.call([1], on_step=lambda _: bed.call([1]))
-    assert len(bed.call([1])) == 1
+        case.call([1], on_step=lambda _: case.call([1]))
+    assert len(case.call([1])) == 1
 
 
-def test_a_payload_tells_what_it_spent(bed: MediaBed) -> None:
-    made = bed.call([1, 2], policy=GroupedSpeculative(window=8))
+def test_a_payload_reports_its_total_variation(case: MediaCase) -> None:
+    made = case.call([1, 2], policy=GroupedSpeculative(window=8))
     spent = [each.total_variation for each in payloads(made)]
     assert min(spent) > 0 and math.isclose(sum(spent), made.stats.total_variation)
-    assert bed.call([1])[0].total_variation == 0
+    assert case.call([1])[0].total_variation == 0
 
 
-def test_nan_of_the_model_is_refused(bed: MediaBed) -> None:
+def test_nan_of_the_model_is_refused(case: MediaCase) -> None:
     def spoil(_: Any, __: Any, made: Any) -> None:
         made.logits.fill_(float("nan"))
 
-    hook = bed.hidden.register_forward_hook(spoil)
+    hook = case.hidden.register_forward_hook(spoil)
     try:
         with pytest.raises(NumericsError) as error:
-            bed.call([1, 2], batch_size=1)
+            case.call([1, 2], batch_size=1)
     finally:
         hook.remove()
     assert error.value.rows == (0,)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    (dict(batch_size=0), "batch_size: expected an integer of at least 1"),
+    (dict(batch_size=0), "batch_size: expected an integer >= 1"),
     (dict(temperature=-1.0), "temperature: expected a finite number >= 0"),
     (dict(top_p=0), "top_p"),
     (dict(seed=[]), "seed: expected an integer"),
@@ -180,40 +180,40 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: str(value)[:40])
 def test_bad_arguments_are_refused_before_any_pass(
-    bed: MediaBed, options: dict[str, Any], said: str
+    case: MediaCase, options: dict[str, Any], said: str
 ) -> None:
     passes: list[object] = []
-    hook = bed.hidden.register_forward_pre_hook(lambda *_: passes.append(_))
+    hook = case.hidden.register_forward_pre_hook(lambda *_: passes.append(_))
     try:
         with pytest.raises(OptionError, match=said):
-            bed.call(**({"seed": 0, "index": 0} | options))
+            case.call(**({"seed": 0, "index": 0} | options))
     finally:
         hook.remove()
     assert passes == []
 
 
-def test_device_graphs_model_and_codec_are_looked_at_first(bed: MediaBed, tmp_path: Path) -> None:
-    model, codec = bed.folders
+def test_device_graphs_model_and_codec_are_checked_first(case: MediaCase, tmp_path: Path) -> None:
+    model, codec = case.folders
     for options in ({"device": "nowhere"}, {"dtype": torch.int8}, {"cuda_graphs": "steam"}):
         with pytest.raises(OptionError, match=f"{next(iter(options))}: expected"):
-            open_media(bed.kind, (tmp_path / "none", codec), **options)
+            open_media(case.kind, (tmp_path / "none", codec), **options)
     with pytest.raises(OptionError, match="model: expected a folder"):
-        open_media(bed.kind, (tmp_path / "none", codec))
+        open_media(case.kind, (tmp_path / "none", codec))
     with pytest.raises(OptionError, match="codec: expected a folder, a file, an id of the Hugg"):
-        open_media(bed.kind, (model, tmp_path / "none"))
+        open_media(case.kind, (model, tmp_path / "none"))
 
 
-def test_the_default_codec_is_the_authors(bed: MediaBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, codec = bed.folders
+def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, codec = case.folders
     asked: list[object] = []
 
     def find(name: Any, shipped: Any, option: str = "model") -> Path:
         asked.append(name)
         return codec if option == "codec" else Path(name)
 
-    monkeypatch.setattr(speech_models if bed.speaks else image_to_video, "find_model", find)
-    pipe = type(bed.pipe).from_pretrained(model)
-    assert asked == [model, AUTHORS[bed.kind]]
+    monkeypatch.setattr(speech_models if case.speaks else image_to_video, "find_model", find)
+    pipe = type(case.pipe).from_pretrained(model)
+    assert asked == [model, AUTHORS[case.kind]]
     assert (pipe.source, pipe.codec) == (model, codec)
 
 

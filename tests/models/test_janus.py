@@ -47,7 +47,9 @@ def test_without_a_seed_every_call_draws_anew() -> None:
     assert not torch.equal(*drawn)
 
 
-def law_by_hand(model: Any, row: list[int], scale: float, length: int, size: int) -> Tensor:
+def probabilities_by_hand(
+    model: Any, row: list[int], scale: float, length: int, size: int
+) -> Tensor:
     """Probability `[V^L]` of the first tokens: full passes, no cache, guidance written out."""
     sequences = torch.tensor(list(itertools.product(range(size), repeat=length)))
     given = torch.tensor([1, *row, 7])
@@ -58,21 +60,21 @@ def law_by_hand(model: Any, row: list[int], scale: float, length: int, size: int
         words = model.get_input_embeddings()(ids)[None].expand(len(sequences), -1, -1)
         hidden = model.model.language_model(inputs_embeds=torch.cat([words, codes], 1))
         scores.append(model.model.generation_head(hidden.last_hidden_state[:, len(ids) - 1 :]))
-    law = (scores[1] + scale * (scores[0] - scores[1])).double().softmax(-1)
-    return law.gather(2, sequences[..., None])[..., 0].prod(1)
+    probabilities = (scores[1] + scale * (scores[0] - scores[1])).double().softmax(-1)
+    return probabilities.gather(2, sequences[..., None])[..., 0].prod(1)
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
 @torch.no_grad()
-def test_the_law_is_the_models_own(coupling: Any) -> None:
+def test_samples_follow_the_models_own_distribution(coupling: Any) -> None:
     model, n_samples, length, size = build_janus(n_codes=4), 4000, 3, 4
     policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
     out, stats = run(model, policy, [ROWS[0]] * n_samples, do_sample=True, guidance_scale=1.5)
-    law = law_by_hand(model, ROWS[0], 1.5, length, size)
-    test = g_test(count_sequences(out[:, :length], size), law)
+    probabilities = probabilities_by_hand(model, ROWS[0], 1.5, length, size)
+    test = g_test(count_sequences(out[:, :length], size), probabilities)
     assert power(0.1, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
     assert test.p_value > 1e-4, test
-    other = law_by_hand(model, ROWS[0], 2.5, length, size)  # another guidance is found out
+    other = probabilities_by_hand(model, ROWS[0], 2.5, length, size)  # another guidance is rejected
     assert g_test(count_sequences(out[:, :length], size), other).p_value < 1e-4
 
 
@@ -126,7 +128,7 @@ def test_processors_of_the_callers_run_the_original_once() -> None:
     model, guidance = build_janus(), hf.ClassifierFreeGuidanceLogitsProcessor(3.0)
     for own_list, scale, reason in (
         ([Prefix()], 3.0, "guidance that does not come first"),
-        ([guidance, Prefix()], 1.0, "a Prefix, which Janus shows the prompt alone"),
+        ([guidance, Prefix()], 1.0, "a Prefix, to which Janus passes the prompt alone"),
     ):
         images = []
         for attached in (False, True):
@@ -161,7 +163,7 @@ def test_training_with_dropout_and_refused_models_run_the_original(
             model.generate(**janus_prompts(ROWS), **IMAGE)
 
 
-def test_too_many_positions_are_left_to_the_original() -> None:
+def test_too_many_positions_run_the_original() -> None:
     model = build_janus()
     rows = [[20] * 115]  # 117 ids and 16 tokens, of 128 positions
     with pytest.raises(mmaccel.AttachError, match="more positions than the model's 128"):
@@ -175,7 +177,7 @@ def test_greedy_images_leave_torchs_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_models_own_attributes_are_given_back() -> None:
+def test_the_models_own_attributes_are_restored() -> None:
     model = build_janus()
     mine = model._get_logits_processor
     model._get_logits_processor = mine

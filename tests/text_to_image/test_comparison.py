@@ -8,10 +8,10 @@ from PIL import Image
 
 from mmaccel.pipelines.text_to_image.contact_sheet import (
     Panel,
+    describe_difference,
+    describe_guarantee,
     draw_sheet,
     identical,
-    promise,
-    verdict,
 )
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Exactness, Stats
@@ -33,35 +33,36 @@ def test_an_image_is_identical_only_if_every_token_is() -> None:
     [
         (8, 8, "bitwise", "The same images, token for token"),
         (1, 1, "relaxed", "The same image, token for token"),
-        (7, 8, "bitwise", "7 of 8 images identical: bitwise was promised: please report this"),
-        (0, 8, "distribution", "0 of 8 images identical: other draws from the same law, as pro"),
-        (2, 8, "relaxed", "2 of 8 images identical: a relaxed policy: another law"),
+        (7, 8, "bitwise", "7 of 8 images identical: bitwise was guaranteed: please report this"),
+        (0, 8, "distribution", "0 of 8 images identical: other samples of the same dist"),
+        (2, 8, "relaxed", "2 of 8 images identical: a relaxed policy: another distribution"),
     ],
 )
 def test_verdict(same: int, count: int, exactness: Exactness, said: str) -> None:
     plain, made = side([[1, 2]] * count), side([[1, 2]] * same + [[1, 0]] * (count - same))
     made.stats.exactness = exactness
-    assert verdict(plain, made, "float32").startswith(said)
+    assert describe_difference(plain, made, "float32").startswith(said)
 
 
-def test_a_dtype_that_rounds_is_not_reported_as_a_broken_promise() -> None:
+def test_a_dtype_that_rounds_is_not_reported_as_a_defect() -> None:
     plain = side([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
     made = side([[1, 2, 3, 4], [1, 0, 3, 0], [1, 2, 3, 0]])
-    assert verdict(plain, made, "bfloat16") == (
+    assert describe_difference(plain, made, "bfloat16") == (
         "1 of 3 images identical, the others on average up to token 2: bfloat16 rounds "
-        "differently in wider passes, float32 keeps the promise"
+        "differently in wider passes, float32 keeps the guarantee"
     )
-    assert verdict(plain, plain, "bfloat16") == "The same images, token for token"
+    assert describe_difference(plain, plain, "bfloat16") == "The same images, token for token"
 
 
-def test_a_relaxed_run_says_what_it_spent() -> None:
-    assert promise(Stats(exactness="bitwise"), "float32") == "bitwise: same seed, same tokens"
+def test_the_guarantee_of_a_run_is_described() -> None:
+    exact = Stats(exactness="bitwise")
+    assert describe_guarantee(exact, "float32") == "bitwise: same seed, same tokens"
     spent = Stats(exactness="relaxed", tokens=200, total_variation=25.0)
-    assert promise(spent, "float32") == "relaxed: total variation 0.125 spent a token"
+    assert describe_guarantee(spent, "float32") == "relaxed: total variation 0.125 per token"
     rounded = "same seed, same tokens up to rounding (float16)"
-    assert promise(Stats(exactness="bitwise"), "float16") == rounded
+    assert describe_guarantee(Stats(exactness="bitwise"), "float16") == rounded
     other = Stats(exactness="distribution")
-    assert promise(other, "float16") == promise(other, "float32")
+    assert describe_guarantee(other, "float16") == describe_guarantee(other, "float32")
 
 
 @pytest.mark.parametrize(

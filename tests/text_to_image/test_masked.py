@@ -1,6 +1,4 @@
-"""Images from a masked model of ours: opened, decoded by canvas policies, and on the command
-line.
-"""
+"""Images from a masked demo model: loading, canvas policies, and the command line."""
 
 from __future__ import annotations
 
@@ -25,15 +23,15 @@ MASK = N_CODES + 3 + len(WORDS)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shelf")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
     masked_beside_plain(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def pipe(shelf: Path) -> TextToImage:
-    return TextToImage.from_pretrained(shelf / "masked")
+def pipe(folders: Path) -> TextToImage:
+    return TextToImage.from_pretrained(folders / "masked")
 
 
 def test_a_folder_with_a_mask_opens_as_a_denoiser(pipe: TextToImage) -> None:
@@ -74,37 +72,35 @@ def test_every_canvas_policy_draws(pipe: TextToImage, cache: str) -> None:
     assert pipe(CAPTIONS[0], policy=policies[1], seed=3).stats.nats <= 2.0
 
 
-def test_a_policy_of_the_other_kind_is_refused(pipe: TextToImage, shelf: Path) -> None:
+def test_a_policy_of_the_other_kind_is_refused(pipe: TextToImage, folders: Path) -> None:
     with pytest.raises(OptionError, match=r"such as mmaccel.LosslessUnmask\(\), received Jacobi"):
         pipe(CAPTIONS[0], policy=mmaccel.Jacobi())
     with pytest.raises(OptionError, match=r"such as mmaccel.Jacobi\(window=32\)"):
-        TextToImage.from_pretrained(shelf / "plain")(CAPTIONS[0], policy=mmaccel.Stepwise())
+        TextToImage.from_pretrained(folders / "plain")(CAPTIONS[0], policy=mmaccel.Stepwise())
     with pytest.raises(UnsupportedModelError, match="decoded in windows"):
         pipe.engine.__class__(True).prepare(pipe.model, None, None, None)  # type: ignore[arg-type]
 
 
-def test_what_an_image_is_made_of_counts_the_tokenizer_beside_it(
-    shelf: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "shelf"
-    shutil.copytree(shelf, copy)
+def test_the_content_hash_includes_the_sibling_tokenizer(folders: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "models"
+    shutil.copytree(folders, copy)
     before = content_hash(copy / "masked")
-    assert before == content_hash(shelf / "masked")
+    assert before == content_hash(folders / "masked")
     file = copy / "plain" / "tokenizer.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     assert content_hash(copy / "masked") != before
 
 
-def test_a_missing_tokenizer_is_named(shelf: Path, tmp_path: Path) -> None:
-    shutil.copytree(shelf / "masked", tmp_path / "masked")
+def test_a_missing_tokenizer_is_named(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "masked", tmp_path / "masked")
     with pytest.raises(OptionError, match="tokenizer"):
         TextToImage.from_pretrained(tmp_path / "masked")
 
 
-def test_generate_compares_with_one_slot_a_pass(
-    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_generate_compares_with_one_slot_per_pass(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fixed = ["--model", str(shelf / "masked"), "--out", str(tmp_path), "--count", "1"]
+    fixed = ["--model", str(folders / "masked"), "--out", str(tmp_path), "--count", "1"]
     assert main(["generate", CAPTIONS[0], "--compare", *fixed]) == 0
     said = capsys.readouterr().out
     assert "The same image, token for token" in said and "lossless-unmask" in said
@@ -118,10 +114,10 @@ def test_generate_compares_with_one_slot_a_pass(
     assert len(list(tmp_path.glob("compare-*.png"))) == 1
 
 
-def test_generate_says_that_a_budget_bought_nothing(
-    shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_generate_notes_a_budget_without_effect(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fixed = ["--model", str(shelf / "masked"), "--out", str(tmp_path), "--count", "1"]
+    fixed = ["--model", str(folders / "masked"), "--out", str(tmp_path), "--count", "1"]
     for budget, n in (("0", 1), ("30", 0)):
         options = ["--policy", "entropy-bounded", "--set", f"budget_nats={budget}"]
         assert main(["generate", CAPTIONS[0], *fixed, *options]) == 0
@@ -144,13 +140,13 @@ def test_generate_says_that_a_budget_bought_nothing(
 def test_bad_input_is_named_before_work(
     arguments: list[str],
     message: str,
-    shelf: Path,
+    folders: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
     code = main(
-        ["generate", CAPTIONS[0], "--model", str(shelf / "masked"), "--out", str(out), *arguments]
+        ["generate", CAPTIONS[0], "--model", str(folders / "masked"), "--out", str(out), *arguments]
     )
     said = " ".join(capsys.readouterr().err.split())
     assert code in (1, 2) and message in said

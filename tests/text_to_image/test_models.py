@@ -43,7 +43,7 @@ def opened(built: Callable[[str], Path]) -> Opener:
         if family not in made:
             made[family] = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
             if family == "glm-image":
-                made[family].image_model.painting = {"num_inference_steps": 1}  # type: ignore[attr-defined]
+                made[family].image_model.diffusion_options = {"num_inference_steps": 1}  # type: ignore[attr-defined]
         return made[family]
 
     return open_family
@@ -70,16 +70,18 @@ def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> 
     pipe = opened(family)
     guided = pipe(captions(family), seed=2)
     free = pipe(captions(family), seed=2, guidance_scale=1.0)
-    oracle = pipe(captions(family), seed=2, guidance_scale=1.0, policy=mmaccel.Autoregressive())
+    reference = pipe(captions(family), seed=2, guidance_scale=1.0, policy=mmaccel.Autoregressive())
     assert (guided.stats.branches, free.stats.branches) == (2, 1)
-    assert torch.equal(free.tokens, oracle.tokens) and not torch.equal(free.tokens, guided.tokens)
+    assert torch.equal(free.tokens, reference.tokens) and not torch.equal(
+        free.tokens, guided.tokens
+    )
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "emu3"])
 def test_negative_prompts_are_refused_where_the_authors_have_none(
     opened: Opener, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any pass, in a call, in a request, and where somebody makes a prompt himself."""
+    """Before any pass: in a call, in a request, and in `ImageModel.prompt`."""
     pipe, text = opened(family), captions(family)[0]
     params, refusal = pipe.image_model.params, "prompt: expected none for .*; leave it out"
     with monkeypatch.context() as patch:
@@ -96,7 +98,7 @@ def test_negative_prompts_are_refused_where_the_authors_have_none(
 
 @pytest.mark.parametrize("policy", ["sjd", "gsd", "prompt-lookup"])
 @pytest.mark.parametrize("family", ["imagegpt", "janus"])
-def test_a_window_wider_than_the_model_is_no_harm(opened: Opener, family: str, policy: str) -> None:
+def test_a_window_may_be_wider_than_the_model(opened: Opener, family: str, policy: str) -> None:
     pipe = opened(family)
     for window in (65, 66, 200):
         made = pipe(captions(family), seed=3, policy=make_policy(policy, window=window))
@@ -122,10 +124,10 @@ def test_prompts_are_what_the_authors_wrote(
     """Ids by hand; 32 x 24 pixels are 3 rows of 4 tokens, 64 x 32 one step high and two wide."""
     emu3: Any = opened("emu3").image_model
     words = {word: 27 + k for k, word in enumerate([*WORDS, *NUMBERS])}
-    behind = [6, words["3"], words["*"], words["4"], 8]  # "<boi>3*4<wrapper>", height first
+    closing = [6, words["3"], words["*"], words["4"], 8]  # "<boi>3*4<wrapper>", height first
     start = emu3.encode("blue cat")
-    assert start[:3] == [1, words["blue"], words["cat"]] and start[-5:] == behind
-    assert emu3._negative[0] == 1 and emu3._negative[-5:] == behind
+    assert start[:3] == [1, words["blue"], words["cat"]] and start[-5:] == closing
+    assert emu3._negative[0] == 1 and emu3._negative[-5:] == closing
     chameleon: Any = opened("chameleon").image_model
     said = chameleon.tokenizer("blue cat", add_special_tokens=False)["input_ids"]
     assert chameleon.encode("blue cat") == [1, *said, 7, 5]
@@ -140,7 +142,7 @@ def test_prompts_are_what_the_authors_wrote(
 
 
 class Recorder:
-    """A tokenizer that notes what it is given."""
+    """A tokenizer that records its texts."""
 
     def __init__(self, inner: Any, texts: list[str]) -> None:
         self._inner, self._texts = inner, texts
@@ -222,7 +224,7 @@ def test_janus_is_the_librarys_own(opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("family", ["chameleon", "lumina-mgpt"])
-def test_chameleon_draws_by_its_unmasked_logits(opened: Opener, family: str) -> None:
+def test_chameleon_samples_from_its_unmasked_logits(opened: Opener, family: str) -> None:
     """Greedy and guided, against full passes of the body and the head by hand."""
     pipe = opened(family)
     source: Any = pipe.image_model
@@ -246,7 +248,9 @@ def test_chameleon_draws_by_its_unmasked_logits(opened: Opener, family: str) -> 
     made = pipe(caption, temperature=0.0, top_p=1.0)
     assert source.window.ids[made.tokens[0]].tolist() == tokens
     codes = torch.tensor([body.vocabulary_mapping.bpe2img[i] for i in tokens if i in ids[:16]])
-    assert codes.tolist() != [i - 10 for i in tokens if i in ids[:16]]  # ids are not in step
+    assert codes.tolist() != [
+        i - 10 for i in tokens if i in ids[:16]
+    ]  # ids and codes differ in order
     pixels = source.decoder.decode(codes[None])
     assert abs(_pixels(made)[0] - pixels[0].permute(1, 2, 0).mul(255)).max() <= 0.51
 
@@ -277,7 +281,7 @@ def test_imagegpt_is_the_librarys_own(opened: Opener) -> None:
 
 
 def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
-    """Greedy, against `generate` as the pipeline calls it; then what its painter is handed."""
+    """Greedy, against `generate` as in the pipeline; then the input of the diffusion model."""
     pipe = opened("glm-image")
     source: Any = pipe.image_model
     said = [
@@ -296,19 +300,22 @@ def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
         inputs["image_grid_thw"][:2], is_text_to_image=True
     )
     large = made.tokens[0, offset : offset + rows * columns]
-    handed = source.pipe._upsample_token_ids(large, rows, columns)
+    upsampled = source.pipe._upsample_token_ids(large, rows, columns)
     wanted = source.pipe(
-        prompt=captions("glm-image")[0], width=128, height=96, prior_token_ids=handed,
+        prompt=captions("glm-image")[0], width=128, height=96, prior_token_ids=upsampled,
         generator=torch.Generator().manual_seed(0), num_inference_steps=1,
     ).images[0]  # fmt: skip
     assert abs(_pixels(made)[0] - _array(wanted)).max() <= 1
-    twins = pipe("blue cat", num_images_per_prompt=2, seed=4, temperature=0.0)
-    assert torch.equal(*twins.tokens) and twins.images[0].tobytes() != twins.images[1].tobytes()
+    pair = pipe("blue cat", num_images_per_prompt=2, seed=4, temperature=0.0)
+    assert torch.equal(*pair.tokens) and pair.images[0].tobytes() != pair.images[1].tobytes()
 
 
-def test_llamagens_captions_stand_on_the_right(opened: Opener) -> None:
+def test_llamagens_text_features_are_padded_on_the_left(built: Callable[[str], Path]) -> None:
     """T5's features of the words, zeros on the left, as the authors' sampling script has them."""
-    source: Any = opened("llamagen-t2i").image_model
+    pipe = TextToImage.from_pretrained(
+        built("llamagen-t2i"), size=SIZES["llamagen-t2i"], dtype=torch.float64
+    )
+    source: Any = pipe.image_model
     said = captions("llamagen-t2i")
     source.prompt([source.encode(caption) for caption in said], True)
     embedding = source.window.model.cls_embedding
@@ -316,7 +323,8 @@ def test_llamagens_captions_stand_on_the_right(opened: Opener) -> None:
         ids = torch.tensor([source.words(caption)["input_ids"]])
         with torch.no_grad():
             features = source.encoder(ids).last_hidden_state[0]
-            wanted = embedding(torch.cat([torch.zeros(8 - len(features), 16), features])[None])[0]
+            zeros = torch.zeros(8 - len(features), 16, dtype=torch.float64)
+            wanted = embedding(torch.cat([zeros, features])[None])[0]
         assert torch.allclose(source.window._conditions[row], wanted, atol=1e-5)
         assert source.window._seen[row].tolist() == [False] * (8 - len(features)) + [True] * len(
             features
@@ -341,7 +349,7 @@ def test_what_is_recommended_and_what_is_asked_for(opened: Opener) -> None:
 
 
 def turn(caption: str) -> dict[str, Any]:
-    """A caption as a user says it."""
+    """A prompt as a user message."""
     return {"role": "user", "content": [{"type": "text", "text": caption}]}
 
 
@@ -353,36 +361,28 @@ def _array(image: Any) -> Tensor:
     return torch.tensor(list(image.tobytes())).view(image.height, image.width, 3).float()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["imagegpt", "lumina-mgpt", "glm-image"])
 def test_the_command_line_draws_them(
     family: str, opened: Opener, built: Callable[[str], Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Several captions in one ragged batch; what an image was made from stands in it."""
+    """Several prompts of different lengths in one batch; each image has its metadata."""
     size = SIZES.get(family)
     fixed = [] if size is None else ["--size", f"{size[0]}x{size[1]}"]
     said = [] if family == "imagegpt" else captions(family)
     count = ["--count", "3"] if family == "imagegpt" else []
-    arguments = [
-        "--model",
-        str(built(family)),
-        "--out",
-        str(tmp_path),
-        "--batch-size",
-        "3",
-        "--seed",
-        "5",
-    ]
-    if family == "glm-image":  # 50 steps of its painter would take minutes here
+    arguments = ["--model", str(built(family)), "--out", str(tmp_path)]
+    arguments += ["--batch-size", "3", "--seed", "5"]
+    if family == "glm-image":  # 50 diffusion steps would take minutes
         quick = partial(glm_image.GlmImageImages, num_inference_steps=1)
         monkeypatch.setattr(glm_image, "GlmImageImages", quick)
     assert main(["generate", *said, *fixed, *count, *arguments]) == 0
     files = sorted(tmp_path.glob("000*.png"))
     wanted = opened(family)(captions(family), seed=[5, 6, 7])
     for k, (file, image) in enumerate(zip(files, wanted.images, strict=True)):
-        with Image.open(file) as image:
-            assert abs(_array(image) - _array(image)).max() <= 1
-            facts = json.loads(image.text["mmaccel"])  # type: ignore[attr-defined]
+        with Image.open(file) as written:
+            assert abs(_array(written) - _array(image)).max() <= 1
+            facts = json.loads(written.text["mmaccel"])  # type: ignore[attr-defined]
         assert facts.get("size") == (None if size is None else f"{size[0]}x{size[1]}")
         assert facts["prompt"] == captions(family)[k] and facts["seed"] == 5 + k
         assert (

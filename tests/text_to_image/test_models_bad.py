@@ -1,4 +1,4 @@
-"""What cannot be an image model, or cannot be drawn by one: said before anything is made."""
+"""Checkpoints, options and prompts that are refused before any pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Builder = Callable[[str], Path]
 
 
 def _edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Of a folder, or of a part of it named behind it."""
+    """Edit the weights of a folder."""
     (file,) = folder.glob("*.safetensors")
     weights = load_file(file)
     change(weights)
@@ -52,7 +52,7 @@ _GLM_LAYER = "transformer_blocks.0.attn1.to_q.weight"
 
 
 def _add_computed(folder: Path) -> None:
-    """Masks that older files of ImageGPT keep."""
+    """Add the causal masks of older files of ImageGPT."""
     names = ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias")
     more = {name: torch.zeros(2) for name in names}
     _edit_weights(folder, lambda weights: weights.update(more))
@@ -104,7 +104,7 @@ def test_a_spoilt_checkpoint_is_refused_by_name(
         TextToImage.from_pretrained(folder)
 
 
-def test_what_older_files_keep_is_no_surplus(built: Builder, tmp_path: Path) -> None:
+def test_causal_masks_of_older_files_are_not_surplus(built: Builder, tmp_path: Path) -> None:
     folder = shutil.copytree(built("imagegpt"), tmp_path / "older")
     _add_computed(folder)
     assert TextToImage.from_pretrained(folder)("").tokens.shape == (1, 64)
@@ -123,14 +123,14 @@ def test_chameleons_decoder_may_be_in_the_checkpoint_or_named(
     built: Builder, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(built("chameleon"), tmp_path / "moved")
-    beside = TextToImage.from_pretrained(folder)("blue cat").images[0]
+    sibling = TextToImage.from_pretrained(folder)("blue cat").images[0]
     file = (folder / "vqgan.ckpt").rename(tmp_path / "elsewhere.ckpt")
     named = TextToImage.from_pretrained(folder, decoder=file)("blue cat").images[0]
     weights = torch.load(file)["state_dict"]
     inside = {f"model.vqmodel.{k}": v for k, v in weights.items() if not k.startswith("loss")}
     _edit_weights(folder, lambda own: own.update(inside))
     own = TextToImage.from_pretrained(folder)("blue cat").images[0]
-    assert beside.tobytes() == named.tobytes() == own.tobytes()
+    assert sibling.tobytes() == named.tobytes() == own.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_options_a_model_cannot_serve(
 @pytest.mark.parametrize(
     ("family", "size", "arguments", "code", "said"),
     [
-        ("imagegpt", None, ["a fox"], 2, "prompt: expected none, as ImageGPT takes no captions"),
+        ("imagegpt", None, ["a fox"], 2, "prompt: expected none, as ImageGPT takes no prompts"),
         ("imagegpt", None, ["--guidance", "2"], 2, "guidance_scale: expected 1"),
         ("glm-image", "64", ["a fox", "--guidance", "2"], 2, "guidance_scale: expected 1"),
         ("llamagen-c2i", "64", ["a fox"], 2, "prompt: expected the number of a class, 0..4"),
         ("llamagen-c2i", "64", ["5"], 2, "prompt: expected the number of a class, 0..4"),
         ("llamagen-t2i", "64", ["a " * 9], 2, "prompt: expected at most 8 tokens, received 9"),
         ("janus", None, ["red " * 120], 2, "positions: expected at most 128"),
-        ("chameleon", None, [" "], 2, "prompt: expected a caption"),
+        ("chameleon", None, [" "], 2, "prompt: expected a prompt"),
         ("janus", None, ["blue cat", "red " * 120], 2, "positions: expected at most 128"),
         ("emu3", "80000000", ["a fox"], 2, "positions: expected at most 128"),
         ("janus", None, ["a <image> fox"], 2, "prompt: expected words, received <image>"),
@@ -258,7 +258,7 @@ def test_two_transformers_or_two_tokenizers_are_a_question(built: Builder, tmp_p
     assert pipe("3").images[0].size == (64, 64)
 
 
-def test_lumina_is_told_from_chameleon(built: Builder, tmp_path: Path) -> None:
+def test_lumina_is_distinguished_from_chameleon(built: Builder, tmp_path: Path) -> None:
     folder = shutil.copytree(built("chameleon"), tmp_path / "some-model")
     assert find_image_family(folder, folder) == "chameleon"
     assert find_image_family(folder, "Alpha-VLLM/Lumina-mGPT-7B-768") == "lumina-mgpt"
@@ -271,7 +271,7 @@ def test_lumina_is_told_from_chameleon(built: Builder, tmp_path: Path) -> None:
         assert find_image_family(folder, folder) == "lumina-mgpt"
 
 
-def test_doctor_says_what_draws(built: Builder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_image_models(built: Builder, capsys: pytest.CaptureFixture[str]) -> None:
     for family, said in (
         ("emu3", "generate draws with it as emu3"),
         ("glm-image", "tokens an image"),

@@ -1,4 +1,4 @@
-"""File names tell images apart: the same image has one name, another image never has it."""
+"""File names of images: the same image has one name, and no other image has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fixtures.tiny_model import CAPTIONS
 
 
 def names(tmp_path: Path, model: Path | str, *arguments: str) -> set[str]:
-    """Names of all that one run writes, sheet included."""
+    """Names of all files of one run, the sheet included."""
     out = tmp_path / str(len(list(tmp_path.iterdir())))
     fixed = ["--model", str(model), "--out", str(out), "--count", "2"]
     assert main(["generate", *fixed, *arguments]) == 0
@@ -35,9 +35,7 @@ def test_spelling_does_not_matter(tiny_folder: Path, tmp_path: Path, monkeypatch
     assert len(images) == 2 and images < first
 
 
-def test_policies_under_two_names_share_what_tells_settings_apart(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_a_policy_under_two_names_has_one_settings_hash(tiny_folder: Path, tmp_path: Path) -> None:
     both = [
         names(tmp_path, tiny_folder, CAPTIONS[0], "--policy", policy)
         for policy in ("speculative", "prompt-lookup")
@@ -55,7 +53,7 @@ def test_another_configuration_is_another_image(
     assert not names(tmp_path, copy, CAPTIONS[0]) & first
 
 
-def test_the_batch_counts_where_promises_are_up_to_rounding(
+def test_names_depend_on_the_batch_size_where_results_are_up_to_rounding(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     def run(policy: str, dtype: str, size: str) -> set[str]:
@@ -96,7 +94,7 @@ def test_names_are_short_and_begin_with_the_seed() -> None:
     assert odd.startswith(f"0003-a-wcircle-{'x' * 20}-jacobi-") and len(odd) < 100
 
 
-def test_what_rounds_does_not_call_itself_bitwise(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_dtype_that_rounds_is_not_reported_as_bitwise(tiny_folder: Path, tmp_path: Path) -> None:
     options = ["--dtype", "bfloat16", "--out", str(tmp_path), "--count", "1"]
     assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
     (file,) = tmp_path.glob("0000-*.png")
@@ -107,7 +105,7 @@ def test_what_rounds_does_not_call_itself_bitwise(tiny_folder: Path, tmp_path: P
         assert "bitwise" not in image.text["parameters"]
 
 
-def test_settings_stand_on_the_second_line(tiny_folder: Path, tmp_path: Path) -> None:
+def test_settings_are_on_the_second_line(tiny_folder: Path, tmp_path: Path) -> None:
     options = ["--out", str(tmp_path), "--count", "1"]
     assert main(["generate", "a red\n circle", "--model", str(tiny_folder), *options]) == 0
     (file,) = tmp_path.glob("0000-*.png")

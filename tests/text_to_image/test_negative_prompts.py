@@ -1,4 +1,4 @@
-"""Negative captions: the row that is guided away from says them, and no other row sees them."""
+"""Negative prompts: they replace the unconditional prompt of their own image, and of no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Built = Callable[[str], Path]
 
 
 def ids_of(caption: str) -> list[int]:
-    """A prompt by hand; the empty caption is the unconditional one."""
+    """Ids of a prompt by hand; the empty text is the unconditional prompt."""
     return [BOS, *(N_CODES + 3 + WORDS.index(w) for w in caption.split()), BOI]
 
 
@@ -61,7 +61,7 @@ def guide(logits: list[Any]) -> int:
 def test_tokens_are_those_of_a_plain_loop_over_the_raw_model(
     pipe: TextToImage, negative: str | None
 ) -> None:
-    """Full passes without a cache, row by row, the negative caption in the empty one's place."""
+    """Full passes without a cache, row by row; the negative prompt is the unconditional one."""
     model: Any = pipe.model.model  # type: ignore[union-attr]
     tokens: list[int] = []
     for _ in range(N_TOKENS):
@@ -109,7 +109,7 @@ KINDS = [("pipe", Jacobi(5)), ("emu3", Jacobi(7)), ("canvas", None)]
 def test_a_batch_is_its_images_one_by_one(
     name: str, policy: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Rows with and without, of other lengths; in batches, in places, recorded or not."""
+    """Rows with and without negative prompts, in fixed batches and with continuous batching."""
     own: TextToImage = request.getfixturevalue(name)
     texts, negatives = (captions("emu3"), EMU3) if name == "emu3" else (CAPTIONS, NEGATIVES)
     texts, negatives, seeds = texts * 2, [*negatives, *negatives[::-1]], [3, 4, 5, 6, 7, 8]
@@ -135,7 +135,7 @@ def test_a_batch_is_its_images_one_by_one(
 
 
 @pytest.mark.parametrize("name", ["pipe", "emu3"])
-def test_recorded_passes_take_newcomers_with_negative_captions(
+def test_captured_passes_admit_rows_with_negative_prompts(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own: TextToImage = request.getfixturevalue(name)
@@ -145,7 +145,7 @@ def test_recorded_passes_take_newcomers_with_negative_captions(
     ]
     requests = [Request(t, 9, k, n) for k, (t, n) in enumerate(zip(texts, negatives))]
     monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
-    for _ in range(2):  # the second takes what the first has left
+    for _ in range(2):  # the second reuses the graphs of the first
         made: dict[int, Any] = {}
         own.serve(
             requests, own.image_model.params, policy=Jacobi(5), rows=2,
@@ -154,7 +154,7 @@ def test_recorded_passes_take_newcomers_with_negative_captions(
         assert [made[k].tolist() for k in range(3)] == [one.tokens[0].tolist() for one in wanted]
 
 
-def test_one_text_is_for_all_and_images_of_a_caption_share_theirs(pipe: TextToImage) -> None:
+def test_one_text_is_for_all_and_images_of_a_prompt_share_theirs(pipe: TextToImage) -> None:
     options: Any = {"seed": [1, 2, 3, 4], "num_images_per_prompt": 2}
     both = pipe(CAPTIONS[:2], negative_prompt="red", **options)
     listed = pipe(CAPTIONS[:2], negative_prompt=["red", "red"], **options)
@@ -167,7 +167,7 @@ def test_one_text_is_for_all_and_images_of_a_caption_share_theirs(pipe: TextToIm
         assert pipe(CAPTIONS[:2], negative_prompt=blank, **options).tokens.equal(none.tokens)
 
 
-def test_texts_are_spread_over_captions() -> None:
+def test_texts_are_spread_over_prompts() -> None:
     assert spread_negatives(None, 2) == [None, None] and spread_negatives("a", 2) == ["a", "a"]
     assert spread_negatives(["a", ""], 2) == ["a", None]
     for given in (["a"], ["a", 3], 3, b"ab"):
@@ -177,31 +177,31 @@ def test_texts_are_spread_over_captions() -> None:
             spread_negatives(given, 2)
 
 
-def test_what_cannot_be_guided_away_from_is_refused(pipe: TextToImage, emu3: TextToImage) -> None:
+def test_bad_negative_prompts_are_refused(pipe: TextToImage, emu3: TextToImage) -> None:
     def refused(match: str, of: TextToImage = pipe, **options: Any) -> None:
         caption = "a red fox" if of is emu3 else CAPTIONS[0]
         with pytest.raises(OptionError, match=match):
             of(caption, **options)
 
-    refused("guidance_scale other than 1 beside it", negative_prompt="red", guidance_scale=1)
+    refused("guidance_scale other than 1 with it", negative_prompt="red", guidance_scale=1)
     refused("^negative prompt: expected words the .* 'dragon'", negative_prompt="a dragon")
     refused("^negative prompt: expected a text for all", negative_prompt=["red", "blue"])
     refused("^negative prompt: expected a text for all", negative_prompt=3)
     refused("^negative prompt: .*<boi>", of=emu3, negative_prompt="a <boi>")
     refused("^positions: expected at most", of=emu3, negative_prompt="cat " * 300)
-    with pytest.raises(OptionError, match="guidance_scale other than 1 beside it"):
+    with pytest.raises(OptionError, match="guidance_scale other than 1 with it"):
         pipe.serve([Request(CAPTIONS[0], 1, None, "red")], SamplingParams(), deliver=print)
 
 
-def test_a_model_of_ones_own_has_few_methods(pipe: TextToImage) -> None:
-    """What a child of `ImageModel` with guidance has to have, and no more."""
+def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
+    """The methods that a class with guidance must define."""
     inner: Any = pipe.image_model
 
     class Own(ImageModel):
         params, pad = inner.params, inner.pad
 
-        def encode(self, caption: str) -> Any:
-            return inner.encode(caption)
+        def encode(self, text: str) -> Any:
+            return inner.encode(text)
 
         def unconditional(self) -> list[int]:
             return inner.unconditional()
@@ -224,7 +224,7 @@ def test_the_command_line_writes_it_into_the_image(tiny_folder: Path, tmp_path: 
     options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "2"]
     for negative in ([], ["--negative", " "], ["--negative", "red"], ["--negative", "blue square"]):
         assert main(["generate", CAPTIONS[0], *options, *negative]) == 0
-    assert len(list(tmp_path.glob("contact-*.png"))) == 3  # a blank one is none
+    assert len(list(tmp_path.glob("contact-*.png"))) == 3  # a blank text is no negative prompt
     found = set()
     for file in tmp_path.glob("000*.png"):
         with Image.open(file) as image:

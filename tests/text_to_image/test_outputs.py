@@ -8,7 +8,7 @@ from mmaccel.pipelines.text_to_image.outputs import ImageOutput, add_stats, join
 from mmaccel.results import Stats
 
 
-def test_stats_add_up_and_promise_the_weakest() -> None:
+def test_stats_add_up_and_have_the_weakest_exactness() -> None:
     first = Stats("P", "bitwise", 6, 4, 5, 1, accepted=[4, 1], seconds=1.0, fallbacks=["a"])
     second = Stats("P", "relaxed", 3, 2, 2, 1, accepted=[1, 0, 1], seconds=0.5, fallbacks=["a"])
     total = add_stats([first, second])
@@ -36,7 +36,7 @@ def test_pixels_round_and_keep_their_axes() -> None:
     assert image.getpixel((2, 1)) == (255, 0, 0) and image.getpixel((0, 0)) == (0, 0, 128)
 
 
-def test_stats_tell_kept_slots_and_parts_of_the_time() -> None:
+def test_stats_report_accepted_slots_and_parts_of_the_time() -> None:
     stats = Stats(
         "P", "distribution", 10, 4, 4, 1, accepted=[1, 0, 3], seconds=2.0, forward_seconds=1.5,
         pixel_seconds=0.25, branches=2, fallbacks=["a reason", "another"],

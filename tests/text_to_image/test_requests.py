@@ -1,4 +1,4 @@
-"""Requests: every image is the one its caption and seed make, whoever else was in the making."""
+"""Requests: an image depends on its own prompt and seed, whatever requests run next to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def requests_of(texts: list[str], n: int) -> list[Request]:
 
 
 def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[Any, RequestOutput]:
-    """What was delivered, by tag."""
+    """The delivered outputs by tag."""
     made: dict[Any, RequestOutput] = {}
 
     def deliver(served: RequestOutput) -> None:
@@ -58,30 +58,30 @@ def serve(pipe: TextToImage, requests: list[Request], **options: Any) -> dict[An
 
 def assert_alone(pipe: TextToImage, made: dict[Any, RequestOutput], **options: Any) -> None:
     for served in made.values():
-        own = pipe(served.request.caption, seed=[served.request.seed], **options)
+        own = pipe(served.request.prompt, seed=[served.request.seed], **options)
         assert served.tokens.equal(own.tokens[0]) and served.tokens.device.type == "cpu"
         assert served.image.tobytes() == own.images[0].tobytes()
         assert served.passes == int(own.passes[0])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
-def test_neither_places_nor_order_enter_an_image(pipe: TextToImage, rows: int) -> None:
+def test_neither_batch_slots_nor_order_affect_an_image(pipe: TextToImage, rows: int) -> None:
     requests = requests_of(CAPTIONS, 7)
     made = serve(pipe, requests, rows=rows, policy=Jacobi(5))
     assert_alone(pipe, made, policy=Jacobi(5))
-    turned = serve(pipe, requests[::-1], rows=rows, policy=Jacobi(5))
+    reverse = serve(pipe, requests[::-1], rows=rows, policy=Jacobi(5))
     for tag, served in made.items():
-        assert turned[tag].image.tobytes() == served.image.tobytes()
+        assert reverse[tag].image.tobytes() == served.image.tobytes()
     assert len({served.image.tobytes() for served in made.values()}) == 7
 
 
-def test_policies_that_promise_a_law_keep_it_by_row(pipe: TextToImage) -> None:
-    """On a tiny model no acceptance hangs on a last bit."""
+def test_relaxed_policies_count_their_divergence_by_row(pipe: TextToImage) -> None:
+    """On a tiny model no acceptance depends on a last bit."""
     policy = mmaccel.GroupedSpeculative(window=5, group=3)
     made = serve(pipe, requests_of(CAPTIONS, 5), policy=policy)
     assert_alone(pipe, made, policy=policy)
     for served in made.values():
-        own = pipe(served.request.caption, seed=[served.request.seed], policy=policy)
+        own = pipe(served.request.prompt, seed=[served.request.seed], policy=policy)
         assert served.total_variation == pytest.approx(own.stats.total_variation, abs=1e-4)
         assert served.total_variation > 0 == served.nats
     exact = serve(pipe, requests_of(CAPTIONS, 5), policy=SpeculativeJacobi(5))
@@ -89,19 +89,16 @@ def test_policies_that_promise_a_law_keep_it_by_row(pipe: TextToImage) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_takes_newcomers(
+def test_every_family_admits_requests_during_a_run(
     built: Opener, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a window is given for each row goes with the row; so it does where passes are recorded.
-
-    Tokens alone are compared.
-    """
+    """Inputs of a row follow the row to its batch slot, also in captured passes; tokens only."""
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
     pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
     requests = requests_of(captions(family), 5)
-    for window, recorded in ((40, False), (8, True), (8, True)):  # the last takes what was left
+    alone = [pipe(each.prompt, seed=[each.seed], policy=Jacobi(40)).tokens for each in requests]
+    for window, recorded in ((40, False), (8, True), (8, True)):  # the last reuses the graphs
         policy = Jacobi(window)
-        alone = [pipe(each.caption, seed=[each.seed], policy=policy).tokens for each in requests]
         with monkeypatch.context() as patch:
             if recorded:
                 patch.setattr(
@@ -116,20 +113,20 @@ def test_every_family_takes_newcomers(
 def test_images_are_rendered_one_at_a_time(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their own tokens, caption and seed, as a call with that seed gives it."""
-    own, told = pipe.image_model.render, []
+    """Each with its own tokens, prompt and seed, as in a call with that seed."""
+    own, steps = pipe.image_model.render, []
 
     def render(tokens: Tensor, texts: Sequence[str], seeds: Sequence[int]) -> Any:
-        told.append((tokens.tolist(), list(texts), list(seeds)))
+        steps.append((tokens.tolist(), list(texts), list(seeds)))
         return own(tokens, texts, seeds)
 
     monkeypatch.setattr(pipe.image_model, "render", render)
     requests = [Request(CAPTIONS[k % 3], seed) for k, seed in enumerate((7, 2**63 + 1, -4, 7))]
     pipe.serve(requests, pipe.image_model.params, rows=3, deliver=lambda served: None)
-    served, told[:] = [*told], []
+    served, steps[:] = [*steps], []
     for request in requests:
-        pipe(request.caption, seed=[request.seed])
-    assert len(told) == 4 and sorted(served) == sorted(told)
+        pipe(request.prompt, seed=[request.seed])
+    assert len(steps) == 4 and sorted(served) == sorted(steps)
 
 
 def test_a_seat_is_not_written_into_what_was_offered(built: Opener) -> None:
@@ -145,8 +142,8 @@ def test_a_seat_is_not_written_into_what_was_offered(built: Opener) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_what_a_window_was_given_is_given_back(built: Opener, rows: int) -> None:
-    """One prompt for two runs, neither of which writes into it."""
+def test_a_prompt_serves_several_runs(built: Opener, rows: int) -> None:
+    """No run writes into the prompt."""
     pipe: Any = TextToImage.from_pretrained(built("janus"))
     prompt = pipe.image_model.prompt(
         [pipe.image_model.encode(text) for text in captions("janus")], True
@@ -154,9 +151,9 @@ def test_what_a_window_was_given_is_given_back(built: Opener, rows: int) -> None
     before = prompt.tokens.clone(), prompt.lengths.clone()
     assert len(set(before[1].tolist())) > 1
     made = []
-    for places in (ContinuousBatching(rows), ContinuousBatching(rows), None):
+    for batching in (ContinuousBatching(rows), ContinuousBatching(rows), None):
         assert pipe.model._lengths is prompt.lengths
-        own = replace(prompt, batching=places)
+        own = replace(prompt, batching=batching)
         noise = Noise.from_seed([4, 5, 6], 3)
         run = Jacobi(7).sample(pipe.model, own, 16, params=SamplingParams(2.0), noise=noise)
         made.append(run.tokens)
@@ -165,16 +162,16 @@ def test_what_a_window_was_given_is_given_back(built: Opener, rows: int) -> None
     assert prompt.tokens.equal(before[0]) and prompt.lengths.equal(before[1])
 
 
-def test_scenes_are_the_same_to_the_pixel() -> None:
-    """The embedded model, its own guidance, in float32."""
+def test_the_demo_models_images_are_the_same_to_the_pixel() -> None:
+    """With the model's own guidance, in float32."""
     pipe = TextToImage.from_pretrained("scenes")
-    captions = ["a red circle", "a blue star on snow", "a green ring above a yellow square"]
+    captions = ["a blue star on snow", "a green ring above a yellow square"]
     requests = [Request(text, 3 + k, k) for k, text in enumerate(captions)]
-    assert_alone(pipe, serve(pipe, requests))
+    assert_alone(pipe, serve(pipe, requests, rows=1))
 
 
-def test_places_save_passes_and_positions(pipe: TextToImage) -> None:
-    """Every place is taken until nobody is left: passes by hand from those of the rows."""
+def test_continuous_batching_saves_passes_and_tokens(pipe: TextToImage) -> None:
+    """Passes of the run, computed by hand from the passes of the rows."""
     requests, passes = requests_of(CAPTIONS, 7), []
     stats = pipe.serve(
         requests, pipe.image_model.params, policy=Jacobi(5), rows=3,
@@ -182,11 +179,11 @@ def test_places_save_passes_and_positions(pipe: TextToImage) -> None:
     )  # fmt: skip
     own = dict(passes)
     ends = [own[0], own[1], own[2]]
-    for k in range(3, 7):  # the first place that becomes free
-        place = ends.index(min(ends))
-        ends[place] += own[k]
+    for k in range(3, 7):  # the first batch slot that becomes free
+        slot = ends.index(min(ends))
+        ends[slot] += own[k]
     assert stats.passes == max(ends)
-    texts = [request.caption for request in requests]
+    texts = [request.prompt for request in requests]
     batches = pipe(texts, policy=Jacobi(5), seed=[r.seed for r in requests], batch_size=3)
     assert (
         stats.passes < batches.stats.passes
@@ -196,11 +193,11 @@ def test_places_save_passes_and_positions(pipe: TextToImage) -> None:
 
 def test_everything_is_checked_before_the_first_pass(pipe: TextToImage) -> None:
     params, good = pipe.image_model.params, Request(CAPTIONS[0], 1)
-    told: list[Any] = []
+    steps: list[Any] = []
 
     def refused(requests: Any, match: str, **options: Any) -> None:
         with pytest.raises(OptionError, match=match):
-            pipe.serve(requests, **{"params": params, "deliver": told.append, **options})
+            pipe.serve(requests, **{"params": params, "deliver": steps.append, **options})
 
     refused([good, Request("a purple dragon", 1)], "dragon")
     refused([], "requests: expected a list")
@@ -208,14 +205,14 @@ def test_everything_is_checked_before_the_first_pass(pipe: TextToImage) -> None:
     refused(good, "requests: expected a list")
     refused([Request(CAPTIONS[0], [1, 2])], "seed: expected one integer")  # type: ignore[arg-type]
     refused([Request(CAPTIONS[0], 2**64)], "seed: expected a 64-bit")
-    refused([good], "rows: expected an integer of at least 1", rows=0)
+    refused([good], "rows: expected an integer >= 1", rows=0)
     refused([good], "deliver: expected a function", deliver=None)
     refused([good], "params: expected", params=None)
     refused([good], "policy: expected", policy=mmaccel.Stepwise())
-    assert told == []
+    assert steps == []
 
 
-def test_what_a_receiver_raises_ends_the_run(pipe: TextToImage) -> None:
+def test_an_exception_from_deliver_ends_the_run(pipe: TextToImage) -> None:
     made: list[RequestOutput] = []
 
     def deliver(served: RequestOutput) -> None:
@@ -226,10 +223,10 @@ def test_what_a_receiver_raises_ends_the_run(pipe: TextToImage) -> None:
     with pytest.raises(KeyError, match="full"):
         pipe.serve(requests_of(CAPTIONS, 7), SamplingParams(2.0), rows=2, deliver=deliver)
     assert len(made) == 3
-    assert_alone(pipe, serve(pipe, requests_of(CAPTIONS, 3)))  # nothing is held
+    assert_alone(pipe, serve(pipe, requests_of(CAPTIONS, 3)))  # the model is free
 
 
-def test_a_receiver_cannot_ask_the_same_model(pipe: TextToImage) -> None:
+def test_deliver_cannot_start_a_run_of_the_same_model(pipe: TextToImage) -> None:
     def deliver(_: RequestOutput) -> None:
         pipe(CAPTIONS[0])
 
@@ -237,31 +234,31 @@ def test_a_receiver_cannot_ask_the_same_model(pipe: TextToImage) -> None:
         pipe.serve(requests_of(CAPTIONS, 2), SamplingParams(2.0), deliver=deliver)
 
 
-def test_a_broken_model_says_for_whom(tmp_path: Path) -> None:
+def test_nan_names_its_requests(tmp_path: Path) -> None:
     broken = TextToImage.from_pretrained(break_weights(build_tiny(tmp_path / "broken")))
     with pytest.raises(NumericsError) as caught:
         broken.serve(requests_of(CAPTIONS, 5), SamplingParams(2.0), rows=2, deliver=print)
     assert caught.value.rows == (0, 1)
 
 
-def test_a_canvas_takes_the_next_request_too(tmp_path: Path) -> None:
+def test_canvas_policies_admit_requests_during_a_run(tmp_path: Path) -> None:
     masked, _ = masked_beside_plain(tmp_path)
     pipe = TextToImage.from_pretrained(masked)
-    requests, told = requests_of(CAPTIONS, 5), []
+    requests, steps = requests_of(CAPTIONS, 5), []
     stepwise = mmaccel.Stepwise("halton")
-    made = serve(pipe, requests, policy=stepwise, on_step=lambda step: told.append(step.rows))
+    made = serve(pipe, requests, policy=stepwise, on_step=lambda step: steps.append(step.rows))
     assert_alone(pipe, made, policy=stepwise)
     for one in serve(pipe, requests).values():  # lossless: other passes, the same image
-        own = pipe(one.request.caption, seed=[one.request.seed])
+        own = pipe(one.request.prompt, seed=[one.request.seed])
         assert one.image.tobytes() == own.images[0].tobytes()
     assert {served.nats for served in made.values()} == {0.0}
-    assert told[0] == (0, 1) and told[-1][0] == 4 and {len(rows) for rows in told} == {2}
-    told.clear()
+    assert steps[0] == (0, 1) and steps[-1][0] == 4 and {len(rows) for rows in steps} == {2}
+    steps.clear()
     relaxed = mmaccel.ConfidentParallel(0.3)
-    served = serve(pipe, requests, policy=relaxed, on_step=lambda step: told.append(step.rows))
+    served = serve(pipe, requests, policy=relaxed, on_step=lambda step: steps.append(step.rows))
     for one in served.values():
-        own = pipe(one.request.caption, seed=[one.request.seed], policy=relaxed)
+        own = pipe(one.request.prompt, seed=[one.request.seed], policy=relaxed)
         assert one.nats == pytest.approx(own.stats.nats, abs=1e-4) and one.nats > 0
         assert one.total_variation == 0.0 and one.passes == int(own.passes[0])
     lengths = [one.passes for one in served.values()]
-    assert len(set(lengths)) > 1 and (0, 1) != (2, 3) not in told[: min(lengths) + 1]
+    assert len(set(lengths)) > 1 and (0, 1) != (2, 3) not in steps[: min(lengths) + 1]

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmaccel import Autoregressive, Jacobi, TextToSpeech
 from mmaccel.contracts import FinishedRow
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import check_caption
+from mmaccel.pipelines.loading.checkpoint import check_prompt
 from mmaccel.pipelines.text_to_speech.pipeline import finish_utterance
 from mmaccel.pipelines.text_to_speech.plan import count_slots, pick_params
 from mmaccel.tokenizers_vq.frames import Frames
@@ -169,10 +169,10 @@ def test_the_penalty_counts_the_whole_prefix(pipe: TextToSpeech, family: str) ->
     speech = pipe.speech
     processor = pick_params(speech, repetition_penalty=2.0).processor
     assert processor is not None
-    line = torch.full((1, 5000), 31)
-    line[0, 0] = 30
+    tokens = torch.full((1, 5000), 31)
+    tokens[0, 0] = 30
     scores = torch.ones(1, 1, speech.window.vocab_size)
-    punished = processor(scores, line, torch.tensor([[5000]]))[0, 0]
+    punished = processor(scores, tokens, torch.tensor([[5000]]))[0, 0]
     assert punished[29:33].tolist() == [1, 0.5, 0.5, 1]
     assert pick_params(speech, repetition_penalty=1).processor is None
     usual = pick_params(speech).processor
@@ -180,11 +180,11 @@ def test_the_penalty_counts_the_whole_prefix(pipe: TextToSpeech, family: str) ->
         assert usual is None
     else:
         assert usual is not None
-        punished = usual(scores, line, torch.tensor([[5000]]))[0, 0]
+        punished = usual(scores, tokens, torch.tensor([[5000]]))[0, 0]
         assert punished[29:33].tolist() == pytest.approx([1, 1 / 1.3, 1 / 1.3, 1])
 
 
-def test_length_is_what_was_asked_for_or_what_there_is_room_for(
+def test_length_is_the_given_one_or_what_the_model_has_positions_for(
     pipe: TextToSpeech, family: str
 ) -> None:
     columns, rate = pipe.speech.layout.columns, pipe.speech.sample_rate
@@ -195,10 +195,10 @@ def test_length_is_what_was_asked_for_or_what_there_is_room_for(
     window: Any = pipe.speech.window
     with pytest.raises(OptionError, match=r"positions: expected at most 160 .* set max_seconds"):
         pipe(TEXTS[0], max_seconds=30)
-    room = (160 - len(pipe.speech.encode(TEXTS[0], None))) // columns
+    frames = (160 - len(pipe.speech.encode(TEXTS[0], None))) // columns
     seen: list[int] = []
     pipe(TEXTS[0], on_step=lambda progress: seen.append(progress.tokens.shape[1]))
-    assert seen[0] == room * columns + 1  # the last slot is for an end
+    assert seen[0] == frames * columns + 1  # the last slot is for an end
     assert window.max_positions == 160
 
 
@@ -226,16 +226,16 @@ def test_the_length_that_is_proposed_is_taken() -> None:
     for model, prompt, seconds in cases:
         with pytest.raises(OptionError, match=f"or set max_seconds to at most {seconds}$"):
             count_slots(model, prompt, 20)
-        room = (model.window.max_positions - prompt) // model.layout.columns
-        assert count_slots(model, prompt, float(seconds)) <= room * model.layout.columns + 1
-        assert count_slots(model, prompt, None) == room * model.layout.columns + 1
+        frames = (model.window.max_positions - prompt) // model.layout.columns
+        assert count_slots(model, prompt, float(seconds)) <= frames * model.layout.columns + 1
+        assert count_slots(model, prompt, None) == frames * model.layout.columns + 1
     for prompt, limit in ((100, 100), (200, 100), (94, 100)):
         for asked in (None, 1.0):
             with pytest.raises(OptionError, match="; shorten the text$"):
                 count_slots(_model(limit, 7, 24000, 2048), prompt, asked)
 
 
-def test_seeds_are_told_without_a_sign(pipe: TextToSpeech, family: str) -> None:
+def test_seeds_are_reported_as_unsigned_numbers(pipe: TextToSpeech, family: str) -> None:
     options: dict[str, Any] = dict(max_seconds=SECONDS[family], temperature=9.0)
     for seed in (-1, 2**64 - 1):
         made = pipe(["fox", "fox"], seed=seed, **options)
@@ -273,12 +273,14 @@ def test_bad_input_is_refused_before_any_pass(
 
 
 @pytest.mark.parametrize("text", ["a \ud800 fox", "fox \udcff"])
-def test_half_a_character_is_refused_with_its_place(pipe: TextToSpeech, text: str) -> None:
-    with pytest.raises(OptionError, match=r"received '\\ud[8c][0f][0f]' at place [24]; write it"):
+def test_half_a_character_is_refused_with_its_position(pipe: TextToSpeech, text: str) -> None:
+    with pytest.raises(
+        OptionError, match=r"received '\\ud[8c][0f][0f]' at position [24]; write it"
+    ):
         pipe(["a fox", text])
 
 
-def test_control_tokens_are_looked_for_only_where_there_may_be_one() -> None:
+def test_control_tokens_are_searched_only_in_texts_with_angle_brackets() -> None:
     class Counted:
         asked = 0
 
@@ -288,11 +290,11 @@ def test_control_tokens_are_looked_for_only_where_there_may_be_one() -> None:
 
     tokenizer = Counted()
     for text in ("a fox", "a > b", "a < b"):
-        assert check_caption(text, tokenizer) == text
+        assert check_prompt(text, tokenizer) == text
     assert tokenizer.asked == 0  # tens of thousands of codes are slow to go through
-    assert check_caption("<b>a</b>", tokenizer) == "<b>a</b>"
+    assert check_prompt("<b>a</b>", tokenizer) == "<b>a</b>"
     with pytest.raises(OptionError, match=r"received <\|end\|>"):
-        check_caption("a <|end|> b", tokenizer)
+        check_prompt("a <|end|> b", tokenizer)
 
 
 def test_ids_that_the_model_does_not_have_are_refused_before_any_pass(
@@ -321,12 +323,12 @@ def test_ids_that_the_model_does_not_have_are_refused_before_any_pass(
 def test_sound_that_is_no_number_names_its_text(own_pipe: TextToSpeech, family: str) -> None:
     speech: Any = own_pipe.speech
     codec = speech.codec
-    plain, kept = codec.decode, []
+    plain, decoded = codec.decode, []
 
     def decode(codes: Any) -> Any:
         made = plain(codes)
-        kept.append(made)
-        if len(kept) == 2:
+        decoded.append(made)
+        if len(decoded) == 2:
             (made if family == "orpheus" else made.audio_values)[..., -1] = float("nan")
         return made
 

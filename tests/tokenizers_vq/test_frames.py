@@ -30,7 +30,7 @@ def ids_of(mask: Tensor) -> list[list[int]]:
 
 
 def test_slots_of_a_frame() -> None:
-    """Two slots a frame, whose ranges overlap; the end stands at the first of a frame only."""
+    """Two slots per frame with overlapping ranges; the end is allowed at the first slot only."""
     frames = Frames(((1, 3), (2, 5)), vocab_size=7, ends=(6,))
     assert isinstance(frames, Layout)
     assert (frames.columns, frames.frame) == (2, 2)
@@ -100,11 +100,14 @@ def test_bad_frames(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("source", ["above", "previous-frame"])
 def test_drafts_of_the_same_slot(source: str) -> None:
     """Seven known tokens of frames of three; drafts for the next five."""
-    line, slots = torch.tensor([[9, 1, 2, 3, 4, 5, 6, 1, 0, 0, 0, 0, 0]]), torch.arange(7, 12)[None]
+    tokens, slots = (
+        torch.tensor([[9, 1, 2, 3, 4, 5, 6, 1, 0, 0, 0, 0, 0]]),
+        torch.arange(7, 12)[None],
+    )
     frames = Frames(((0, 4), (2, 6), (3, 8)), 10)
-    at = Frontier(line, slots + 1, torch.tensor([8]), slots, None, frames, 10)
-    tokens, _ = propose(source, at)
-    assert tokens is not None and tokens.tolist() == [[5, 6, 1, 5, 6]]
+    at = Frontier(tokens, slots + 1, torch.tensor([8]), slots, None, frames, 10)
+    drafts, _ = propose(source, at)
+    assert drafts is not None and drafts.tolist() == [[5, 6, 1, 5, 6]]
 
 
 class Recurring(ToyLanguage):

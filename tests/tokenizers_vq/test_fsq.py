@@ -1,4 +1,4 @@
-"""Finite scalar quantization: codes by hand, every code reached, straight-through gradients."""
+"""Finite scalar quantization: codes by hand, every code occurs, straight-through gradients."""
 
 from itertools import product
 
@@ -15,8 +15,8 @@ def test_vocabulary_is_the_product_of_the_levels() -> None:
 
 def test_codes_count_the_first_channel_fastest() -> None:
     quantizer = FiniteScalarQuantizer([5, 3])
-    far = 50.0
-    latent = torch.tensor([[-far, -far], [far, -far], [-far, 0.0], [0.0, far]])
+    large = 50.0
+    latent = torch.tensor([[-large, -large], [large, -large], [-large, 0.0], [0.0, large]])
     assert quantizer.encode(latent).tolist() == [0, 4, 5, 2 + 5 * 2]
 
 
@@ -57,8 +57,8 @@ def test_gradient_passes_through_the_rounding() -> None:
     quantizer = FiniteScalarQuantizer([5])
     latent = torch.tensor([[0.3]], requires_grad=True)
     quantizer(latent).sum().backward()
-    reach = 4 * 1.001 / 2
-    slope = reach * (1 - torch.tanh(torch.tensor(0.3)) ** 2) / 2  # of reach * tanh(z) / 2
+    half = 4 * 1.001 / 2
+    slope = half * (1 - torch.tanh(torch.tensor(0.3)) ** 2) / 2  # of half * tanh(z) / 2
     assert latent.grad is not None
     assert torch.allclose(latent.grad[0, 0], slope, rtol=1e-5)
 

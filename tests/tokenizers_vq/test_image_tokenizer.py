@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, ResidualBlock
-from mmaccel.tokenizers_vq.load import load_tokenizer, save_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import (
+    ImageTokenizer,
+    ResidualBlock,
+    load_tokenizer,
+    save_tokenizer,
+)
 
 SMALL = {
     "size": 16,
@@ -39,8 +43,8 @@ def test_shapes_types_and_ranges(tokenizer: ImageTokenizer) -> None:
 def test_tokens_lie_in_raster_order(tokenizer: ImageTokenizer) -> None:
     """A change to one token moves the image around that token and nowhere else.
 
-    Two convolutions remain once group normalisation, which looks at the whole image, is taken
-    out: they reach at most two tokens far.
+    Two convolutions remain once group normalisation, which depends on the whole image, is
+    removed: they extend over at most two tokens.
     """
     tokenizer.decoder = torch.nn.Sequential(
         *(
@@ -66,8 +70,8 @@ def test_encoding_does_not_depend_on_the_batch(tokenizer: ImageTokenizer) -> Non
 
 
 def test_files_build_the_same_tokenizer(tokenizer: ImageTokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, SMALL, tmp_path / "kept", torch.float32)
-    again = load_tokenizer(tmp_path / "kept")
+    save_tokenizer(tokenizer, SMALL, tmp_path / "saved", torch.float32)
+    again = load_tokenizer(tmp_path / "saved")
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(again.encode(images), tokenizer.encode(images))
     assert not again.training and all(not p.requires_grad for p in again.parameters())

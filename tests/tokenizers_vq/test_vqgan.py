@@ -7,8 +7,7 @@ import torch
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
-from mmaccel.tokenizers_vq.taming import rename_taming
-from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
+from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig, rename_taming
 
 SMALL = VQGANConfig(
     multipliers=(1, 2), channels=32, z_channels=16, n_codes=20, code_width=4, n_blocks=1
@@ -59,7 +58,7 @@ def test_codes_become_images_and_images_codes() -> None:
     assert 0 <= float(images.min()) <= float(images.max()) <= 1
     assert tokenizer.encode(images).shape == (2, 24)
     other = tokens.clone()
-    other[0, 23] = (other[0, 23] + 1) % 20  # the last code lies at the bottom right
+    other[0, 23] = (other[0, 23] + 1) % 20  # the last code is at the bottom right
     change = (tokenizer.decode(other) - images).abs().amax(1)
     assert float(change[1].max()) == 0 < float(change[0].max())
 

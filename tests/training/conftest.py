@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer
-from mmaccel.tokenizers_vq.load import save_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, save_tokenizer
 from scripts.training import grammar_masked, scenes
 
 SMALL = {

@@ -1,16 +1,12 @@
-"""Cosmos' autoregressive transformer from its published file, as a window of transformers.
-
-Its layers are those of Qwen3 in transformers (grouped heads, normalised queries and keys, a gated
-feed-forward part), under other names and with rotary positions of a clip. Source: the published
-code of Cosmos-Predict1 (Apache 2.0); read there, written anew.
-
-Rotary positions along time, height and width, as Cosmos' autoregressive models have them.
+"""Cosmos' autoregressive transformer, loaded from its published file as a token model.
 
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
-5.2: a token of a clip is turned by the angles of its frame, its row and its column, each in a part
-of the head's channels, and the larger models stretch low frequencies by YaRN (Peng et al., 2023,
-arXiv 2309.00071) without its factor on the attention. Frequencies and their order are those of the
-published code; read there, written anew.
+5.2. The layers are those of Qwen3 in transformers (grouped heads, normalised queries and keys,
+gated feed-forward layers) with other tensor names and with rotary positions of a clip: the angles
+of a token's frame, row and column each rotate a part of a head's channels. The larger models
+stretch low frequencies by YaRN (Peng et al., 2023, arXiv 2309.00071) without its attention factor.
+Frequencies and their order follow the published code of Cosmos-Predict1 (Apache 2.0); nothing is
+copied from it.
 """
 
 from __future__ import annotations
@@ -34,13 +30,13 @@ from mmaccel.pipelines.loading.checkpoint import LoadConfig, fill, read_weights
 
 @dataclass(frozen=True)
 class Yarn:
-    """How far a model was stretched beyond the clips it was first trained on.
+    """YaRN settings of a model that was extended to larger clips.
 
     Attributes:
-        shape: frames, rows and columns of those clips, in tokens.
-        scale: by which low frequencies are divided.
-        fast, slow: turns over those clips above which a frequency stays, and below which it is
-            divided.
+        shape: frames, rows and columns of the original clips, in tokens.
+        scale: divisor of low frequencies.
+        fast, slow: rotations over an original clip above which a frequency is unchanged, and below
+            which it is divided.
     """
 
     shape: tuple[int, int, int]
@@ -49,10 +45,10 @@ class Yarn:
     slow: float = 1.0
 
     def stretch(self, frequencies: Tensor, length: int) -> Tensor:
-        """Frequencies of an axis that was `length` tokens long."""
-        high, low = (2 * math.pi * turns / length for turns in (self.fast, self.slow))
-        kept = ((frequencies - low) / (high - low)).clamp(0, 1)
-        return frequencies * (kept + (1 - kept) / self.scale)
+        """Stretched frequencies of an axis whose original length is `length` tokens."""
+        high, low = (2 * math.pi * n / length for n in (self.fast, self.slow))
+        unchanged = ((frequencies - low) / (high - low)).clamp(0, 1)
+        return frequencies * (unchanged + (1 - unchanged) / self.scale)
 
 
 def clip_angles(
@@ -62,9 +58,9 @@ def clip_angles(
 
     Args:
         shape: frames T, rows H and columns W, in tokens.
-        head_dim: D of a head; a third of its pairs, rounded down, each for height and width.
+        head_dim: D; a third of its pairs, rounded down, is for height, another third for width.
         theta: base of the frequencies.
-        yarn: None for models that were not stretched.
+        yarn: None for models without YaRN.
 
     Returns:
         `[T * H * W, D / 2]` float32: pairs of time first, then of height, then of width.
@@ -76,13 +72,13 @@ def clip_angles(
         if yarn is not None:
             frequencies = yarn.stretch(frequencies, yarn.shape[0 if axis == 0 else 1])
         along = torch.outer(torch.arange(shape[axis], dtype=torch.float32), frequencies)
-        seen = [pairs if k == 3 else shape[k] if k == axis else 1 for k in range(4)]
-        angles.append(along.view(seen).expand(*shape, pairs))
+        view = [pairs if k == 3 else shape[k] if k == axis else 1 for k in range(4)]
+        angles.append(along.view(view).expand(*shape, pairs))
     return torch.cat(angles, -1).flatten(0, 2)
 
 
 class ClipRotary(nn.Module):
-    """Stands where a transformers model has its rotary embedding; a position is a token's number.
+    """Replaces the rotary embedding of a transformers model; a position is a token's index.
 
     Args:
         angles: see `clip_angles`.
@@ -101,9 +97,9 @@ class ClipRotary(nn.Module):
         """Cosines and sines of positions.
 
         Args:
-            x: of whose dtype they are to be.
-            position_ids: `[R, W]` int64; what lies behind the clip gets the angles of its end, as
-                such positions are computed for nothing.
+            x: tensor of the wanted dtype.
+            position_ids: `[R, W]` int64; positions after the clip get the angles of its last token,
+                because their results are not used.
 
         Returns:
             Two of `[R, W, D]`.
@@ -123,21 +119,21 @@ _NAMES = {  # of a layer, here and in transformers
     "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 _OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-_STRETCHED = 40  # layers of the published model that has YaRN
+_YARN_LAYERS = 40  # number of layers of the published model with YaRN
 
 
 def load_cosmos_window(
     folder: Path, load_config: LoadConfig
 ) -> tuple[CausalLMWindow, tuple[int, int, int]]:
-    """The transformer, self-checked once, and the shape of its clips: frames, rows and columns.
+    """Load and self-check the transformer; return it with the frames, rows and columns of clips.
 
     Args:
-        folder: with one of `FILES`; what a `config.json` says under the names of the authors'
-            configuration goes before what the tensors and the published sizes tell.
-        place: device and dtype.
+        folder: with one of `FILES`. Values in a `config.json`, under the names of the authors'
+            configuration, take precedence over the published sizes.
+        load_config: device and dtype.
 
     Raises:
-        UnsupportedModelError: another model, or tensors that are missing or surplus.
+        UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
@@ -185,7 +181,7 @@ def _shape_of(
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    """A positive number of the configuration; null is what is not said."""
+    """A positive number of the configuration; null means the default."""
     value = default if config.get(name) is None else config[name]
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise UnsupportedModelError(
@@ -196,7 +192,7 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
-    """What the tensors tell of the model."""
+    """The model's sizes, read from the shapes of its tensors."""
     if any("cross_attention" in name for name in weights):
         raise UnsupportedModelError(
             f"model: expected a Cosmos model that continues clips, received one that also reads "
@@ -239,7 +235,7 @@ def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, i
 def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
     wanted = config.get("apply_yarn")
     if wanted is None:
-        wanted = n_layers == _STRETCHED
+        wanted = n_layers == _YARN_LAYERS
     if not isinstance(wanted, bool):
         raise UnsupportedModelError(
             f"model: expected apply_yarn true or false in its config.json, received {wanted!r}; "
@@ -260,7 +256,7 @@ def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
 
 
 def _rename(name: str) -> str:
-    """The name in transformers of a tensor of the published file."""
+    """The transformers name of a tensor in the published file."""
     found = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
     if found and found[2] in _NAMES:
         return f"model.{found[1]}{_NAMES[found[2]]}.weight"

@@ -1,15 +1,14 @@
-"""Cosmos' autoregressive models that continue an image or the beginning of a clip.
+"""Cosmos' autoregressive models, which continue an image or the beginning of a clip.
 
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
 5.2: Cosmos-Predict1-4B and 12B. 33 frames of 1024 x 640 pixels are 5 x 40 x 64 tokens of a causal
-codec; one frame, or nine, are given, the tokens of the others drawn one after the other.
+codec; one frame or nine frames are given, and the tokens of the others are generated one by one.
+The codec is published as two TorchScript files.
 
-Departures: the authors then make the decoded frames finer with a diffusion model, and look over
-what comes in and goes out with guardrail models; neither is here. Of a first clip they encode all
-33 frames, the missing ones repeated; as the codec is causal, the tokens of the given frames are the
-same without, up to rounding, but we repeat as they do.
-
-A video codec that its authors publish as two TorchScript files: frames to tokens and back.
+Departures: the authors then refine the decoded frames with a diffusion model, and check inputs and
+outputs with guardrail models; neither is included. As the authors do, the last given frame is
+repeated up to 33 frames before encoding; the codec is causal, so this changes tokens of the given
+frames by rounding alone.
 """
 
 from __future__ import annotations
@@ -31,23 +30,22 @@ FILES = ("encoder.jit", "decoder.jit")
 
 
 class JitCodec:
-    """Causal in time: the first frame is a frame of tokens, and every few behind it another.
+    """The discrete video codec (DV) of NVIDIA, "Cosmos Tokenizer", 2024.
 
-    NVIDIA, "Cosmos Tokenizer", 2024; the discrete ones for video (DV).
-
-    Both run without the optimiser of TorchScript: it compiles a file anew after the first calls,
-    and then rounds in another way (pytorch/pytorch issue 74534, which the authors name too).
+    It is causal in time: the first frame is one frame of tokens, and each following group of frames
+    another. Both files run without TorchScript's optimiser, which recompiles them after the first
+    calls and then rounds differently (pytorch/pytorch issue 74534).
 
     Args:
         folder: with `FILES`.
-        place: device and dtype.
+        load_config: device and dtype.
 
     Raises:
-        UnsupportedModelError: a file is missing, or no TorchScript.
+        UnsupportedModelError: a missing file, or one that is not TorchScript.
     """
 
     def __init__(self, folder: Path, load_config: LoadConfig) -> None:
-        self._place, self._folder = load_config, folder
+        self._load_config, self._folder = load_config, folder
         self._encoder, self._decoder = (_load(folder / name, load_config) for name in FILES)
 
     @torch.no_grad()
@@ -57,9 +55,9 @@ class JitCodec:
         Raises:
             UnsupportedModelError: the encoder returns no tokens.
         """
-        clip = frames.transpose(0, 1)[None].to(self._place.device, self._place.dtype)
+        clip = frames.transpose(0, 1)[None].to(self._load_config.device, self._load_config.dtype)
         with torch.jit.optimized_execution(False):
-            made = self._encoder(clip)  # (tokens, codes, loss of training)
+            made = self._encoder(clip)  # (tokens, codes, training loss)
         tokens: Any = made[0] if isinstance(made, tuple) else made
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim != 4:
             raise UnsupportedModelError(
@@ -70,9 +68,9 @@ class JitCodec:
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Frames `[F, 3, H, W]` float32 of tokens `[f, h, w]`; in -1..1, or a little beyond."""
+        """Frames `[F, 3, H, W]` float32 of tokens `[f, h, w]` in about -1..1."""
         with torch.jit.optimized_execution(False):
-            frames: Tensor = self._decoder(tokens[None].to(self._place.device))
+            frames: Tensor = self._decoder(tokens[None].to(self._load_config.device))
         return frames[0].transpose(0, 1).float()
 
 
@@ -93,8 +91,8 @@ def _load(file: Path, load_config: LoadConfig) -> Any:
     return module.eval().to(load_config.dtype)
 
 
-_TIME, _SPACE = 8, 16  # frames, and pixels a side, that a token stands for
-_STARTS = (1, 9)  # frames a clip may begin with: one frame of tokens, and two
+_TIME, _SPACE = 8, 16  # frames, and pixels per side, of one token
+_STARTS = (1, 9)  # possible numbers of given frames: one or two frames of tokens
 
 
 class CosmosVideo:
@@ -103,7 +101,7 @@ class CosmosVideo:
     Args:
         window: the transformer.
         shape: frames, rows and columns of a clip's tokens.
-        codec: frames to tokens and back.
+        codec: encodes frames to tokens and decodes tokens to frames.
     """
 
     params = SamplingParams(temperature=1.0, top_p=0.8)
@@ -143,12 +141,12 @@ class CosmosVideo:
 
 
 def load_cosmos(source: Path, codec: Path, load_config: LoadConfig) -> CosmosVideo:
-    """Load the parts.
+    """Load the transformer and the codec.
 
     Args:
         source: folder of the transformer.
         codec: folder of a Cosmos tokenizer.
-        place: where they go, and in what.
+        load_config: device and dtype of both.
 
     Raises:
         UnsupportedModelError: files that are missing or of another model, or parts that do not

@@ -1,10 +1,10 @@
-"""LlamaGen as image models: from class labels, and from prompts, which go through flan-t5-xl.
+"""LlamaGen as image models: one from class labels, one from prompts encoded by flan-t5-xl.
 
-Model: P. Sun et al., 2024 (arXiv 2406.06525), from the files its authors published. They draw
-classes with guidance 4 and top-k 2000, prompts with guidance 7.5 and top-k 1000.
+Model: P. Sun et al., 2024 (arXiv 2406.06525), from the files its authors published. They use
+guidance 4 and top-k 2000 for classes, guidance 7.5 and top-k 1000 for prompts.
 
-Departures: the authors repair and strip prompts with ftfy and BeautifulSoup; here they are put in
-lower case. Prompts that are too long are refused, not cut.
+Departures: the authors clean prompts with ftfy and BeautifulSoup; here prompts are converted to
+lower case only. Prompts that are too long are refused, not cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
-    check_caption,
+    check_prompt,
     count_tokens,
     fill,
     load_model,
@@ -46,7 +46,7 @@ _HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # GPT-B, -L, -XL, -X
 
 
 class LlamaGenImages(ImageModel):
-    """What both kinds of LlamaGen share: squares, and the tokenizer VQ-16.
+    """Parent class of both kinds of LlamaGen: square images, and the image tokenizer VQ-16.
 
     Args:
         window: of the transformer.
@@ -54,7 +54,7 @@ class LlamaGenImages(ImageModel):
     """
 
     family = "LlamaGen"
-    no_negatives = "whose authors guide away from a condition that was learned for none"
+    no_negatives = "whose authors use a learned unconditional row"
     window: LlamaGenWindow
 
     def __init__(self, window: LlamaGenWindow, tokenizer: VQGAN) -> None:
@@ -81,19 +81,19 @@ class ClassImages(LlamaGenImages):
     examples = ("207", "360", "387", "974", "88", "979", "417", "279")
     params = SamplingParams(guidance_scale=4.0, top_k=2000)
 
-    def encode(self, caption: str) -> int:
-        """The label's number.
+    def encode(self, text: str) -> int:
+        """The number of a class label.
 
         Raises:
-            OptionError: no number, or no label.
+            OptionError: not the number of a class.
         """
-        text, n_classes = str(caption).strip(), self.window.model.config.num_classes
-        if not text.isdecimal() or int(text) >= n_classes:
+        number, n_classes = str(text).strip(), self.window.model.config.num_classes
+        if not number.isdecimal() or int(number) >= n_classes:
             raise OptionError(
                 f"prompt: expected the number of a class, 0..{n_classes - 1} (ImageNet's order), "
-                f"received {caption!r}; write for example 207"
+                f"received {text!r}; write for example 207"
             )
-        return int(text)
+        return int(number)
 
     def make_prompt(self, encoded: Sequence[int], guided: bool, negatives: Any) -> Prompt:
         """See `ImageModel.make_prompt`."""
@@ -101,11 +101,11 @@ class ClassImages(LlamaGenImages):
         return replace(self.window.condition(labels, guided), layout=self.layout)
 
 
-class CaptionImages(LlamaGenImages):
-    """LlamaGen as an `ImageModel` whose prompts go through T5.
+class PromptImages(LlamaGenImages):
+    """LlamaGen as an `ImageModel` whose prompts are texts, encoded by T5.
 
     Args:
-        window, tokenizer: as in `LlamaGenPictures`.
+        window, tokenizer: as in `LlamaGenImages`.
         words: T5's tokenizer.
         encoder: T5's encoder.
     """
@@ -117,32 +117,34 @@ class CaptionImages(LlamaGenImages):
         super().__init__(window, tokenizer)
         self.words, self.encoder = words, encoder
 
-    def encode(self, caption: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """T5's ids of a prompt in lower case.
 
         Raises:
-            OptionError: none, or more than the model has positions for.
+            OptionError: an empty prompt, or one with more tokens than the model has positions.
         """
-        ids: list[int] = self.words(check_caption(caption, self.words).lower())["input_ids"]
-        room = self.window.model.config.cls_token_num
-        if len(ids) > room:
+        ids: list[int] = self.words(check_prompt(text, self.words).lower())["input_ids"]
+        limit = self.window.model.config.cls_token_num
+        if len(ids) > limit:
             raise OptionError(
-                f"prompt: expected at most {room} tokens, received {len(ids)}; shorten the caption"
+                f"prompt: expected at most {limit} tokens, received {len(ids)}; shorten the prompt"
             )
         return ids
 
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
-        """See `ImageModel.make_prompt`; features stand on the right, zeros before them."""
-        room, device = self.window.model.config.cls_token_num, self.window.device
-        rows = [[*ids, *[self.words.pad_token_id] * (room - len(ids))] for ids in encoded]
+        """See `ImageModel.make_prompt`; T5 features are padded with zeros on the left."""
+        width, device = self.window.model.config.cls_token_num, self.window.device
+        rows = [[*ids, *[self.words.pad_token_id] * (width - len(ids))] for ids in encoded]
         lengths = torch.tensor([len(ids) for ids in encoded], device=device)
-        mask = torch.arange(room, device=device) < lengths[:, None]  # [B, T]
-        made = self.encoder(
+        mask = torch.arange(width, device=device) < lengths[:, None]  # [B, T]
+        outputs = self.encoder(
             input_ids=torch.tensor(rows, device=device), attention_mask=mask.long()
         ).last_hidden_state * mask[..., None].to(self.encoder.dtype)
-        features = torch.stack([row.roll(room - len(ids), 0) for row, ids in zip(made, encoded)])
-        prompt = self.window.condition_on_captions(features, mask.flip(1), guided)
+        features = torch.stack(
+            [row.roll(width - len(ids), 0) for row, ids in zip(outputs, encoded)]
+        )
+        prompt = self.window.condition_on_text(features, mask.flip(1), guided)
         return replace(prompt, layout=self.layout)
 
 
@@ -151,10 +153,11 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
 
     Args:
         source: a file such as `c2i_L_256.pt`, or a folder with one.
-        place: where it goes; `decoder` names the tokenizer's file, such as `vq_ds16_c2i.pt`.
+        load_config: device, dtype and size; its `decoder` is the tokenizer's file, such as
+            `vq_ds16_c2i.pt`.
 
     Raises:
-        OptionError: no such file, several, or a size that is no square.
+        OptionError: no such file, several of them, or a size that is not square.
         UnsupportedModelError: tensors that are missing, surplus or of another shape.
     """
     folder = source if source.is_dir() else source.parent
@@ -177,11 +180,11 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     window = LlamaGenWindow(model)
     if not model.config.caption_dim:
         return ClassImages(window, tokenizer)
-    return CaptionImages(window, tokenizer, *load_t5(folder, load_config))
+    return PromptImages(window, tokenizer, *load_t5(folder, load_config))
 
 
 def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
-    """The file of a folder whose name begins with or has a pattern."""
+    """The only file of a folder whose name matches a pattern."""
     files = [f for f in sorted(folder.iterdir()) if f.suffix in _FILES]
     found = [f for f in files if re.search(pattern, f.stem)]
     found = [f for f in found if pattern.startswith("^") or not f.stem.startswith("vq")]
@@ -194,10 +197,10 @@ def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
 
 
 def count_side(size: tuple[int, int], step: int) -> int:
-    """Tokens a side of a square image, `step` pixels each.
+    """Number of tokens per side of a square image, with `step` pixels per token.
 
     Raises:
-        OptionError: no square, or sides that are no multiples of `step`.
+        OptionError: not a square, or sides that are not multiples of `step`.
     """
     rows, columns = count_tokens(size, step)
     if rows != columns:
@@ -206,24 +209,24 @@ def count_side(size: tuple[int, int], step: int) -> int:
 
 
 def load_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
-    """Tokenizer and encoder of the T5 that lies in a folder next to the transformer.
+    """Load the tokenizer and the encoder of the T5 in a folder next to the transformer.
 
     Raises:
-        OptionError: there is none.
-        UnsupportedModelError: transformers cannot read it.
+        OptionError: no T5 there.
+        UnsupportedModelError: files that transformers cannot read.
     """
     from transformers import AutoTokenizer, T5EncoderModel
 
-    places = [
+    folders = [
         f for f in sorted(folder.iterdir()) if "t5" in f.name and (f / "config.json").exists()
     ]
-    if not places:
+    if not folders:
         raise OptionError(
             f"model: expected T5 in {folder}, such as flan-t5-xl/config.json, received none; "
             "download google/flan-t5-xl there"
         )
-    encoder = load_model(T5EncoderModel, places[0], load_config)
-    return load_processor(AutoTokenizer, places[0]), encoder
+    encoder = load_model(T5EncoderModel, folders[0], load_config)
+    return load_processor(AutoTokenizer, folders[0]), encoder
 
 
 def load_transformer(
@@ -239,12 +242,12 @@ def load_transformer(
     Args:
         weights: of `read_weights`.
         block_size: tokens of an image: 256 for 256 pixels a side, 576 for 384, 1024 for 512. The
-            tensors do not tell.
-        n_head: heads of a layer; None takes the published size with this width.
-        dtype, device: where and in what to run.
+            tensors do not determine it.
+        n_head: heads of a layer; None takes the number of the published model of this width.
+        dtype, device: of the transformer.
 
     Raises:
-        OptionError: a width no published size has, and no `n_head`.
+        OptionError: no `n_head` for a width that no published model has.
         UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
     """
     table = weights.get("tok_embeddings.weight")
@@ -282,15 +285,16 @@ def load_transformer(
 def load_tokenizer(
     weights: Mapping[str, Tensor], grid: tuple[int, int], config: VQGANConfig | None = None
 ) -> VQGAN:
-    """Build the image tokenizer; by default that of 16 pixels a token, `vq_ds16`, with as many
-    codes as there are.
+    """Build the image tokenizer; by default `vq_ds16`, with 16 pixels per token, and with as many
+    codes and channels as the weights have.
 
     Raises:
         UnsupportedModelError: as in `load_transformer`.
     """
     if config is None:
-        table = weights.get("quantize.embedding.weight")
-        config = VQGANConfig() if table is None else VQGANConfig(n_codes=table.shape[0])
+        names = {"n_codes": "quantize.embedding.weight", "channels": "encoder.conv_in.weight"}
+        sizes = {field: weights[k].shape[0] for field, k in names.items() if k in weights}
+        config = VQGANConfig(**sizes)
     with torch.device("meta"):
         tokenizer = VQGAN(config, grid)
     fill(tokenizer, weights)

@@ -1,4 +1,4 @@
-"""LlamaGen as a `TokenModel`: a row's condition first, image tokens after it."""
+"""LlamaGen as a `TokenModel`: each row has its condition first, then image tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_masks
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
-from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_turns
+from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.step_runner import StepRunner
 
@@ -24,16 +24,17 @@ class LlamaGenWindow(StaticModelBuffers):
 
     Args:
         model: the transformer.
-        attention: as in `mmaccel.pipelines.causal_lm.model.CausalLMWindow`; rows whose captions are
-            padded always have a mask.
+        attention: as in `mmaccel.pipelines.causal_lm.model.CausalLMWindow`; rows with padded text
+            features always have a mask.
 
     Attributes:
-        attention_reason: why passes have masks, since `reserve`; empty where they have none.
+        attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
 
-    Raises OptionError for another attention.
+    Raises:
+        OptionError: another attention.
     """
 
-    row_inputs, constants = ("_conditions", "_seen"), ("_turns",)
+    row_inputs, constants = ("_conditions", "_seen"), ("_rotations",)
 
     def __init__(
         self, model: LlamaGenTransformer, attention: Literal["auto", "model", "kernel"] = "auto"
@@ -43,7 +44,7 @@ class LlamaGenWindow(StaticModelBuffers):
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.max_positions = model.config.cls_token_num + model.config.block_size
-        self._turns = make_turns(model.config).to(self.device)
+        self._rotations = make_rotations(model.config).to(self.device)
         self.runner: StepRunner | None = None
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
@@ -51,60 +52,29 @@ class LlamaGenWindow(StaticModelBuffers):
 
     @property
     def device(self) -> torch.device:
-        """Where the model's weights are."""
+        """The device of the model's weights."""
         return self.model.output.weight.device
 
     def condition(self, labels: Tensor, guided: bool) -> Prompt:
-        """Class labels of the next run.
+        """Set the class labels of the next run.
 
         Args:
             labels: `[B]` int64 in 0..num_classes-1.
             guided: whether unconditional rows follow.
-
-        Raises:
-            OptionError: the model takes captions, or there is no such class.
         """
-        config = self.model.config
-        if config.caption_dim:
-            raise OptionError(
-                "labels: expected a class-conditional model, received one for captions; "
-                "call condition_on_captions"
-            )
-        if labels.ndim != 1 or not bool(((labels >= 0) & (labels < config.num_classes)).all()):
-            raise OptionError(
-                f"labels: expected classes 0..{config.num_classes - 1}, received "
-                f"{labels.tolist()}; choose among these"
-            )
         rows = torch.cat(
-            [labels, torch.full_like(labels, config.num_classes)] if guided else [labels]
+            [labels, torch.full_like(labels, self.model.config.num_classes)] if guided else [labels]
         )
         return self._set(self.model.cls_embedding(rows.to(self.device)), None, guided)
 
-    def condition_on_captions(self, features: Tensor, mask: Tensor, guided: bool) -> Prompt:
-        """Caption features of the next run.
+    def condition_on_text(self, features: Tensor, mask: Tensor, guided: bool) -> Prompt:
+        """Set the text features of the next run.
 
         Args:
-            features: `[B, T, caption_dim]`, of T5, T being `cls_token_num`; padding on the left.
+            features: `[B, T, caption_dim]` from T5, T is `cls_token_num`; padding on the left.
             mask: `[B, T]` bool, False on padding.
-            guided: whether unconditional rows follow; they have the mask of their captions.
-
-        Raises:
-            OptionError: the model takes class labels.
-            ShapeError: features or mask of another shape.
+            guided: whether unconditional rows follow; each has the mask of its conditional row.
         """
-        config = self.model.config
-        if not config.caption_dim:
-            raise OptionError(
-                "captions: expected a text-conditional model, received one for classes; "
-                "call condition"
-            )
-        wanted = (config.cls_token_num, config.caption_dim)
-        if features.shape[1:] != wanted or mask.shape != features.shape[:2]:
-            raise ShapeError(
-                f"captions: expected features [B, {wanted[0]}, {wanted[1]}] and a mask "
-                f"[B, {wanted[0]}], received {list(features.shape)} and {list(mask.shape)}; "
-                "pad on the left"
-            )
         embedding: Any = self.model.cls_embedding
         features = features.to(self.device, self.model.output.weight.dtype)
         if guided:
@@ -116,8 +86,8 @@ class LlamaGenWindow(StaticModelBuffers):
         """See `mmaccel.contracts.TokenModel.reserve`.
 
         Raises:
-            OptionError: more positions than the model's image has, or another number of rows
-                than were conditioned.
+            OptionError: more positions than the model has, or another number of rows than the
+                condition of the run.
         """
         if positions > self.max_positions:
             raise OptionError(
@@ -141,7 +111,7 @@ class LlamaGenWindow(StaticModelBuffers):
         return self.model.output(self._pass(tokens, start, has_masks)).float()
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
-        """See `mmaccel.contracts.TokenModel.feed`."""
+        """See `mmaccel.contracts.TokenModel.prefill`."""
         self._pass(tokens, start)
 
     @torch.no_grad()
@@ -160,39 +130,40 @@ class LlamaGenWindow(StaticModelBuffers):
         embedded = self.model.tok_embeddings(tokens.masked_fill(is_first, 0))
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
         mask = self._make_mask(positions, hidden.dtype) if has_masks else None
-        turns = self._turns[positions.clamp(max=self.max_positions - 1)]
-        return self.model(hidden, turns[:, None], mask, self._cache, None if has_masks else start)
+        rotations = self._rotations[positions.clamp(max=self.max_positions - 1)]
+        plain = None if has_masks else start
+        return self.model(hidden, rotations[:, None], mask, self._cache, plain)
 
     def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         layout = self._kv_layout
         assert layout is not None
         mask = make_masks(positions, layout.rows, layout.visible_length, [None], dtype)
         assert isinstance(mask, Tensor)
-        if self._seen is not None:  # padding is seen by itself alone, lest it see nothing: NaN
+        if self._seen is not None:  # padding attends to itself alone: no key would give NaN
             keys = torch.arange(self._seen.shape[1], device=positions.device)
             unseen = ~self._seen[:, None, None] & (keys != positions[:, None, :, None])
             mask[..., : len(keys)].masked_fill_(unseen, float("-inf"))
         return mask
 
-    def _find_reason(self, rows: int, room: int) -> str:
-        """Why passes of so many rows and positions have masks; empty where they need none."""
+    def _find_reason(self, rows: int, cache_size: int) -> str:
+        """Reason why passes have masks; empty if they need none."""
         if self.attention == "model":
             return "attention='model'"
         if self._seen is not None:
-            return "captions with padding"
+            return "text features with padding"
         if self.attention == "kernel":
             return ""
         if self.device.type != "cuda" and dispatch.mode() != "triton":
             return f"the model is on {self.device}"
         weight, config = self.model.output.weight, self.model.config
-        shape = (rows, config.n_head, room, config.dim // config.n_head)
+        shape = (rows, config.n_head, cache_size, config.dim // config.n_head)
         keys = weight.new_zeros(1, 1, 1, shape[-1]).expand(shape)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
         choice = dispatch.decide(window_attention, keys[:, :, :1], keys, keys, start, scale=1.0)
         return "" if choice.backend == "triton" else choice.reason
 
     def _set(self, conditions: Tensor, seen: Tensor | None, guided: bool) -> Prompt:
-        """Keep embedded conditions `[R, T, dim]`; the prompt that stands for them."""
+        """Store embedded conditions `[R, T, dim]`; return a prompt with placeholder ids."""
         self._conditions, self._seen = conditions, seen
         rows, n_first = conditions.shape[:2]
         ids = torch.zeros(rows, n_first, dtype=torch.int64, device=self.device)

@@ -1,13 +1,13 @@
-"""LlamaGen: the transformer of class- and text-conditional image generation, in windows.
+"""The LlamaGen transformer, for class- and text-conditional image generation.
 
 Model: P. Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation",
-2024 (arXiv 2406.06525). No library ships it; parameters have the names of the official checkpoints,
-so that their `state_dict` loads as it is. A row's prompt is its condition: one class label, or
-caption features of T5; image tokens after it lie on a square grid.
+2024 (arXiv 2406.06525). No library ships it. Parameters have the names of the official checkpoints,
+so their `state_dict` loads unchanged. A row's prompt is its condition, one class label or T5
+features of a text; the image tokens after it form a square grid.
 
-Rotary angles are those of a token's row and column, each for half of the pairs of a head; a pair is
-two neighbouring channels. Positions of the condition have no angles: their queries and keys are
-zero, as the checkpoints were trained.
+The angle of a token's row rotates one half of a head's pairs, the angle of its column the other
+half; a pair is two neighbouring channels. Positions of the condition have no angles: their queries
+and keys are zero, as in the training of the checkpoints.
 
 Departures: dropout and training are left out.
 """
@@ -38,9 +38,9 @@ class LlamaGenConfig:
         n_layer, n_head: layers, and heads of each.
         vocab_size: V, codes of the tokenizer.
         block_size: tokens of an image, a square number.
-        cls_token_num: positions of the condition: 1 for a class, 120 for a caption.
-        num_classes: class labels; the one after the last means "none".
-        caption_dim: width of caption features; 0 for class-conditional models.
+        cls_token_num: positions of the condition: 1 for a class, 120 for a text.
+        num_classes: number of class labels; the next number is the unconditional label.
+        caption_dim: width of text features; 0 for class-conditional models.
         rope_base, norm_eps: as in the official code.
     """
 
@@ -89,8 +89,8 @@ class Label(nn.Module):
         return self.embedding_table(labels)[:, None]
 
 
-class Caption(nn.Module):
-    """Caption features as positions; `uncond_embedding` are those of no caption."""
+class TextFeatures(nn.Module):
+    """Text features as positions; `uncond_embedding` are the unconditional features."""
 
     def __init__(self, width: int, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Caption(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after its norm."""
+    """Attention and feed-forward layers, each after a norm."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -128,20 +128,25 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim, config.norm_eps)
 
     def forward(
-        self, hidden: Tensor, turns: Tensor, mask: Tensor | None, cache: Any, start: Tensor | None
+        self,
+        hidden: Tensor,
+        rotations: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        start: Tensor | None,
     ) -> Tensor:
         """`[R, W, dim]` to `[R, W, dim]`; see `LlamaGenTransformer.forward`."""
         rows, width, dim = hidden.shape
         mixed = self.attention["wqkv"](self.attention_norm(hidden))
         q, k, v = mixed.view(rows, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [R, H, W, D]
-        keys, values = cache.update(turn(k, turns), v)
-        queries = turn(q, turns)
+        keys, values = cache.update(rotate(k, rotations), v)
+        queries = rotate(q, rotations)
         if start is not None:
             scale = q.shape[-1] ** -0.5
-            seen = dispatch.run(window_attention, queries, keys, values, start, scale=scale)
+            attended = dispatch.run(window_attention, queries, keys, values, start, scale=scale)
         else:
-            seen = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        hidden = hidden + self.attention["wo"](seen.transpose(1, 2).reshape(rows, width, dim))
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        hidden = hidden + self.attention["wo"](attended.transpose(1, 2).reshape(rows, width, dim))
         ffn, normed = self.feed_forward, self.ffn_norm(hidden)
         return hidden + ffn["w2"](F.silu(ffn["w1"](normed)) * ffn["w3"](normed))
 
@@ -153,7 +158,7 @@ class LlamaGenTransformer(nn.Module):
         super().__init__()
         self.config = config
         width = config.caption_dim
-        self.cls_embedding = Caption(width, config) if width else Label(config)
+        self.cls_embedding = TextFeatures(width, config) if width else Label(config)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
@@ -162,7 +167,7 @@ class LlamaGenTransformer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        turns: Tensor,
+        rotations: Tensor,
         mask: Tensor | None,
         caches: Any,
         start: Tensor | None = None,
@@ -171,8 +176,8 @@ class LlamaGenTransformer(nn.Module):
 
         Args:
             hidden: `[R, W, dim]`, embedded tokens.
-            turns: `[R, 1, W, D/2, 2]`, cosine and sine of every pair.
-            mask: `[R, 1, W, span]`, 0 where a key is seen and -inf elsewhere.
+            rotations: `[R, 1, W, D/2, 2]`, cosine and sine of every pair.
+            mask: `[R, 1, W, span]`, 0 where a key is visible and -inf elsewhere.
             caches: one per layer; `update(keys, values)` gives `[R, H, span, D]` each.
             start: `[R]` int64, position of each row's first token, for plain causal attention by
                 `mmaccel.kernels.window_attention` instead of the mask.
@@ -181,18 +186,18 @@ class LlamaGenTransformer(nn.Module):
             `[R, W, dim]`, ready for `output`.
         """
         for layer, cache in zip(self.layers, caches):
-            hidden = layer(hidden, turns, mask, cache, start)
+            hidden = layer(hidden, rotations, mask, cache, start)
         return self.norm(hidden)
 
 
 def resize(model: LlamaGenTransformer, block_size: int) -> LlamaGenTransformer:
-    """The same weights, shared, for images of `block_size` tokens, a square number."""
-    made = copy(model)
-    made.config = replace(model.config, block_size=block_size)
-    return made
+    """A copy for images of `block_size` tokens, a square number; it shares the weights."""
+    resized = copy(model)
+    resized.config = replace(model.config, block_size=block_size)
+    return resized
 
 
-def make_turns(config: LlamaGenConfig) -> Tensor:
+def make_rotations(config: LlamaGenConfig) -> Tensor:
     """Cosine and sine for every position, `[cls_token_num + block_size, D/2, 2]` float32."""
     quarter = config.dim // config.n_head // 4
     speeds = config.rope_base ** (-torch.arange(quarter).float() / quarter)
@@ -200,14 +205,15 @@ def make_turns(config: LlamaGenConfig) -> Tensor:
     by_row = angles[:, None].expand(-1, config.grid, -1)
     by_column = angles[None].expand(config.grid, -1, -1)
     grid = torch.cat([by_row, by_column], -1).flatten(0, 1)  # [g * g, D/2]
-    turns = torch.stack([grid.cos(), grid.sin()], -1)
-    return torch.cat([turns.new_zeros(config.cls_token_num, *turns.shape[1:]), turns])
+    rotations = torch.stack([grid.cos(), grid.sin()], -1)
+    none = rotations.new_zeros(config.cls_token_num, *rotations.shape[1:])
+    return torch.cat([none, rotations])
 
 
-def turn(states: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the pairs of `[R, H, W, D]` by `turns` `[R, 1, W, D/2, 2]` (cosine, sine)."""
+def rotate(states: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate the pairs of `[R, H, W, D]` by `rotations` `[R, 1, W, D/2, 2]` (cosine, sine)."""
     pairs = states.float().unflatten(-1, (-1, 2))
     first, second = pairs.unbind(-1)
-    cosine, sine = turns.unbind(-1)
-    turned = torch.stack([first * cosine - second * sine, second * cosine + first * sine], -1)
-    return turned.flatten(-2).to(states.dtype)
+    cosine, sine = rotations.unbind(-1)
+    rotated = torch.stack([first * cosine - second * sine, second * cosine + first * sine], -1)
+    return rotated.flatten(-2).to(states.dtype)
