@@ -1,9 +1,9 @@
 """The command line: `mmaccel generate | speak | animate | gallery | bench | evaluate` and others.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 done but not all well (items failed, a promise was
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, a guarantee was
 broken), 130 stopped with Ctrl-C.
-What went wrong is said in one line on stderr. Nothing heavy is imported before a sub-command runs,
-so that `--help` answers at once.
+Errors are one line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help`
+is fast.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import typer
 from mmaccel import __version__
 from mmaccel.commands.animate import animate
 from mmaccel.commands.bench import bench
-from mmaccel.commands.collector import same_collector_after
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
+from mmaccel.commands.process import Stopped, restored_collector
 from mmaccel.commands.speak import speak
-from mmaccel.commands.terminal import Stopped
 from mmaccel.errors import MMAccelError, OptionError
 
 _CODES = {1: "fatal", 2: "usage", 130: "interrupted"}
@@ -66,36 +65,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a name the terminal cannot show is no failure
+        if hasattr(stream, "reconfigure"):  # for names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
-        with same_collector_after():
+        with restored_collector():
             code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
-        return _say(argv, error, 130)
+        return _report(argv, error, 130)
     except (KeyboardInterrupt, typer.Abort):
-        return _say(argv, "stopped", 130)
+        return _report(argv, "stopped", 130)
     except OptionError as error:
-        return _say(argv, error, 2)
+        return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:
-        return _say(argv, error, 1)
+        return _report(argv, error, 1)
     except Exception as error:
-        # Typer's own complaints about the arguments; their class moved between its versions.
+        # Typer's own errors about the arguments, whose class moved between its versions.
         if not hasattr(error, "format_message"):
             raise
         complaint = error.format_message().rstrip(".")
-        return _say(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
-    if code == 130:  # what typer makes of Ctrl-C
-        return _say(argv, "stopped", 130)
+        return _report(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
+    if code == 130:  # the result of typer for Ctrl-C
+        return _report(argv, "stopped", 130)
     return code if isinstance(code, int) else 0
 
 
-def _say(argv: Sequence[str], what: object, code: int) -> int:
-    """Say what went wrong on stderr, and to a program that asked for JSON on stdout."""
-    line = " ".join(str(what).split())
+def _report(argv: Sequence[str], error: object, code: int) -> int:
+    """Print an error on stderr, and as JSON on stdout with --json; returns the exit code."""
+    line = " ".join(str(error).split())
     print(f"mmaccel: {line}", file=sys.stderr)
     if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
-        from mmaccel.commands.batch_reports import print_envelope
+        from mmaccel.commands.terminal import print_envelope
 
         print_envelope(None, {"code": _CODES[code], "message": line})
     return code

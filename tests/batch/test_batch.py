@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 import mmaccel
-from mmaccel.batch.item import seed_of
 from mmaccel.batch.manifest import merge
+from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.outputs import image_files as image_files
@@ -214,7 +214,7 @@ def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
     assert main([*arguments, "--json"]) == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["error"]["code"] == "fatal"
-    assert "No space left on device; what is in the manifest is kept" in said.err
+    assert "No space left on device; the images in the manifest are complete" in said.err
     assert len(content(tmp_path / "out")) == 3 == len(lines(tmp_path / "out"))
     monkeypatch.undo()
     assert main([*arguments, "--resume"]) == 0
@@ -273,7 +273,7 @@ BAD = [
     (ROWS, ["--shard", "3/2"], 2, "--shard: expected i/n"),
     (ROWS, ["--retries", "-1"], 2, "--retries: expected 0 or more"),
     (ROWS, ["--compare"], 2, "--prompts: expected no --compare"),
-    (ROWS, ["a caption"], 2, "--prompts: expected no caption beside"),
+    (ROWS, ["a caption"], 2, "--prompts: expected no prompt with it"),
     (ROWS, ["--batch-size", "0"], 2, "--batch-size"),
     (ROWS, ["--seed", str(2**64)], 2, "--seed: expected a 64-bit integer"),
     (ROWS, ["--actors", "2"], 2, "--actors: expected --executor ray"),
@@ -312,8 +312,8 @@ def test_other_settings_do_not_go_on_with_a_manifest(
 def test_a_worker_makes_one_item_at_a_time_too(
     whole: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.item import Row, make_items
-    from mmaccel.batch.setup import Setup
+    from mmaccel.batch.prompts import Row, make_items
+    from mmaccel.batch.worker import Setup
 
     setup = Setup(str(tiny_folder), tmp_path, options={"window": 5})
     record = Worker(setup).run(make_items([Row("one", CAPTIONS[0], n=3)], 3)[1])

@@ -151,9 +151,9 @@ def said_once(capsys: pytest.CaptureFixture[str]) -> str:
     ("room", "wanted", "n_noted"),
     [
         ("size=4k", "a manifest that can be written", 0),
-        ("size=8k", "room and leave to write an image", 1),
-        ("size=20k", "room and leave to write an image", 4),
-        ("size=1m,nr_inodes=5", "room and leave to write an image", 3),
+        ("size=8k", "space and permission to write an image", 1),
+        ("size=20k", "space and permission to write an image", 4),
+        ("size=1m,nr_inodes=5", "space and permission to write an image", 3),
     ],
 )
 def test_a_full_disk_is_said_and_its_job_goes_on_where_there_is_room(
@@ -290,7 +290,7 @@ def test_a_folder_that_is_closed_during_the_job(
         assert main(arguments) == 1
     monkeypatch.undo()
     line = said_once(capsys)
-    assert "expected room and leave to write an image, received: " in line
+    assert "expected space and permission to write an image, received: " in line
     assert any(reason in line for reason in CLOSED) and "--resume" in line
     check_all_noted(out, 0)
     assert len(noted(out)) == 3

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.batch.failures import ItemsFailed, WriteError
-from mmaccel.batch.item import Item, Row, make_items
-from mmaccel.batch.job import Job, Outcome
-from mmaccel.batch.manifest import Manifest, Record
+from mmaccel.batch.job import ItemsFailed, Job, Outcome
+from mmaccel.batch.manifest import Manifest, Record, WriteError
+from mmaccel.batch.prompts import Item, Row, make_items
 
 N = 10
 
@@ -135,8 +134,8 @@ def test_too_little_memory_makes_smaller_batches(tmp_path: Path) -> None:
     assert (outcome.made, outcome.failed) == (N, 0)
     assert maker.calls == [[8], [4], list(range(N))]
     assert [text for event, text in told.events if event == "note"] == [
-        "out of memory with 8 images at once, going on with 4",
-        "out of memory with 4 images at once, going on with 2",
+        "out of memory with 8 images at once, continuing with 4",
+        "out of memory with 4 images at once, continuing with 2",
     ]
 
 
@@ -174,7 +173,7 @@ def test_what_cannot_be_written_ends_the_job_and_is_no_failure(
         append(self, record)
 
     monkeypatch.setattr(Manifest, "append", full)
-    with pytest.raises(WriteError, match="No space left on device; what it has is kept"):
+    with pytest.raises(WriteError, match="No space left on device; its records are complete"):
         run(tmp_path, Maker(1, {}, RuntimeError))
     lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
     assert [json.loads(line)["k"] for line in lines] == [0, 1, 2]

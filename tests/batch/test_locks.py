@@ -48,7 +48,7 @@ def test_who_is_refused_lets_go(tmp_path: Path) -> None:
     """So that the one at work, and its fellow shards, go on undisturbed."""
     one = Manifest(tmp_path / manifest_name((1, 2)))
     for _ in range(2):
-        with pytest.raises(BusyError, match=r"manifest\.1-of-2\.jsonl, which another one"):
+        with pytest.raises(BusyError, match=r"manifest\.1-of-2\.jsonl, which another process"):
             Manifest(tmp_path / manifest_name(None))
     Manifest(tmp_path / manifest_name((2, 2))).close()
     one.close()
@@ -58,7 +58,7 @@ def test_processes_start_one_after_another(tmp_path: Path) -> None:
     """Who starts looks at the others' manifests, which must not look like work on them."""
     Manifest(tmp_path / manifest_name((1, 2))).close()
     starting = threading.Thread(target=lambda: Manifest(tmp_path / manifest_name((1, 3))).close())
-    with locks._one_start_at_a_time(tmp_path):
+    with locks._starting(tmp_path):
         starting.start()
         starting.join(0.3)
         assert starting.is_alive()

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.item import Row, make_items
-from mmaccel.batch.job import still_to_make
+from mmaccel.batch.job import find_missing, remove_temporaries
 from mmaccel.batch.manifest import (
     Manifest,
     check_fresh,
-    is_made,
+    is_complete,
     manifest_name,
     merge,
     read_manifests,
 )
-from mmaccel.batch.temporaries import sweep
+from mmaccel.batch.prompts import Row, make_items
 from mmaccel.errors import BusyError, OptionError
 
 
@@ -77,16 +76,16 @@ def test_a_line_that_is_no_record_counts_nothing(tmp_path: Path, line: str) -> N
 
 def test_an_image_counts_when_its_file_is_whole(tmp_path: Path) -> None:
     own = record(tmp_path)
-    assert is_made(tmp_path, own)
+    assert is_complete(tmp_path, own)
     (tmp_path / own["file"]).write_bytes(b"pixel")
-    assert not is_made(tmp_path, own)
+    assert not is_complete(tmp_path, own)
     (tmp_path / own["file"]).unlink()
-    assert not is_made(tmp_path, own)
+    assert not is_complete(tmp_path, own)
     outside = tmp_path / "in"
     outside.mkdir()
     record(tmp_path)
-    assert not is_made(outside, own | {"file": "../a_0.png"})
-    assert not is_made(tmp_path, record(tmp_path) | {"status": "failed"})
+    assert not is_complete(outside, own | {"file": "../a_0.png"})
+    assert not is_complete(tmp_path, record(tmp_path) | {"status": "failed"})
 
 
 def test_success_stands_above_a_failure(tmp_path: Path) -> None:
@@ -162,14 +161,14 @@ def test_what_is_left_to_make(tmp_path: Path) -> None:
         (tmp_path / item.file).write_bytes(b"p")
         sha = hashlib.sha256(b"p").hexdigest()
         lines.append({"id": "a", "k": item.k, "status": "ok", "file": item.file, "sha256": sha,
-                      "recipe": "r"})  # fmt: skip
+                      "fingerprint": "r"})  # fmt: skip
     lines[1]["sha256"] = "0" * 64
     lines[2]["status"] = "failed"
     (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     past = read_manifests(tmp_path)
-    assert still_to_make(items, recipes, past, tmp_path) == items[1:]
+    assert find_missing(items, recipes, past, tmp_path) == items[1:]
     with pytest.raises(OptionError, match="others for 2 items .the first is a, line 3"):
-        still_to_make(items, dict.fromkeys(recipes, "s"), past, tmp_path)
+        find_missing(items, dict.fromkeys(recipes, "s"), past, tmp_path)
 
 
 def test_only_own_leftovers_are_swept(tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_only_own_leftovers_are_swept(tmp_path: Path) -> None:
     others = [tmp_path / ".b_0_1.png.123.tmp", tmp_path / ".notes.tmp", tmp_path / items[0].file]
     for file in (own, *others):
         file.write_bytes(b"")
-    sweep(tmp_path, items)
+    remove_temporaries(tmp_path, items)
     assert not own.exists() and all(file.exists() for file in others)
 
 
@@ -186,10 +185,10 @@ def test_a_record_that_names_another_file_does_not_count(tmp_path: Path) -> None
     items = make_items([Row("a", "x", n=2)], 0)
     recipes = {item.key: "r" for item in items}
     (tmp_path / items[1].file).write_bytes(b"p")
-    line = {"id": "a", "k": 0, "status": "ok", "file": items[1].file, "recipe": "r",
+    line = {"id": "a", "k": 0, "status": "ok", "file": items[1].file, "fingerprint": "r",
             "sha256": hashlib.sha256(b"p").hexdigest()}  # fmt: skip
     (tmp_path / "manifest.jsonl").write_text(json.dumps(line) + "\n")
-    assert still_to_make(items, recipes, read_manifests(tmp_path), tmp_path) == items
+    assert find_missing(items, recipes, read_manifests(tmp_path), tmp_path) == items
 
 
 def test_a_link_in_the_place_of_a_manifest_is_left_alone(tmp_path: Path) -> None:

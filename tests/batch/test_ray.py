@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.item import make_items
 from mmaccel.batch.manifest import Record
-from mmaccel.batch.prompt_file import read_prompts
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.worker import Worker
+from mmaccel.batch.prompts import make_items, read_prompts
+from mmaccel.batch.worker import Setup, Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from tests.fixtures.tiny_model import CAPTIONS
@@ -95,13 +93,13 @@ def test_actors_make_what_one_process_makes(
 def test_a_killed_actor_loses_nothing_and_repeats_nothing(
     prompts: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.ray_maker import RayMaker
+    from mmaccel.batch.ray_executor import RayExecutor
 
     for name in ("one", "ray"):
         (tmp_path / name).mkdir()
     setup = Setup(str(tiny_folder), tmp_path / "ray", rows=2)
     items = make_items(read_prompts(str(prompts)), 0)
-    maker = RayMaker(setup, 2)
+    maker = RayExecutor(setup, 2)
     records: list[Record] = []
     noted: dict[str, int] = {}
     killed: list[int] = []
@@ -131,11 +129,11 @@ def test_a_killed_actor_loses_nothing_and_repeats_nothing(
 def test_an_item_that_kills_its_process_is_given_up(
     prompts: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.failures import ItemsFailed
-    from mmaccel.batch.ray_maker import RayMaker
+    from mmaccel.batch.job import ItemsFailed
+    from mmaccel.batch.ray_executor import RayExecutor
 
     items = make_items(read_prompts(str(prompts)), 0)[:1]
-    maker = RayMaker(Setup(str(tiny_folder), tmp_path, rows=1), 1)
+    maker = RayExecutor(Setup(str(tiny_folder), tmp_path, rows=1), 1)
     start, deaths = maker._start, []
 
     class Deadly:
@@ -163,7 +161,7 @@ def test_an_item_that_kills_its_process_is_given_up(
 def test_what_an_actor_refuses_is_refused_here(
     prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmaccel.batch.ray_maker import RayMaker
+    from mmaccel.batch.ray_executor import RayExecutor
 
     arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
                  str(tmp_path / "ray"), "--executor", "ray", "--actors", "1"]  # fmt: skip
@@ -173,4 +171,4 @@ def test_what_an_actor_refuses_is_refused_here(
     none = [str(tmp_path / "none") if word == str(tiny_folder) else word for word in arguments]
     assert main(none) == 2 and "none" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"--actors: expected 1..2"):
-        RayMaker(Setup(str(tiny_folder), tmp_path), 3)
+        RayExecutor(Setup(str(tiny_folder), tmp_path), 3)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, SpeculativeJacobi
-from mmaccel.batch import recipe as recipes
-from mmaccel.batch.item import Item, Row
-from mmaccel.batch.recipe import FILTERS, describe, fingerprint
-from mmaccel.batch.setup import Setup
+from mmaccel.batch import worker as worker_module
+from mmaccel.batch.prompts import Item, Row
+from mmaccel.batch.worker import Setup, describe, fingerprint
+from mmaccel.outputs.image_files import SAMPLING_FIELDS
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -49,13 +49,13 @@ OTHER_IMAGES: dict[str, dict[str, Any]] = {
     "prompt": {"item": row(prompt="a red  fox")},
     "negative": {"setup": replace(SETUP, negative="blurred")},
     "negative of the row": {"item": row(negative="blurred")},
-    "policy": {"recipe": replace(RECIPE, name="sjd", policy=SpeculativeJacobi(5))},
-    "policy options": {"recipe": replace(RECIPE, policy=Jacobi(6))},
-    "guidance": {"recipe": replace(RECIPE, params=replace(RECIPE.params, guidance_scale=2.5))},
-    "temperature": {"recipe": replace(RECIPE, params=replace(RECIPE.params, temperature=0.8))},
-    "top-k": {"recipe": replace(RECIPE, params=replace(RECIPE.params, top_k=41))},
-    "top-p": {"recipe": replace(RECIPE, params=replace(RECIPE.params, top_p=None))},
-    "min-p": {"recipe": replace(RECIPE, params=replace(RECIPE.params, min_p=None))},
+    "policy": {"fingerprint": replace(RECIPE, name="sjd", policy=SpeculativeJacobi(5))},
+    "policy options": {"fingerprint": replace(RECIPE, policy=Jacobi(6))},
+    "guidance": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, guidance_scale=2.5))},
+    "temperature": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, temperature=0.8))},
+    "top-k": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, top_k=41))},
+    "top-p": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, top_p=None))},
+    "min-p": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, min_p=None))},
 }
 SAME_IMAGE: dict[str, dict[str, Any]] = {
     "name of the model": {"setup": replace(SETUP, model="elsewhere/tiny")},
@@ -93,8 +93,8 @@ def test_versions_and_promises_are_noted_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = mark()
-    monkeypatch.setattr(recipes, "versions", lambda: {"torch": "99"})
-    monkeypatch.setattr(recipes, "exactness_in", lambda exactness, dtype: "none")
+    monkeypatch.setattr(worker_module, "versions", lambda: {"torch": "99"})
+    monkeypatch.setattr(worker_module, "exactness_in", lambda exactness, dtype: "none")
     facts = describe(SETUP, ITEM, RECIPE, WEIGHTS)
     assert facts["versions"] == {"torch": "99"} and facts["exactness"] == "none"
     assert fingerprint(facts) == before == mark()
@@ -108,7 +108,7 @@ def test_every_fact_is_in_the_fingerprint_or_left_out_on_purpose() -> None:
     }
     assert left_out == {"model", "versions", "exactness", "device"}
     told = {"id", "k", "prompt", "negative", "seed", "weights", "size", "dtype", "policy"}
-    assert facts.keys() - left_out == {*told, "policy_options", *FILTERS}
+    assert facts.keys() - left_out == {*told, "policy_options", *SAMPLING_FIELDS}
 
 
 @pytest.mark.parametrize(

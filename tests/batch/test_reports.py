@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmaccel.commands import batch_reports, terminal
-from mmaccel.commands.batch_reports import Reports, show_line
+from mmaccel.commands import generate_batch
+from mmaccel.commands.generate_batch import Reports, one_line
 
 STEERING = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(batch_reports, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(generate_batch, "time", SimpleNamespace(perf_counter=clock))
     return clock
 
 
@@ -46,7 +46,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 def last_bar(screen: io.StringIO) -> str:
     """The bar as it stands when the job has ended."""
     shown = STEERING.sub("", screen.getvalue()).replace("\r", "\n").split("\n")
-    return [line for line in shown if line.startswith("pictures")][-1]
+    return [line for line in shown if line.startswith("images")][-1]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_events_are_lines_of_json_and_the_bar_is_not_among_them(
 ) -> None:
     record = {"id": "b", "k": 1, "prompt": "x", "error": "no"}
     with Reports(2, is_streaming=True) as reports:
-        reports.tell("start", items=2)
+        reports.emit("start", items=2)
         reports.made({"id": "a", "k": 0})
         reports.failed(record)
         reports.note("torn")
@@ -109,7 +109,7 @@ def test_events_are_lines_of_json_and_the_bar_is_not_among_them(
 
 
 def test_foreign_text_is_one_line_of_at_most_500_characters() -> None:
-    assert show_line("a\nb\tc\x1bd") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c" + (
+    assert one_line("a\nb\tc\x1bd") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c" + (
         "\N{REPLACEMENT CHARACTER}d"
     )
-    assert show_line("x" * 900) == "x" * 500
+    assert one_line("x" * 900) == "x" * 500

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmaccel.commands.batch_reports import Reports
+from mmaccel.commands.generate_batch import Reports
 from tests.batch.test_batch import N_ITEMS, ROOT, ROWS, command
 
 pty = pytest.importorskip("pty", reason="needs pseudo-terminals")
@@ -45,7 +45,7 @@ def test_events_stay_on_stdout_where_stderr_is_a_terminal(
     *events, end = map(json.loads, told)
     assert [event["event"] for event in events] == ["start"] + ["item"] * N_ITEMS
     assert end["ok"] and end["data"]["made"] == N_ITEMS
-    assert b"pictures" in shown and b'"event"' not in shown
+    assert b"images" in shown and b'"event"' not in shown
 
 
 def test_a_job_whose_reader_goes_ends_and_can_go_on(tiny_folder: Path, tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.failures import ItemsFailed
-from mmaccel.batch.item import Item, Row, make_items
+from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Record
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.worker import Worker
+from mmaccel.batch.prompts import Item, Row, make_items
+from mmaccel.batch.worker import Setup, Worker
 from mmaccel.cli import main
 from mmaccel.errors import NumericsError
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, WORDS, build_tiny

@@ -14,7 +14,7 @@ import torch
 from mmaccel import TextToImage
 from mmaccel import loading as opening
 from mmaccel.cli import main
-from mmaccel.commands.canvas_setups import SETUPS
+from mmaccel.commands.bench_canvas import SETUPS
 from mmaccel.demo import canvas_benchmark
 from mmaccel.demo.grammar.evaluate import AnswerWords, GrammarText, is_right
 from mmaccel.demo.grammar.tasks import (
@@ -116,7 +116,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(
     options = ["--policies", "stepwise,threshold 0.9", "--json", str(file)]
     assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 130
     said = capsys.readouterr()
-    assert "measured 1 policies" in said.err and "stepwise" in said.out
+    assert "measured 1 of the policies" in said.err and "stepwise" in said.out
     (row,) = json.loads(file.read_text(encoding="utf-8"))["canvas"]
     assert row["policy"] == "stepwise"
 
@@ -178,13 +178,13 @@ def test_answers_hold_words_alone(folder: Path) -> None:
         (["--model", "nowhere"], "model: expected a folder"),
         (["--count", "0"], "count: expected at least 1"),
         (["--device", "cdua"], "device: expected a device of this machine, received 'cdua'"),
-        (["a red circle"], "a caption: expected none beside --family canvas"),
-        (["--guidance", "1"], "--guidance: expected none beside --family canvas"),
-        (["--temperature", "0"], "--temperature: expected none beside"),
-        (["--windows", "16"], "--windows: expected none beside"),
-        (["--dtypes", "bfloat16"], "--dtypes: expected none beside"),
-        (["--size", "64"], "--size: expected none beside"),
-        (["--decoder", "."], "--decoder: expected none beside"),
+        (["a red circle"], "a prompt: expected none with --family canvas"),
+        (["--guidance", "1"], "--guidance: expected none with --family canvas"),
+        (["--temperature", "0"], "--temperature: expected none with"),
+        (["--windows", "16"], "--windows: expected none with"),
+        (["--dtypes", "bfloat16"], "--dtypes: expected none with"),
+        (["--size", "64"], "--size: expected none with"),
+        (["--decoder", "."], "--decoder: expected none with"),
     ],
 )
 def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.commands import doctor, generate_batch, measure
-from mmaccel.commands import image_job as image_job
+from mmaccel.commands import bench_window, doctor, generate_batch, generate_images
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
@@ -79,7 +78,7 @@ def test_an_image_of_a_batch_carries_its_own_figures(generate) -> None:
         facts = [json.loads(text) for text in texts]
         own.append([(f["tokens"], f["passes"], f["tokens_per_pass"]) for f in facts])
     assert own[0] == own[1] and len({passes for _, passes, _ in own[0]}) > 1
-    assert facts[0]["batch"]["pictures"] == 3
+    assert facts[0]["batch"]["images"] == 3
     assert facts[0]["batch"]["stats"]["tokens"] == 3 * N_TOKENS
 
 
@@ -92,10 +91,10 @@ def test_only_the_same_image_is_overwritten(generate) -> None:
 
 
 def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
-    monkeypatch.setattr("mmaccel.commands.image_job._SHOWN", 4)
+    monkeypatch.setattr("mmaccel.commands.generate_images._MAX_SHOWN", 4)
     drawn = []
-    draw = image_job.draw_sheet
-    monkeypatch.setattr(image_job, "draw_sheet", lambda p, **o: drawn.append(p) or draw(p, **o))
+    draw = generate_images.draw_sheet
+    monkeypatch.setattr(generate_images, "draw_sheet", lambda p, **o: drawn.append(p) or draw(p, **o))
     code, out = generate(CAPTIONS[1], "--count", "6", "--batch-size", "3")
     ((panel,),) = drawn
     assert code == 0 and len(list(out.glob("0*.png"))) == 6
@@ -178,7 +177,7 @@ def test_ctrl_c_keeps_what_bench_has_measured(
     assert main(["bench", *options, CAPTIONS[0]]) == 130
     report, captured = json.loads(file.read_text()), capsys.readouterr()
     assert len(report["captions"]) == 2 and [r["images"] for r in report["rows"]] == [2, 2]
-    assert "stopped; measured 2 of 5 captions" in captured.err and "2 captions" in captured.out
+    assert "stopped; measured 2 of 5 prompts" in captured.err and "2 prompts" in captured.out
 
 
 def test_interval_of_the_tokens_a_pass() -> None:
@@ -187,9 +186,9 @@ def test_interval_of_the_tokens_a_pass() -> None:
     stats = Stats(tokens=16 * 240, row_passes=int(passes.sum()))
     made = ImageOutput([], tokens, passes, stats, ["a"] * 16)
     spread = 10 * (16 / 15) ** 0.5  # standard deviation of the passes
-    assert measure._half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
+    assert bench_window.half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
     few = ImageOutput([], tokens[:9], passes[:9], stats, ["a"] * 9)
-    assert measure._half_width(few) is None
+    assert bench_window.half_width(few) is None
 
 
 @pytest.fixture
@@ -433,7 +432,7 @@ def test_ctrl_c_keeps_finished_images_and_removes_the_unfinished(
         with Image.open(file) as image:
             image.load()
             assert json.loads(image.text["mmaccel"])["tokens"] == N_TOKENS
-    assert f"mmaccel: stopped; kept {len(files)} of 100000 images" in said
+    assert f"mmaccel: stopped; {len(files)} of 100000 images are" in said
 
 
 def test_an_image_stopped_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
@@ -483,7 +482,7 @@ def test_cycles_are_collected_again_once_a_model_is_open(
         return 0, True
 
     monkeypatch.setattr(TextToImage, "from_pretrained", watch_load)
-    monkeypatch.setattr(image_job, "run_job", watch_job)
+    monkeypatch.setattr(generate_images, "run_job", watch_job)
     assert gc.isenabled()
     assert main(["generate", "a red circle", "--out", str(tmp_path)]) == 0
     assert seen == [False, True] and gc.isenabled()

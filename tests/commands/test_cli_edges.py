@@ -14,8 +14,7 @@ import pytest
 
 from mmaccel import cli
 from mmaccel.cli import main
-from mmaccel.commands import bench as bench_command
-from mmaccel.commands import image_job as image_job
+from mmaccel.commands import bench_window, generate_images
 from mmaccel.commands.terminal import make_table
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -40,7 +39,7 @@ def test_results_are_written_although_the_table_is_not_printed(
     def fail(*_: Any) -> None:
         raise OSError("stdout is full")
 
-    monkeypatch.setattr(bench_command, "_print", fail)
+    monkeypatch.setattr(bench_window, "_print", fail)
     file = tmp_path / "bench.json"
     assert bench(tiny_folder, "--policies", "jacobi", "--json", str(file)) == 1
     assert [row["policy"] for row in json.loads(file.read_text())["rows"]][1] == "jacobi"
@@ -62,7 +61,7 @@ def test_the_table_is_printed_although_results_are_not_written(
 def test_a_name_that_cannot_be_written_is_found_before_anything_is_measured(
     tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("mmaccel.commands.measure.measure", None)  # would not be callable
+    monkeypatch.setattr("mmaccel.commands.bench_window.measure", None)  # would not be callable
     assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 1
     assert "File name too long" in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")
@@ -132,7 +131,7 @@ def test_warming_up_takes_no_more_rows_than_there_are_images(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     rows = []
-    monkeypatch.setattr(image_job, "warm_up", lambda *arguments: rows.append(arguments[-1]))
+    monkeypatch.setattr(generate_images, "warm_up", lambda *arguments: rows.append(arguments[-1]))
     options = ["--compare", "--count", "2", "--batch-size", "500", "--out", str(tmp_path)]
     assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
     assert rows == [2, 2]

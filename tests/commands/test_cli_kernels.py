@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmaccel.cli import main
-from mmaccel.commands.doctor_kernels import check_kernels
+from mmaccel.commands.doctor import check_kernels
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.dispatch import KERNELS, VARIABLE
 

@@ -83,8 +83,8 @@ def test_images_with_the_users_own_callables(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_features.py").write_text(
-        "def means(images):\n    return pictures.float().mean((2, 3))\n"
-        "def flat(images):\n    return pictures.float().mean()\n"
+        "def means(images):\n    return images.float().mean((2, 3))\n"
+        "def flat(images):\n    return images.float().mean()\n"
         "def embed(images, texts):\n"
         "    import torch\n    e = torch.eye(2)\n"
         "    return e[[0] * len(texts)], e[[int('b' in t) for t in texts]]\n"

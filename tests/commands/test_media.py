@@ -203,7 +203,7 @@ def test_what_is_written_before_ctrl_c_is_kept(
         monkeypatch.setattr(media_job, name, own)
     assert command.run(3, "--batch-size", 3) == 130
     said = capsys.readouterr().err
-    assert f"stopped; kept 1 of 3 {command.unit}s in {command.out}" in said
+    assert f"stopped; 1 of 3 {command.unit}s are in {command.out}" in said
     assert len(command.files()) == 1 and len(list(command.out.iterdir())) == 2
 
 
@@ -216,8 +216,8 @@ def test_a_full_disk_is_said_with_what_was_kept(
         monkeypatch.setattr(media_job, name, own)
     assert command.run(3) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(f"mmaccel: --out: expected room for {calls[1].name} in ")
-    kept = f"received No space left on device; kept 1 of 3 {command.unit}s; make room"
+    assert said.startswith(f"mmaccel: --out: expected space for {calls[1].name} in ")
+    kept = f"received No space left on device; 1 of 3 {command.unit}s are written; free some space"
     assert kept in said and len(command.files()) == 1
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmaccel.batch.item import Row, make_items
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.worker import Worker
+from mmaccel.batch.prompts import Row, make_items
+from mmaccel.batch.worker import Setup, Worker
 from mmaccel.catalog import make_policy
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.values import run_node
