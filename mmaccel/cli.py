@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -54,6 +55,12 @@ for command in (generate, speak, animate, gallery, bench, comfy, doctor, models)
 app.add_typer(evaluate)
 
 
+@cache
+def _command() -> Any:
+    """The command line as click has it; typer builds it anew at every call of `app`."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -69,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with restored_collector():
-            code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
+            code = _command()(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
         return _report(argv, error, 130)
     except (KeyboardInterrupt, typer.Abort):

@@ -181,7 +181,7 @@ class WorkerActor:
         return self._worker.check(items)
 
     def make(self, items: Sequence[Item], rows: int | None) -> Iterator[Record | FailedItems]:
-        """Records as images are finished, so that a killed process loses none; failed items last."""
+        """Yield a record as soon as its image is written; failed items last."""
         yield from _stream(lambda put: self._make(items, rows, put))  # ray requires a generator
 
     def _make(self, items: Sequence[Item], rows: int | None, put: Callable[[Any], None]) -> None:

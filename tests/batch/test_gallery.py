@@ -1,4 +1,4 @@
-"""The gallery in a real browser: what is shown, found, opened, compared, by mouse and by keys."""
+"""The gallery: its page in a real browser, by mouse and by keys, and the facts of the images."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def keys(browser: Any, *pressed: str) -> None:
         ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
 
 
+@pytest.mark.slow
 def test_images_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["a red fox", "A blue whale", "a red whale"])
     assert main(["gallery", str(run)]) == 0
@@ -83,6 +84,7 @@ def test_images_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path
     assert texts(browser) == ["a red whale"]
 
 
+@pytest.mark.slow
 def test_everything_can_be_done_with_keys(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one", "two", "three"])
     assert main(["gallery", str(run)]) == 0
@@ -108,6 +110,7 @@ def test_everything_can_be_done_with_keys(browser: Any, tmp_path: Path) -> None:
     assert tabs == ["0", "-1", "-1"]  # one stop on the way through the page
 
 
+@pytest.mark.slow
 def test_prompts_are_text_and_nothing_else(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run & <b>co", [NASTY, "%DATA% \u2028"])
     failed = {"id": "bad", "k": 0, "status": "failed", "error": NASTY, "prompt": NASTY}
@@ -125,6 +128,7 @@ def test_prompts_are_text_and_nothing_else(browser: Any, tmp_path: Path) -> None
     assert browser.execute_script("return document.scripts.length") == 2
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     prompts = ["one", "two", "three"]
     first = make_run(tmp_path / "first", prompts)
@@ -143,6 +147,7 @@ def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     assert figures == ["first: r2_0_102.png", "second: r2_0_102.png"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_images_are_a_few_cards_at_a_time(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["seed"])
     own = (run / "r0_0_100.png").read_bytes()
@@ -175,7 +180,7 @@ def test_a_folder_without_images_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_without_a_manifest_speak_for_themselves(tmp_path: Path) -> None:
+def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one", "two"])
     (run / "manifest.jsonl").unlink()
     Image.new("RGB", (4, 4)).save(run / "other.png")
@@ -202,7 +207,7 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_no_image_of_ours_is_left_out(tmp_path: Path) -> None:
+def test_images_of_other_programs_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one"])
     deep = PngInfo()
     deep.add_text("mmaccel", "[" * 100_000)
@@ -219,7 +224,7 @@ def test_what_is_no_image_of_ours_is_left_out(tmp_path: Path) -> None:
     assert sorted(item["prompt"] for item in items) == ["long", "one"]
 
 
-def test_numbers_that_are_none_and_names_too_long_do_no_harm(tmp_path: Path) -> None:
+def test_infinite_numbers_and_long_names(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["a red fox"])
     with (run / "manifest.jsonl").open("a") as manifest:
         for name in ("é" * 130 + ".png", "a\0b.png", "\ud800.png"):

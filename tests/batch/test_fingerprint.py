@@ -1,6 +1,6 @@
-"""The fingerprint of an item: what gives another image changes it, and nothing else does.
+"""The fingerprint of an item: it changes with everything that gives another image, only then.
 
-Where it does not change, `--resume` keeps the images that are there.
+`--resume` keeps an image whose fingerprint is unchanged.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 SETUP = Setup("tiny", Path("out"))
 ITEM = Item(Row("fox", "a red fox"), 0, 7)
-RECIPE = GenerationSettings("jacobi", Jacobi(5), SamplingParams(2.0, 0.9, 40, 0.8, 0.1))
+SETTINGS = GenerationSettings("jacobi", Jacobi(5), SamplingParams(2.0, 0.9, 40, 0.8, 0.1))
 WEIGHTS = "c0ffee"
 
 
-def mark(
+def digits(
     setup: Setup = SETUP,
     item: Item = ITEM,
-    recipe: GenerationSettings = RECIPE,
+    settings: GenerationSettings = SETTINGS,
     weights: str = WEIGHTS,
 ) -> str:
-    return fingerprint(describe(setup, item, recipe, weights))
+    return fingerprint(describe(setup, item, settings, weights))
 
 
 def row(**fields: Any) -> Item:
@@ -49,13 +49,17 @@ OTHER_IMAGES: dict[str, dict[str, Any]] = {
     "prompt": {"item": row(prompt="a red  fox")},
     "negative": {"setup": replace(SETUP, negative="blurred")},
     "negative of the row": {"item": row(negative="blurred")},
-    "policy": {"fingerprint": replace(RECIPE, name="sjd", policy=SpeculativeJacobi(5))},
-    "policy options": {"fingerprint": replace(RECIPE, policy=Jacobi(6))},
-    "guidance": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, guidance_scale=2.5))},
-    "temperature": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, temperature=0.8))},
-    "top-k": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, top_k=41))},
-    "top-p": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, top_p=None))},
-    "min-p": {"fingerprint": replace(RECIPE, params=replace(RECIPE.params, min_p=None))},
+    "policy": {"settings": replace(SETTINGS, name="sjd", policy=SpeculativeJacobi(5))},
+    "policy options": {"settings": replace(SETTINGS, policy=Jacobi(6))},
+    "guidance": {
+        "settings": replace(SETTINGS, params=replace(SETTINGS.params, guidance_scale=2.5))
+    },
+    "temperature": {
+        "settings": replace(SETTINGS, params=replace(SETTINGS.params, temperature=0.8))
+    },
+    "top-k": {"settings": replace(SETTINGS, params=replace(SETTINGS.params, top_k=41))},
+    "top-p": {"settings": replace(SETTINGS, params=replace(SETTINGS.params, top_p=None))},
+    "min-p": {"settings": replace(SETTINGS, params=replace(SETTINGS.params, min_p=None))},
 }
 SAME_IMAGE: dict[str, dict[str, Any]] = {
     "name of the model": {"setup": replace(SETUP, model="elsewhere/tiny")},
@@ -65,7 +69,7 @@ SAME_IMAGE: dict[str, dict[str, Any]] = {
     "CUDA graphs": {"setup": replace(SETUP, cuda_graphs="on")},
     "line": {"item": row(line=12)},
     "n": {"item": row(n=12)},
-    "what the row leaves to the recipe": {"item": row(policy="jacobi", params={"window": 5})},
+    "what the settings include": {"item": row(policy="jacobi", params={"window": 5})},
     "an empty negative": {"item": row(negative="")},
     "an empty negative for all": {"setup": replace(SETUP, negative=" ")},
 }
@@ -73,42 +77,42 @@ SAME_IMAGE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("change", OTHER_IMAGES)
 def test_another_image_has_another_fingerprint(change: str) -> None:
-    assert mark(**OTHER_IMAGES[change]) != mark()
+    assert digits(**OTHER_IMAGES[change]) != digits()
 
 
 def test_no_two_of_these_images_share_a_fingerprint() -> None:
-    """But those of one size, or one negative, whoever named it."""
-    marks = {change: mark(**changed) for change, changed in OTHER_IMAGES.items()}
+    """Except those of one size, or one negative prompt, given in two ways."""
+    all_digits = {change: digits(**changed) for change, changed in OTHER_IMAGES.items()}
     for name in ("size", "negative"):
-        assert marks.pop(f"{name} of the row") == marks[name]
-    assert len(set(marks.values())) == len(marks)
+        assert all_digits.pop(f"{name} of the row") == all_digits[name]
+    assert len(set(all_digits.values())) == len(all_digits)
 
 
 @pytest.mark.parametrize("change", SAME_IMAGE)
 def test_the_same_image_keeps_its_fingerprint(change: str) -> None:
-    assert mark(**SAME_IMAGE[change]) == mark() and len(mark()) == 8
+    assert digits(**SAME_IMAGE[change]) == digits() and len(digits()) == 8
 
 
-def test_versions_and_promises_are_noted_and_change_nothing(
+def test_versions_and_exactness_are_recorded_but_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = mark()
+    before = digits()
     monkeypatch.setattr(worker_module, "versions", lambda: {"torch": "99"})
     monkeypatch.setattr(worker_module, "exactness_in", lambda exactness, dtype: "none")
-    facts = describe(SETUP, ITEM, RECIPE, WEIGHTS)
+    facts = describe(SETUP, ITEM, SETTINGS, WEIGHTS)
     assert facts["versions"] == {"torch": "99"} and facts["exactness"] == "none"
-    assert fingerprint(facts) == before == mark()
+    assert fingerprint(facts) == before == digits()
 
 
-def test_every_fact_is_in_the_fingerprint_or_left_out_on_purpose() -> None:
+def test_four_facts_are_not_in_the_fingerprint() -> None:
     item = replace(row(negative="blurred"), k=2)
-    facts = describe(SETUP, item, RECIPE, WEIGHTS)
+    facts = describe(SETUP, item, SETTINGS, WEIGHTS)
     left_out = {
         name for name in facts if fingerprint(facts | {name: "another"}) == fingerprint(facts)
     }
     assert left_out == {"model", "versions", "exactness", "device"}
-    told = {"id", "k", "prompt", "negative", "seed", "weights", "size", "dtype", "policy"}
-    assert facts.keys() - left_out == {*told, "policy_options", *SAMPLING_FIELDS}
+    expected = {"id", "k", "prompt", "negative", "seed", "weights", "size", "dtype", "policy"}
+    assert facts.keys() - left_out == {*expected, "policy_options", *SAMPLING_FIELDS}
 
 
 @pytest.mark.parametrize(
@@ -123,19 +127,19 @@ def test_every_fact_is_in_the_fingerprint_or_left_out_on_purpose() -> None:
 def test_every_option_of_a_policy_is_in_the_fingerprint(
     policy: Any, field: str, value: object
 ) -> None:
-    one = replace(RECIPE, policy=policy)
-    other = replace(RECIPE, policy=replace(policy, **{field: value}))
-    assert getattr(policy, field) != value and mark(recipe=one) != mark(recipe=other)
+    one = replace(SETTINGS, policy=policy)
+    other = replace(SETTINGS, policy=replace(policy, **{field: value}))
+    assert getattr(policy, field) != value and digits(settings=one) != digits(settings=other)
 
 
-def test_the_command_line_s_size_and_negative_give_way_to_the_row_s() -> None:
+def test_size_and_negative_of_the_row_replace_those_of_the_command_line() -> None:
     setup = replace(SETUP, size="96", negative="grey")
     item = row(size=(64, 32), negative="blurred")
-    assert mark(setup, item) == mark(item=item) != mark(setup)
-    assert mark(setup) == mark(item=row(size=(96, 96), negative="grey"))
+    assert digits(setup, item) == digits(item=item) != digits(setup)
+    assert digits(setup) == digits(item=row(size=(96, 96), negative="grey"))
 
 
-def test_a_policy_that_takes_no_options_is_told_by_its_name() -> None:
-    plain = GenerationSettings("autoregressive", Autoregressive(), RECIPE.params)
+def test_a_policy_without_options_differs_by_its_name() -> None:
+    plain = GenerationSettings("autoregressive", Autoregressive(), SETTINGS.params)
     assert vars(plain.policy) == {}
-    assert mark(recipe=plain) != mark(recipe=replace(plain, name="another"))
+    assert digits(settings=plain) != digits(settings=replace(plain, name="another"))
