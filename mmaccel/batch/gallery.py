@@ -41,7 +41,7 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
     if not folder.is_dir():
         raise OptionError(f"folder: expected one, received {str(folder)!r}; name a run's --out")
     past = read_manifests(folder)
-    made: dict[Key, dict[str, Any]] = {}
+    images: dict[Key, dict[str, Any]] = {}
     failed = []
     for (id, k), record in past.records.items():
         if record["status"] == "failed":
@@ -49,8 +49,8 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
         elif names_file_inside(record) and (folder / record["file"]).is_file():
             facts = _embedded_facts(folder / record["file"]) | record
             if facts.keys() >= _REQUIRED:
-                made[id, k] = facts
-    known = {record["file"] for record in made.values()}
+                images[id, k] = facts
+    known = {record["file"] for record in images.values()}
     alike: Counter[Key] = Counter()
     for file in sorted(folder.glob("*.png")):
         facts = {} if file.name in known else _embedded_facts(file)
@@ -58,14 +58,14 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
             facts.setdefault("id", file.stem)
             key = str(facts["prompt"]), str(facts["seed"])
             # images of equal prompt and seed have other settings
-            made[*key, alike[key]] = facts | {"file": file.name}
+            images[*key, alike[key]] = facts | {"file": file.name}
             alike[key] += 1
-    if not made and not failed:
+    if not images and not failed:
         raise OptionError(
             f"folder: expected images of mmaccel generate, received {str(folder)!r}, which has "
             "none; name a run's --out"
         )
-    return made, failed
+    return images, failed
 
 
 def draw_page(folder: Path, against: Path | None, page: Path) -> str:
@@ -83,10 +83,10 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
     folders = [folder] if against is None else [folder, against]
     sides = [read_side(each) for each in folders]
     settings: dict[str, int] = {}
-    keys = sorted({key for made, _ in sides for key in made}, key=_natural)
+    keys = sorted({key for images, _ in sides for key in images}, key=_natural)
     items = []
     for key in keys:
-        records = [made.get(key) for made, _ in sides]
+        records = [images.get(key) for images, _ in sides]
         first = next(record for record in records if record is not None)
         shown = [
             None if record is None else _side(record, each, page.parent, settings)
@@ -102,7 +102,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
                 "sides": shown,
             }
         )
-    policies = {str(r["policy"]) for made, _ in sides for r in made.values() if "policy" in r}
+    policies = {str(r["policy"]) for images, _ in sides for r in images.values() if "policy" in r}
     names = [each.resolve().name for each in folders]
     data = {
         "sides": names,

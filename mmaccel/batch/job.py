@@ -45,7 +45,7 @@ class Executor(Protocol):
 class Reporter(Protocol):
     """Receives the events of a job."""
 
-    def made(self, record: Record) -> None:
+    def finished(self, record: Record) -> None:
         """An image is on the disk and in the manifest."""
 
     def failed(self, record: Record) -> None:
@@ -60,11 +60,11 @@ class Outcome:
     """Result of a job.
 
     Attributes:
-        made, failed: items of this run.
+        finished, failed: number of items of this run.
         is_cut: whether the job ended early because too many items failed.
     """
 
-    made: int = 0
+    finished: int = 0
     failed: int = 0
     is_cut: bool = False
 
@@ -100,9 +100,9 @@ class Job:
 
         def finish(record: Record) -> None:
             self._append(record)
-            self.outcome.made += 1
+            self.outcome.finished += 1
             del left[record["id"], record["k"]]
-            self.reporter.made(record)
+            self.reporter.finished(record)
 
         rows: int | None = None
         while left and not self.outcome.is_cut:

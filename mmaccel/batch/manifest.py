@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -147,11 +146,6 @@ class Manifest:
 def to_line(record: Record) -> bytes:
     """A record as a line of ASCII, so that no prompt can end the line or control a terminal."""
     return json.dumps(record, sort_keys=True).encode("ascii") + b"\n"
-
-
-def merge(parts: Iterable[bytes]) -> list[bytes]:
-    """All lines of several manifests, sorted, each once."""
-    return sorted({line for part in parts for line in part.split(b"\n") if line.strip()})
 
 
 def _parse(line: bytes) -> Record | None:

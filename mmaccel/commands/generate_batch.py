@@ -141,7 +141,7 @@ def _generate(
                 raise Stopped(_summary(job.outcome, facts) + "; continue with --resume") from None
     finally:
         manifest.close()
-    facts |= {"made": outcome.made, "failed": outcome.failed, "is_cut": outcome.is_cut}
+    facts |= {"made": outcome.finished, "failed": outcome.failed, "is_cut": outcome.is_cut}
     facts |= {"manifest": str(manifest.file), "seconds": round(time.perf_counter() - began, 3)}
     remedy = ""
     if outcome.is_cut:
@@ -177,7 +177,7 @@ def _show_plan(missing: list[Item], facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(outcome: Outcome, facts: dict[str, Any]) -> str:
-    text = f"{count_of(outcome.made, 'image')} generated in {facts['out']}"
+    text = f"{count_of(outcome.finished, 'image')} generated in {facts['out']}"
     text += f", {facts['made_before']} before" if facts["made_before"] else ""
     return text + (f", {outcome.failed} failed" if outcome.failed else "")
 
@@ -218,7 +218,7 @@ class Reports:
             disable=is_streaming and sys.stdout.isatty(),  # events and bar on one screen
         )
         self._task = self._bar.add_task("images", total=total, rate="")
-        self._made = 0
+        self._finished = 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -227,9 +227,9 @@ class Reports:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def made(self, record: Record) -> None:
+    def finished(self, record: Record) -> None:
         """See `mmaccel.batch.job.Reporter`."""
-        self._made += 1
+        self._finished += 1
         self._advance()
         self.emit("item", item=record)
 
@@ -264,7 +264,7 @@ class Reports:
             ) from error
 
     def _advance(self) -> None:
-        rate = self._made / max(time.perf_counter() - self._began, 1e-9)
+        rate = self._finished / max(time.perf_counter() - self._began, 1e-9)
         self._bar.update(self._task, advance=1, rate=f"{rate:.2f}/s")
 
 

@@ -44,6 +44,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory):
     opened.quit()
 
 
+def data_of(page: Path) -> dict[str, Any]:
+    """The data in a page; JSON without NaN."""
+    text = page.read_text("utf-8").split('id="data">')[1].split("</script>")[0]
+    data: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    return data
+
+
 def visit(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
     assert browser.get_log("browser") == []
@@ -186,9 +193,7 @@ def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(run / "other.png")
     (run / "broken.png").write_bytes(b"no image")
     assert main(["gallery", str(run)]) == 0
-    page = (run / "gallery.html").read_text(encoding="utf-8")
-    text = page.split('id="data">')[1].split("</script>")[0]
-    items = json.loads(text)["items"]
+    items = data_of(run / "gallery.html")["items"]
     assert [item["prompt"] for item in items] == ["one", "two"]
     assert [item["sides"][0]["file"] for item in items] == ["r0_0_100.png", "r1_0_101.png"]
 
@@ -219,8 +224,7 @@ def test_images_of_other_programs_are_left_out(tmp_path: Path) -> None:
         long = {"id": "9" * 5000, "prompt": "long", "file": "r0_0_100.png"}
         manifest.write(to_line(known | long))
     assert main(["gallery", str(run)]) == 0
-    text = (run / "gallery.html").read_text(encoding="utf-8").split('id="data">')[1]
-    items = json.loads(text.split("</script>")[0])["items"]
+    items = data_of(run / "gallery.html")["items"]
     assert sorted(item["prompt"] for item in items) == ["long", "one"]
 
 
@@ -234,9 +238,7 @@ def test_infinite_numbers_and_long_names(tmp_path: Path) -> None:
         again |= {"passes": float("nan"), "temperature": [float("inf"), {"a": -float("inf")}]}
         manifest.write(json.dumps(again) + "\n")
     assert main(["gallery", str(run)]) == 0
-    page = (run / "gallery.html").read_text("utf-8")
-    text = page.split('id="data">')[1].split("</script>")[0]
-    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    data = data_of(run / "gallery.html")
     (item,) = data["items"]
     assert item["sides"][0]["own"]["passes"] == "nan"
     assert data["settings"][0]["temperature"] == ["inf", {"a": "-inf"}]
@@ -254,7 +256,6 @@ def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> N
             Image.new("RGB", (4, 4)).save(sides[-1] / f"{policy}.png", pnginfo=info)
     page = tmp_path / "page.html"
     assert main(["gallery", str(sides[0]), "--against", str(sides[1]), "--out", str(page)]) == 0
-    text = page.read_text("utf-8").split('id="data">')[1].split("</script>")[0]
     shown = [[side and side["policy"] for side in item["sides"]]
-             for item in json.loads(text)["items"]]  # fmt: skip
+             for item in data_of(page)["items"]]  # fmt: skip
     assert shown == [["gsd", "plain"], ["jacobi", "sjd"], ["sjd", None]]

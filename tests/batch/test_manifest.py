@@ -18,10 +18,10 @@ from mmaccel.batch import locks
 from mmaccel.batch.job import find_missing, remove_temporaries
 from mmaccel.batch.manifest import (
     Manifest,
+    WriteError,
     check_fresh,
     is_complete,
     manifest_name,
-    merge,
     read_manifests,
 )
 from mmaccel.batch.prompts import Row, make_items
@@ -100,15 +100,13 @@ def test_success_replaces_a_failure(tmp_path: Path) -> None:
         assert read_manifests(tmp_path).records[("a", 0)]["status"] == "ok"
 
 
-def test_shards_have_manifests_of_their_own_that_merge(tmp_path: Path) -> None:
+def test_shards_have_manifests_of_their_own(tmp_path: Path) -> None:
     names = [manifest_name((i, 2)) for i in (1, 2)]
     assert names == ["manifest.1-of-2.jsonl", "manifest.2-of-2.jsonl"]
     lines = [json.dumps(record(tmp_path, id)).encode() + b"\n" for id in "abc"]
     (tmp_path / names[0]).write_bytes(lines[2] + lines[0])
     (tmp_path / names[1]).write_bytes(lines[1])
     assert sorted(read_manifests(tmp_path).records) == [("a", 0), ("b", 0), ("c", 0)]
-    parts = [(tmp_path / name).read_bytes() for name in names]
-    assert merge(parts) == merge([b"".join(lines)]) == [line.strip() for line in lines]
 
 
 @pytest.mark.slow
@@ -267,3 +265,9 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
         own.append({"is": "written"})
         own.close()
     assert b"written" in own.file.read_bytes()
+
+
+def test_a_manifest_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "manifest.jsonl").mkdir()
+    with pytest.raises(WriteError, match="expected a manifest that can be written, received: Is a"):
+        Manifest(tmp_path / "manifest.jsonl")

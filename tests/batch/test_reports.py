@@ -63,14 +63,8 @@ def test_images_a_second_are_shown(
     with Reports(9, is_streaming=False) as reports:
         for second in seconds:
             clock.now = 100.0 + second
-            reports.made({"id": "a", "k": 0})
+            reports.finished({"id": "a", "k": 0})
     assert f" {len(seconds)}/9 {rate} " in last_bar(screen)
-
-
-def test_no_rate_is_shown_before_there_is_one(clock: Clock, screen: io.StringIO) -> None:
-    with Reports(9, is_streaming=False):
-        pass
-    assert " 0/9 " in last_bar(screen) and "/s" not in last_bar(screen)
 
 
 def test_failures_count_but_not_in_the_rate(
@@ -78,7 +72,7 @@ def test_failures_count_but_not_in_the_rate(
 ) -> None:
     with Reports(3, is_streaming=False) as reports:
         clock.now = 101.0
-        reports.made({"id": "a", "k": 0})
+        reports.finished({"id": "a", "k": 0})
         clock.now = 104.0
         reports.failed({"id": "b", "k": 1, "prompt": "a [red] fox", "error": "\x1b[31mno"})
     assert " 2/3 0.25/s " in last_bar(screen)
@@ -88,19 +82,13 @@ def test_failures_count_but_not_in_the_rate(
     assert capsys.readouterr().out == ""
 
 
-def test_no_time_between_two_reports(clock: Clock, screen: io.StringIO) -> None:
-    with Reports(1, is_streaming=False) as reports:
-        reports.made({"id": "a", "k": 0})
-    assert " 1/1 1000000000.00/s " in last_bar(screen)
-
-
 def test_events_are_lines_of_json_and_the_bar_is_not_among_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = {"id": "b", "k": 1, "prompt": "x", "error": "no"}
     with Reports(2, is_streaming=True) as reports:
         reports.emit("start", items=2)
-        reports.made({"id": "a", "k": 0})
+        reports.finished({"id": "a", "k": 0})
         reports.failed(record)
         reports.note("torn")
     said = capsys.readouterr()

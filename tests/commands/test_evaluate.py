@@ -146,15 +146,15 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
 
 
 class Wrong(Jacobi):
-    """Other tokens than promised."""
+    """Generates other tokens than it guarantees."""
 
     def sample(self, *args: Any, **options: Any) -> Generation:
-        made = super().sample(*args, **options)
-        made.tokens[:, 3] = (made.tokens[:, 3] + 1) % 30
-        return made
+        generation = super().sample(*args, **options)
+        generation.tokens[:, 3] = (generation.tokens[:, 3] + 1) % 30
+        return generation
 
 
-def test_exactness_tells_what_holds_by_its_exit_code(
+def test_the_exit_code_of_exactness(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     file = tmp_path / "exact.json"
@@ -165,9 +165,9 @@ def test_exactness_tells_what_holds_by_its_exit_code(
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     report = json.loads(file.read_text())
     names = [check["name"] for check in report["checks"]]
-    law = "distribution of an enumerable model"
+    enumerable = "distribution of an enumerable model"
     batches = ["plain loop in batches", "policy in batches"]
-    assert names == ["greedy", "same seeds", *batches, law]
+    assert names == ["greedy", "same seeds", *batches, enumerable]
     assert all(check["holds"] for check in report["checks"]) and report["broken"] == []
     assert report["captions"] == [CAPTIONS[0], CAPTIONS[1], CAPTIONS[0]]
     assert report["policy"].startswith("Jacobi(window=4")
@@ -177,7 +177,7 @@ def test_exactness_tells_what_holds_by_its_exit_code(
     monkeypatch.setitem(POLICIES, "jacobi", Entry(target, "planted"))
     assert evaluate("exactness", tiny_folder, *policy, *options) == 3
     report = json.loads(file.read_text())
-    assert report["broken"][:2] == ["greedy", "same seeds"] and law in report["broken"]
+    assert report["broken"][:2] == ["greedy", "same seeds"] and enumerable in report["broken"]
     assert "BROKEN" in capsys.readouterr().out
     first = report["checks"][1]["figures"]["first_divergence"]
     assert first == [3, 3, 3]
@@ -307,13 +307,13 @@ def save_blank(folder: Path, count: int, captions: bool = False) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with images, and callables of the user's."""
+    """A folder with images and a module of callables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "own_callables", raising=False)
     (tmp_path / "own_callables.py").write_text(CODE)
     (tmp_path / "not_python.py").write_text("def means(:\n")
     save_blank(tmp_path / "five", 5)
-    save_blank(tmp_path / "told", 5, captions=True)
+    save_blank(tmp_path / "listed", 5, captions=True)
     save_blank(tmp_path / "single", 1)
     return tmp_path
 
@@ -339,7 +339,7 @@ OWN = ("--features", "own_callables:means")
     ],
     ids=str,
 )
-def test_images_are_not_extracted_before_the_options_are_right(
+def test_wrong_options_are_refused_before_extraction(
     here: Path, options: Any, code: int, words: str, capsys: Any
 ) -> None:
     assert evaluate("pictures", "five", *options) == code
@@ -348,7 +348,7 @@ def test_images_are_not_extracted_before_the_options_are_right(
     assert not (here / "worked").exists()
 
 
-def test_what_callables_return_is_looked_at(here: Path, capsys: Any) -> None:
+def test_results_of_callables_are_checked(here: Path, capsys: Any) -> None:
     options = ("--against", "five", "--features", "own_callables:text")
     assert evaluate("pictures", "five", *options) == 1
     assert "expected a tensor [B, D], received str" in capsys.readouterr().err
@@ -356,20 +356,20 @@ def test_what_callables_return_is_looked_at(here: Path, capsys: Any) -> None:
     assert evaluate("pictures", "five", *options) == 1
     assert "expected real numbers, received complex ones" in capsys.readouterr().err
     for name, words in (("one", "received 1 (Tensor)"), ("names", "received 2 (list, list)")):
-        assert evaluate("pictures", "told", "--clip", f"own_callables:{name}") == 1
+        assert evaluate("pictures", "listed", "--clip", f"own_callables:{name}") == 1
         assert words in capsys.readouterr().err
 
 
 def test_clip_holds_one_batch_at_a_time(here: Path) -> None:
     file = here / "r.json"
     options = ("--clip", "own_callables:largest", "--batch-size", 2, "--json", file)
-    assert evaluate("pictures", "told", *options) == 0
+    assert evaluate("pictures", "listed", *options) == 0
     assert (here / "largest").read_text() == "2 2 1 "
     assert json.loads(file.read_text())["clip"]["mean"] == pytest.approx(100)
     assert json.loads(file.read_text())["clip"]["n"] == 5
 
 
-def test_few_images_are_said_beside_the_distance(here: Path, capsys: Any) -> None:
+def test_a_distance_of_few_images_has_a_note(here: Path, capsys: Any) -> None:
     save_blank(here / "three", 3)
     file = here / "r.json"
     assert evaluate("pictures", "five", "--against", "three", *OWN, "--json", file) == 0
@@ -378,16 +378,14 @@ def test_few_images_are_said_beside_the_distance(here: Path, capsys: Any) -> Non
     assert "low rank" not in json.loads(file.read_text())["frechet"]["bias"]
 
 
-def test_deep_images_are_not_cut_at_255(tmp_path: Path) -> None:
+def test_images_of_16_bits_are_refused(tmp_path: Path) -> None:
     wide = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
     Image.fromarray(wide).save(tmp_path / "a.png")
     with pytest.raises(OptionError, match="8 bits a channel, received mode I"):
         list(read_pixels(list_items(tmp_path)))
 
 
-def test_an_image_too_large_to_be_meant_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (40, 40)).save(tmp_path / "a.jpg")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(OptionError, match="a.jpg"):
@@ -416,10 +414,10 @@ def test_bad_lines_of_a_list(tmp_path: Path, line: str, words: str) -> None:
 
 def test_lines_end_at_line_feeds_alone(tmp_path: Path, capsys: Any) -> None:
     folder = save_blank(tmp_path / "f", 1)
-    told = {"file": "0.png", "prompt": "a\u2028b\u0085c\x0cd"}
-    text = "\ufeff" + json.dumps(told, ensure_ascii=False) + "\r\n\r\n"
+    entry = {"file": "0.png", "prompt": "a\u2028b\u0085c\x0cd"}
+    text = "\ufeff" + json.dumps(entry, ensure_ascii=False) + "\r\n\r\n"
     (folder / "prompts.jsonl").write_bytes(text.encode())
-    assert read_list(folder / "prompts.jsonl")["0.png"]["prompt"] == told["prompt"]
+    assert read_list(folder / "prompts.jsonl")["0.png"]["prompt"] == entry["prompt"]
     (tmp_path / "t").write_bytes(b"one\x0ctwo\r\n\nthree")
     assert read_lines(tmp_path / "t") == ["one\x0ctwo", "", "three"]
     (tmp_path / "a").write_text("one\u2028two\nthree\n")
@@ -443,7 +441,7 @@ def geneval(tmp_path: Path) -> Path:
     return file
 
 
-def test_an_export_has_its_name_once_it_is_whole(
+def test_an_interrupted_export_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, prompts, out = (
@@ -511,14 +509,14 @@ def test_bad_prompts_of_suites(
     assert {file.name for file in tmp_path.iterdir()} == {"f", "prompts.json"}
 
 
-def test_an_export_takes_no_file_for_its_folder(tmp_path: Path, capsys: Any) -> None:
+def test_an_export_into_a_file_is_refused(tmp_path: Path, capsys: Any) -> None:
     folder, prompts = save_blank(tmp_path / "f", 3, captions=True), geneval(tmp_path)
     assert export(folder, "geneval", prompts, prompts, "--per-prompt", "1") == 2
     assert "an empty folder, or none yet" in capsys.readouterr().err
     assert len(prompts.read_text().splitlines()) == 3
 
 
-def test_unlike_grids_leave_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_grids_of_different_sizes_are_refused(tmp_path: Path, capsys: Any) -> None:
     folder, prompts = save_blank(tmp_path / "f", 4), tmp_path / "p"
     Image.new("RGB", (8, 8)).save(folder / "3.png")
     lines = [json.dumps({"file": f"{k}.png", "prompt": "a"}) + "\n" for k in range(4)]
@@ -530,7 +528,7 @@ def test_unlike_grids_leave_nothing(tmp_path: Path, capsys: Any) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"f", "p"}
 
 
-def test_words_in_several_forms_are_one(tmp_path: Path, capsys: Any) -> None:
+def test_unicode_forms_are_normalised(tmp_path: Path, capsys: Any) -> None:
     composed, parts = tmp_path / "a", tmp_path / "b"
     composed.write_text("un café\n")
     parts.write_text("un cafe\u0301\n")
