@@ -333,7 +333,7 @@ def test_cycles_are_collected_again_once_a_model_is_open(
     assert gc.isenabled()
     assert main(["generate", "a red circle", "--out", str(tmp_path)]) == 0
     assert seen == [False, True] and gc.isenabled()
-    assert main(["generate", "a red circle", "--size", "wide", "--out", str(tmp_path)]) == 2
+    assert main(["generate", "a red circle", "--top-p", "5", "--out", str(tmp_path)]) == 2
     assert len(seen) == 2 and gc.isenabled()
 
 

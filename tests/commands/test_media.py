@@ -6,6 +6,7 @@ import json
 import shutil
 import wave
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,44 +181,38 @@ def test_another_codec_makes_another_name(command: Command, tmp_path: Path) -> N
     assert len(command.files()) == 2
 
 
-def fail_at(
-    n: int, error: BaseException, write: Callable[..., None], calls: list[Path]
-) -> Callable[..., None]:
-    """A writer that raises at its n-th call."""
-
-    def call(file: Path, **rest: Any) -> None:
-        calls.append(file)
-        if len(calls) == n:
-            raise error
-        write(file, **rest)
-
-    return call
-
-
-def test_ctrl_c_keeps_written_files(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    for name in ("write_sound", "write_video"):
-        own = fail_at(2, KeyboardInterrupt(), getattr(media_job, name), [])
-        monkeypatch.setattr(media_job, name, own)
-    assert command.run(3, "--batch-size", 3) == 130
-    said = capsys.readouterr().err
-    assert f"stopped; 1 of 3 {command.unit}s are in {command.out}" in said
-    assert len(command.files()) == 1 and len(list(command.out.iterdir())) == 2
-
-
-def test_a_full_disk_is_reported_with_the_written_files(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "mmaccel: stopped; 1 of 3 {unit}s are in {out}"),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            "mmaccel: --out: expected space for {file} in '{out}', received No space left on "
+            "device; 1 of 3 {unit}s are written; free some space, and run it again",
+        ),
+    ],
+    ids=["ctrl-c", "full disk"],
+)
+def test_written_files_remain(
+    command: Command, error: BaseException, code: int, message: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
     calls: list[Path] = []
+
+    def fail_second(write: Callable[..., None], file: Path, **facts: Any) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise error
+        write(file, **facts)
+
     for name in ("write_sound", "write_video"):
-        own = fail_at(2, OSError(28, "No space left on device"), getattr(media_job, name), calls)
+        own = partial(fail_second, getattr(media_job, name))
         monkeypatch.setattr(media_job, name, own)
-    assert command.run(3) == 1
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(f"mmaccel: --out: expected space for {calls[1].name} in ")
-    kept = f"received No space left on device; 1 of 3 {command.unit}s are written; free some space"
-    assert kept in said and len(command.files()) == 1
+    assert command.run(3, "--batch-size", 3) == code
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line == message.format(unit=command.unit, out=command.out, file=calls[1].name)
+    assert len(command.files()) == 1
 
 
 BOTH = [
