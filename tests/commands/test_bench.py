@@ -260,6 +260,7 @@ def test_a_grammar_model(grammar: Path, tmp_path: Path) -> None:
     assert 0 < plain["quality"]["floor"] < plain["quality"]["total_variation"] <= 1
 
 
+@pytest.mark.slow
 def test_images_by_canvas_and_by_window(tmp_path: Path) -> None:
     """Processed tokens include both branches of guidance."""
     file, (source, _) = (
