@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import mmaccel
 from benchmarks.route_runs import Routes, Way
 from mmaccel.catalog import make_policy
-from mmaccel.commands.run_setup import parse_fields
+from mmaccel.commands.options import parse_fields
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.image_files import write_whole

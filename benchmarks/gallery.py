@@ -60,7 +60,7 @@ def main() -> None:
             source = Path(home) / "source"
             if generate(["generate", "--out", str(source)]):
                 raise SystemExit("no images were made")
-        multiply(source, run, options.pictures)
+        multiply(source, run, options.image_modeles)
         page = run / "gallery.html"
         page.write_text(draw_page(run, None, page), encoding="utf-8")
         browser = open_browser(profile)
@@ -75,7 +75,7 @@ def main() -> None:
         browser.quit()
     found: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
-        "pictures": options.pictures,
+        "pictures": options.image_modeles,
         "page_bytes": size,
         "chromium": version,
         "runs": options.runs,

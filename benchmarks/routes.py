@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import typer
 
 from benchmarks.route_runs import Piece, Routes, Way, make_ways, summarize
-from mmaccel.commands.run_setup import check_count, open_folder
+from mmaccel.commands.files import open_folder
+from mmaccel.commands.options import check_count
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.outputs.image_files import write_whole

@@ -1,30 +1,31 @@
 """The command line: `mmaccel generate | speak | animate | gallery | bench | evaluate` and others.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with problems (items failed, a guarantee was
-broken), 130 stopped with Ctrl-C. An error is one line on stderr. Heavy imports wait until a
-sub-command runs, so that `--help` answers at once.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, a guarantee was
+broken), 130 stopped with Ctrl-C.
+Errors are one line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help`
+is fast.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
 from mmaccel import __version__
 from mmaccel.commands.animate import animate
 from mmaccel.commands.bench import bench
-from mmaccel.commands.collector import same_collector_after
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
+from mmaccel.commands.process import Stopped, restored_collector
 from mmaccel.commands.speak import speak
-from mmaccel.commands.terminal import Stopped
 from mmaccel.errors import MMAccelError, OptionError
 
 _CODES = {1: "fatal", 2: "usage", 130: "interrupted"}
@@ -54,6 +55,12 @@ for command in (generate, speak, animate, gallery, bench, comfy, doctor, models)
 app.add_typer(evaluate)
 
 
+@cache
+def _command() -> Any:
+    """The command line as click has it; typer builds it anew at every call of `app`."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -65,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # show any name on any terminal
+        if hasattr(stream, "reconfigure"):  # for names that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
-        with same_collector_after():
-            code = app(args=argv, prog_name="mmaccel", standalone_mode=False)
+        with restored_collector():
+            code = _command()(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
         return _report(argv, error, 130)
     except (KeyboardInterrupt, typer.Abort):
@@ -79,22 +86,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MMAccelError, OSError) as error:
         return _report(argv, error, 1)
     except Exception as error:
-        # Typer's own complaints about the arguments; their class moved between its versions.
+        # Typer's own errors about the arguments, whose class moved between its versions.
         if not hasattr(error, "format_message"):
             raise
         complaint = error.format_message().rstrip(".")
         return _report(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
-    if code == 130:  # typer returns it for Ctrl-C
+    if code == 130:  # the result of typer for Ctrl-C
         return _report(argv, "stopped", 130)
     return code if isinstance(code, int) else 0
 
 
-def _report(argv: Sequence[str], what: object, code: int) -> int:
-    """Write an error to stderr, and as JSON to stdout under `generate --json`."""
-    line = " ".join(str(what).split())
+def _report(argv: Sequence[str], error: object, code: int) -> int:
+    """Print an error on stderr, and as JSON on stdout with --json; returns the exit code."""
+    line = " ".join(str(error).split())
     print(f"mmaccel: {line}", file=sys.stderr)
     if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
-        from mmaccel.commands.batch_reports import print_envelope
+        from mmaccel.commands.terminal import print_envelope
 
         print_envelope(None, {"code": _CODES[code], "message": line})
     return code

@@ -1,4 +1,4 @@
-"""Opens an image model by what people write: on the command line, in a setup of a batch."""
+"""Opens an image model from the values of command-line options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ CUDA_GRAPHS = ("auto", "on", "off")
 
 
 def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
-    """The short name of a policy for a model of a kind, and its options; an exact one by default.
+    """The short name of a policy and its options; by default an exact policy.
+
+    Args:
+        policy: short name; None takes the default.
+        options: fields of the policy.
+        kind: "window" or "canvas", of the model.
 
     Raises:
         OptionError: a policy of another kind.
@@ -48,7 +53,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 
 
 def parse_dtype(name: str) -> Any:
-    """The value of `--dtype` as torch has it.
+    """The value of `--dtype` as a torch dtype.
 
     Raises:
         OptionError: none of `DTYPES`.
@@ -56,7 +61,7 @@ def parse_dtype(name: str) -> Any:
     if name not in DTYPES:
         raise OptionError(
             f"--dtype: expected one of {', '.join(DTYPES)}, received {name!r}; "
-            f"{EXACT_DTYPE} keeps every promise"
+            f"{EXACT_DTYPE} keeps every guarantee"
         )
     import torch
 
@@ -72,7 +77,7 @@ def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
     if text not in CUDA_GRAPHS:
         raise OptionError(
             f"--cuda-graphs: expected one of {', '.join(CUDA_GRAPHS)}, received {text!r}; auto "
-            "uses them where that works"
+            "uses them where they work"
         )
     return "auto" if text == "auto" else text == "on"
 
@@ -90,8 +95,8 @@ def open_pipeline(
     """Load a text-to-image model on a device.
 
     Args:
-        model: name, folder, file, or id of the hub.
-        device: as torch names it.
+        model: name, folder, file or hub id.
+        device: name of a torch device.
         dtype: of the generator, one of `DTYPES`.
         size, decoder, family, cuda_graphs: as on the command line.
 

@@ -1,1 +1,1 @@
-"""Batch generation: many prompts, one worker, a manifest that can be trusted."""
+"""Batch generation: prompt files, jobs with a manifest, workers and Ray actors."""

@@ -1,4 +1,4 @@
-"""The gallery: one static page over the images of a folder, or of two side by side."""
+"""The gallery: one static page that shows the images of a folder, or of two side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mmaccel.batch.manifest import is_named_inside, read_manifests
+from mmaccel.batch.manifest import names_file_inside, read_manifests
 from mmaccel.errors import OptionError
 
 _HERE = Path(__file__).parent
@@ -24,56 +24,58 @@ _OWN = ("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens",
 _SHARED = ("policy_options", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "dtype",
            "device", "weights", "versions")  # fmt: skip
 
-_NEEDED = {"prompt", "seed", "policy"}  # what is known of every image that is shown
+_REQUIRED = {"prompt", "seed", "policy"}  # facts of every image that is shown
 
 Key = tuple[Any, ...]
 
 
 def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, Any]]]:
-    """Images of a folder and what is known of each, and the items that failed.
+    """The facts of the images of a folder, by (id, k), and the records of failed items.
 
-    An image is known by the folder's manifests, or by what it says itself; others are left out.
+    Facts come from the manifests of the folder and from the text chunk of the image. Images
+    without facts are left out.
 
     Raises:
-        OptionError: no folder, or none with images of ours.
+        OptionError: no folder, or no such images in it.
     """
     if not folder.is_dir():
         raise OptionError(f"folder: expected one, received {str(folder)!r}; name a run's --out")
     past = read_manifests(folder)
-    made: dict[Key, dict[str, Any]] = {}
+    images: dict[Key, dict[str, Any]] = {}
     failed = []
     for (id, k), record in past.records.items():
         if record["status"] == "failed":
             failed.append(record)
-        elif is_named_inside(record) and (folder / record["file"]).is_file():
-            facts = _told(folder / record["file"]) | record
-            if facts.keys() >= _NEEDED:
-                made[id, k] = facts
-    known = {record["file"] for record in made.values()}
+        elif names_file_inside(record) and (folder / record["file"]).is_file():
+            facts = _embedded_facts(folder / record["file"]) | record
+            if facts.keys() >= _REQUIRED:
+                images[id, k] = facts
+    known = {record["file"] for record in images.values()}
     alike: Counter[Key] = Counter()
     for file in sorted(folder.glob("*.png")):
-        facts = {} if file.name in known else _told(file)
+        facts = {} if file.name in known else _embedded_facts(file)
         if facts:
             facts.setdefault("id", file.stem)
             key = str(facts["prompt"]), str(facts["seed"])
-            made[*key, alike[key]] = facts | {"file": file.name}  # other settings, other files
+            # images of equal prompt and seed have other settings
+            images[*key, alike[key]] = facts | {"file": file.name}
             alike[key] += 1
-    if not made and not failed:
+    if not images and not failed:
         raise OptionError(
             f"folder: expected images of mmaccel generate, received {str(folder)!r}, which has "
             "none; name a run's --out"
         )
-    return made, failed
+    return images, failed
 
 
 def draw_page(folder: Path, against: Path | None, page: Path) -> str:
-    """The page.
+    """The HTML of the page.
 
     Args:
         folder: of the run.
-        against: of another run, shown beside; images with the same id and k belong together, and
-            where no manifest names them those of the same prompt and seed.
-        page: where it will lie: links are relative to it.
+        against: of another run, shown next to it. Images with the same id and k form a pair; of
+            folders without a manifest, those with the same prompt and seed.
+        page: path of the page; links are relative to it.
 
     Raises:
         OptionError: see `read_side`.
@@ -81,26 +83,26 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
     folders = [folder] if against is None else [folder, against]
     sides = [read_side(each) for each in folders]
     settings: dict[str, int] = {}
-    keys = sorted({key for made, _ in sides for key in made}, key=_natural)
+    keys = sorted({key for images, _ in sides for key in images}, key=_natural)
     items = []
     for key in keys:
-        records = [made.get(key) for made, _ in sides]
+        records = [images.get(key) for images, _ in sides]
         first = next(record for record in records if record is not None)
         shown = [
             None if record is None else _side(record, each, page.parent, settings)
             for record, each in zip(records, folders)
         ]
-        marks = [None if r is None else r.get("sha256") for r in records]
+        hashes = [None if r is None else r.get("sha256") for r in records]
         items.append(
             {
                 "name": str(first["id"]) + (f", image {first['k']}" if first.get("k") else ""),
                 "prompt": str(first["prompt"]),
-                "seed": str(first["seed"]),  # 64 bits do not fit a number there
-                "differs": len(set(marks)) > 1,
+                "seed": str(first["seed"]),  # a number of JavaScript has 53 bits
+                "differs": len(set(hashes)) > 1,
                 "sides": shown,
             }
         )
-    policies = {str(r["policy"]) for made, _ in sides for r in made.values() if "policy" in r}
+    policies = {str(r["policy"]) for images, _ in sides for r in images.values() if "policy" in r}
     names = [each.resolve().name for each in folders]
     data = {
         "sides": names,
@@ -117,13 +119,13 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
 
 
 def _natural(key: Key) -> list[Any]:
-    """Ids in the order people count in: r2 before r10."""
-    parts = re.split(r"(\d{1,18})", str(key[0]))  # longer numbers are no numbers to Python
+    """Sort key that compares digits as numbers: r2 before r10."""
+    parts = re.split(r"(\d{1,18})", str(key[0]))  # int() refuses very long numbers
     return [[int(p) if p.isdecimal() else p for p in parts], str(key[1]).zfill(20), *key[2:]]
 
 
-def _told(file: Path) -> dict[str, Any]:
-    """What an image says of itself, or nothing."""
+def _embedded_facts(file: Path) -> dict[str, Any]:
+    """The facts in the text chunk of an image; empty where there are none."""
     from PIL import Image
 
     try:
@@ -132,16 +134,16 @@ def _told(file: Path) -> dict[str, Any]:
             facts = json.loads(text)
     except (OSError, ValueError, SyntaxError, RecursionError, Image.DecompressionBombError):
         return {}
-    is_ours = isinstance(facts, dict) and facts.keys() >= _NEEDED
+    is_ours = isinstance(facts, dict) and facts.keys() >= _REQUIRED
     return facts if is_ours else {}
 
 
 def _side(
     record: Mapping[str, Any], folder: Path, home: Path, settings: dict[str, int]
 ) -> dict[str, Any]:
-    """An image on one side of an item; settings that many share stand once in the page."""
-    told = {name: _plain(record[name]) for name in _SHARED if name in record}
-    shared = json.dumps(told, sort_keys=True)
+    """One image of a pair; the page has each set of shared settings once."""
+    values = {name: _plain(record[name]) for name in _SHARED if name in record}
+    shared = json.dumps(values, sort_keys=True)
     path = Path(os.path.relpath((folder / record["file"]).resolve(), home.resolve()))
     own = {name: _plain(record[name]) for name in _OWN if record.get(name) is not None}
     return {
@@ -154,7 +156,7 @@ def _side(
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: what Python reads as not finite becomes text."""
+    """A value for JSON: numbers that are not finite become text."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -163,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fill(title: str, data: dict[str, Any]) -> str:
-    """Put data, style and script into the page; nothing in the data can end a script or a tag."""
+    """Put data, style and script into the page; the data is escaped so that it cannot end a tag."""
     style, script = ((_HERE / f"gallery_page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     text = json.dumps(data, allow_nan=False)
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

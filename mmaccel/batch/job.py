@@ -1,128 +1,142 @@
-"""A job: what is still to be made, made; what fails, tried again alone; all of it written down."""
+"""A job: generates the items that are missing, retries failed ones alone, and records each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmaccel.batch.failures import ItemsFailed, WriteError
-from mmaccel.batch.item import Item
-from mmaccel.batch.manifest import Key, Manifest, Past, Record, is_made
-from mmaccel.errors import OptionError
+from mmaccel.batch.manifest import Key, Manifest, Past, Record, WriteError, is_complete
+from mmaccel.batch.prompts import Item
+from mmaccel.errors import MMAccelError, OptionError
+
+_TEMPORARY = re.compile(r"\.(?P<file>.+\.png)\.\d+\.tmp")  # of `write_whole`
 
 
-class Maker(Protocol):
-    """What makes items: a `Worker`, or something that hands them to several."""
+class ItemsFailed(MMAccelError, RuntimeError):
+    """The model raised an exception, which is the cause, while it generated items.
+
+    Attributes:
+        items: those in progress, one or more of which are responsible.
+    """
+
+    def __init__(self, items: Sequence[Item], cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.items = list(items)
+
+
+class Executor(Protocol):
+    """Generates items: a `Worker` in this process, or Ray's actors."""
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
         """See `Worker.check`."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release processes and memory."""
 
     def run_all(
-        self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
+        self, items: Sequence[Item], on_finish: Callable[[Record], None], rows: int | None = None
     ) -> None:
         """See `Worker.run_all`."""
 
 
 class Reporter(Protocol):
-    """What a job tells while it runs."""
+    """Receives the events of a job."""
 
-    def made(self, record: Record) -> None:
+    def finished(self, record: Record) -> None:
         """An image is on the disk and in the manifest."""
 
     def failed(self, record: Record) -> None:
-        """An item was given up."""
+        """An item failed for the last time."""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """A remark for people."""
 
 
 @dataclass
 class Outcome:
-    """What became of a job's items.
+    """Result of a job.
 
     Attributes:
-        made, failed: in this run.
-        is_cut: whether it ended early because too many failed.
+        finished, failed: number of items of this run.
+        is_cut: whether the job ended early because too many items failed.
     """
 
-    made: int = 0
+    finished: int = 0
     failed: int = 0
     is_cut: bool = False
 
 
 @dataclass
 class Job:
-    """Items of one process.
+    """The items of one process.
 
     Attributes:
-        items: to be made, none of them made.
-        recipes: fingerprint of every item.
-        manifest: where it is written down.
+        items: to generate.
+        fingerprints: of every item.
+        manifest: receives a record of every item.
+        reporter: receives the events.
         retries: how often a failed item is tried again, alone.
         max_failures: the job ends when more items than this failed; None never ends it.
-        reporter: is told.
     """
 
     items: list[Item]
-    recipes: dict[Key, str]
+    fingerprints: dict[Key, str]
     manifest: Manifest
     reporter: Reporter
     retries: int = 1
     max_failures: int | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
-    def run(self, maker: Maker) -> Outcome:
-        """Make all items.
+    def run(self, executor: Executor) -> Outcome:
+        """Generate all items.
 
         Raises:
-            WriteError: nothing can be written any more; what the manifest has is kept.
+            WriteError: an image or the manifest cannot be written; its records stay.
         """
         left = {item.key: item for item in self.items}
 
-        def deliver(record: Record) -> None:
-            self._write(record)
-            self.outcome.made += 1
+        def finish(record: Record) -> None:
+            self._append(record)
+            self.outcome.finished += 1
             del left[record["id"], record["k"]]
-            self.reporter.made(record)
+            self.reporter.finished(record)
 
         rows: int | None = None
         while left and not self.outcome.is_cut:
             try:
-                maker.run_all(list(left.values()), deliver, rows)
+                executor.run_all(list(left.values()), finish, rows)
             except ItemsFailed as error:
                 n = len(error.items)
-                if is_memory(error.__cause__) and n > 1 and rows != 1:
-                    # several actors may have failed at once: n then is more than a batch
+                if is_out_of_memory(error.__cause__) and n > 1 and rows != 1:
+                    # several actors may have failed at once: n is then more than a batch
                     rows = max(1, (n if rows is None else min(n, rows)) // 2)
                     self.reporter.note(
-                        f"out of memory with {n} images at once, going on with {rows}"
+                        f"out of memory with {n} images at once, continuing with {rows}"
                     )
                     continue
-                tries = self.retries + (n > 1)  # among others it may not have been to blame
+                tries = self.retries + (n > 1)  # in a batch, another item may be responsible
                 for item in error.items:
-                    self._alone(item, maker, deliver, error, tries)
+                    self._retry(item, executor, finish, error, tries)
                     left.pop(item.key, None)
                     if self.outcome.is_cut:
                         break
         return self.outcome
 
-    def _alone(
+    def _retry(
         self,
         item: Item,
-        maker: Maker,
-        deliver: Callable[[Record], None],
+        executor: Executor,
+        finish: Callable[[Record], None],
         error: Exception,
         tries: int,
     ) -> None:
-        """Try an item that was there when something failed; give it up after the last try."""
+        """Try an item alone; record it as failed after the last try."""
         for _ in range(tries):
             try:
-                return maker.run_all([item], deliver, 1)
+                return executor.run_all([item], finish, 1)
             except ItemsFailed as again:
                 error = again
         record = {
@@ -132,68 +146,82 @@ class Job:
             "seed": item.seed,
             "prompt": item.row.prompt,
             **({"negative": item.row.negative} if item.row.negative else {}),
-            "recipe": self.recipes[item.key],
+            "fingerprint": self.fingerprints[item.key],
             "error": " ".join(str(error).split())[:1000],
         }
-        self._write(record)
+        self._append(record)
         self.outcome.failed += 1
         self.reporter.failed(record)
         most = self.max_failures
         self.outcome.is_cut = most is not None and self.outcome.failed > most
 
-    def _write(self, record: Record) -> None:
+    def _append(self, record: Record) -> None:
         try:
             self.manifest.append(record)
         except OSError as error:
             raise WriteError(
                 f"{self.manifest.file}: expected a manifest that can be written, received: "
-                f"{error.strerror}; what it has is kept, go on with --resume"
+                f"{error.strerror}; its records are complete, continue with --resume"
             ) from error
 
 
-def still_to_make(
-    items: Sequence[Item], recipes: dict[Key, str], past: Past, folder: Path
+def find_missing(
+    items: Sequence[Item], fingerprints: dict[Key, str], past: Past, folder: Path
 ) -> list[Item]:
-    """Items whose image is not there, whole and made from the same.
+    """Items without a complete image of the same fingerprint.
 
     Raises:
-        OptionError: the manifest has some of them made from something else.
+        OptionError: the manifest has some of these items with other fingerprints.
     """
-    left, other = [], []
+    missing, changed = [], []
     for item in items:
         record: dict[str, Any] | None = past.records.get(item.key)
         if record is not None and record["status"] == "ok":
-            if record.get("recipe") != recipes[item.key]:
-                other.append(item)
-            elif record.get("file") == item.file and is_made(folder, record):
+            if record.get("fingerprint") != fingerprints[item.key]:
+                changed.append(item)
+            elif record.get("file") == item.file and is_complete(folder, record):
                 continue
-        left.append(item)
-    if other:
+        missing.append(item)
+    if changed:
         raise OptionError(
             "--resume: expected the prompts, model, policy and settings of the manifest in "
-            f"{folder}, received others for {len(other)} items (the first is {other[0].row.id}, "
-            f"line {other[0].row.line}); use those again, or another folder"
+            f"{folder}, received others for {len(changed)} items (the first is "
+            f"{changed[0].row.id}, line {changed[0].row.line}); use those again, or another folder"
         )
-    return left
+    return missing
 
 
 def check_unknown(items: Sequence[Item], past: Past, folder: Path) -> None:
-    """Refuse items that a manifest has, where nobody asked to go on.
+    """Refuse items that a manifest of the folder has; for jobs without --resume.
 
     Raises:
-        OptionError: with the way to go on.
+        OptionError: the manifests have some of these items.
     """
     known = sum(item.key in past.records for item in items)
     if known:
         raise OptionError(
             f"--out: expected a folder whose manifests have none of these items, received "
-            f"{str(folder)!r}, where they have {known}; add --resume to go on with them, or choose "
+            f"{str(folder)!r}, whose manifests have {known}; add --resume to continue, or choose "
             "another folder"
         )
 
 
-def is_memory(error: BaseException | None) -> bool:
-    """Whether smaller batches may help."""
+def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
+    """Delete the temporary image files that a killed process left for these items.
+
+    Other temporary files stay: another shard may be writing them. This process holds the lock of
+    the manifest of these items, so that no other process writes them, unless jobs with other
+    numbers of shards run at the same time.
+    """
+    own = {item.file for item in items}
+    for file in folder.glob(".*.tmp"):
+        found = _TEMPORARY.fullmatch(file.name)
+        if found is not None and found["file"] in own:
+            file.unlink(missing_ok=True)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a smaller batch may help."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -1,7 +1,7 @@
-"""Locks on manifests: who writes one keeps it locked, and the system releases it at any end.
+"""Locks on manifests: the process that writes a manifest holds its lock.
 
-The lock is filelock's on the open manifest itself, so that no further files lie in the folder and
-none is left by a process that is killed. Nothing is locked on file systems without locks, nor on
+The lock is filelock's on the open manifest itself, so that there are no lock files and the system
+releases the lock however the process ends. File systems without locks lock nothing, nor does
 Windows, where a lock would also keep other shards from reading the manifest.
 """
 
@@ -21,68 +21,68 @@ _SHARD = re.compile(r"manifest(?:\.\d+-of-(\d+))?\.jsonl")
 
 
 def claim(opened: FileIO, file: Path) -> None:
-    """Keep others from writing an open manifest, and keep away from a job that deals otherwise.
+    """Lock an open manifest, and check that processes in its folder agree on the number of shards.
 
-    Processes that start in one folder do so one after the other, so that none takes another's short
-    look for work on a manifest.
+    Processes that start in one folder do so one after the other, because the check locks the
+    manifests of the others for a moment.
 
     Raises:
-        BusyError: another process has it open, or a process of another number of shards, which
-            would make the same images, is at work in this folder.
+        BusyError: another process has the manifest open, or a process with another number of
+            shards, which would generate the same images, works in this folder.
     """
-    with _one_start_at_a_time(file.parent):
-        if not _try(opened.fileno()):
+    with _starting(file.parent):
+        if not _try_lock(opened.fileno()):
             raise BusyError(
-                f"{file}: expected a manifest that nobody writes, received one that another "
+                f"{file}: expected a manifest that no process writes, received one that another "
                 "process has open; wait for it, or give each process a --shard or a folder of its "
                 "own"
             )
-        _check_counts(file)
+        _check_shards(file)
 
 
-def _check_counts(file: Path) -> None:
-    """Refuse to work next to shards that deal the same images otherwise, or all of them too."""
-    own = _count(file) or 1
+def _check_shards(file: Path) -> None:
+    """Refuse to work next to a process that divides the same images into other shards."""
+    own = _n_shards(file) or 1
     for other in sorted(file.parent.glob("manifest*.jsonl")):
-        count = _count(other)
+        count = _n_shards(other)
         if other.name == file.name or count is None or (count == own and own > 1):
             continue
         try:
             with other.open("rb+", buffering=0) as opened:
-                is_free = _try(opened.fileno())
-        except OSError:  # not to be written, as a folder is not
+                is_free = _try_lock(opened.fileno())
+        except OSError:  # a folder, or a file without write permission
             continue
         if not is_free:
             raise BusyError(
                 f"{file}: expected processes that agree on the number of shards, received "
-                f"{other.name}, which another one is writing: both would make the same images; "
+                f"{other.name}, which another process writes: both would make the same images; "
                 "wait for it, give all the same n in --shard i/n, or choose another --out"
             )
 
 
-def _count(file: Path) -> int | None:
-    """Shards of the job that a manifest belongs to; None where the name is none of ours."""
+def _n_shards(file: Path) -> int | None:
+    """Number of shards by the name of a manifest; None for other files."""
     found = _SHARD.fullmatch(file.name)
     return None if found is None else int(found[1] or 1)
 
 
 @contextmanager
-def _one_start_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, where folders can be opened and locked."""
+def _starting(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, on systems that can lock one."""
     try:
         opened = os.open(folder, os.O_RDONLY)
     except OSError:
         yield
         return
     try:
-        _try(opened, blocking=True)
+        _try_lock(opened, blocking=True)
         yield
     finally:
         os.close(opened)
 
 
-def _try(opened: int, blocking: bool = False) -> bool:
-    """Lock an open file or folder; False if another has it locked."""
+def _try_lock(opened: int, blocking: bool = False) -> bool:
+    """Lock an open file or folder; False if another process holds the lock."""
     from filelock import lock_descriptor
 
     if sys.platform == "win32":

@@ -1,7 +1,7 @@
-"""The manifest: one line of JSON for every finished or given-up image, appended and synced.
+"""The manifest: one line of JSON for every finished or failed image, appended and synced.
 
-An image counts as made when the manifest says so, its file is there and the file's checksum is the
-one that was noted: what a kill left half-written never does.
+An image is complete when the manifest has a record of it, its file exists, and the checksum of the
+file is that of the record. A file that a kill left half-written is not.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from mmaccel.batch.failures import WriteError
 from mmaccel.batch.locks import claim
-from mmaccel.errors import OptionError
+from mmaccel.errors import MMAccelError, OptionError
 
 NAME = "manifest.jsonl"
-_LONGEST_NAME = 255  # bytes; file systems take no more
+_MAX_NAME = 255  # bytes; the limit of file systems
 
 Record = dict[str, Any]
 Key = tuple[str, int]
 
 
+class WriteError(MMAccelError, OSError):
+    """A file of a job cannot be written, which ends the job and is no failure of an item."""
+
+
 @dataclass
 class Past:
-    """What manifests of a folder say.
+    """The manifests of a folder.
 
     Attributes:
-        records: the last line of every item, in the order of their first lines.
-        torn: lines that could not be read; the items they stood for are made again.
+        records: the last record of every item, in the order of their first records.
+        torn: names of lines that cannot be read; their items are generated again.
     """
 
     records: dict[Key, Record] = field(default_factory=dict)
@@ -40,12 +42,12 @@ class Past:
 
 
 def manifest_name(shard: tuple[int, int] | None) -> str:
-    """File name of a shard's own manifest, so that shards may share a folder."""
+    """File name of the manifest of a shard; shards that share a folder have one each."""
     return NAME if shard is None else f"manifest.{shard[0]}-of-{shard[1]}.jsonl"
 
 
 def read_manifests(folder: Path) -> Past:
-    """All manifests of a folder, shards' included.
+    """Read all manifests of a folder, those of shards included.
 
     Raises:
         OSError: one cannot be read.
@@ -65,24 +67,24 @@ def read_manifests(folder: Path) -> Past:
     return past
 
 
-def is_made(folder: Path, record: Record) -> bool:
-    """Whether a record's image is there, whole."""
-    if record["status"] != "ok" or not is_named_inside(record):
+def is_complete(folder: Path, record: Record) -> bool:
+    """Whether the image file of a record exists and has the recorded checksum."""
+    if record["status"] != "ok" or not names_file_inside(record):
         return False
     file = folder / record["file"]
     return file.is_file() and sha256_of(file) == record.get("sha256")
 
 
-def is_named_inside(record: Record) -> bool:
-    """Whether a record names a file of its own folder."""
+def names_file_inside(record: Record) -> bool:
+    """Whether the file name of a record stays inside the folder of the manifest."""
     name = record.get("file")
-    if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME:
+    if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME:
         return False
     return Path(name).name == name and name not in ("", ".", "..")
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 of a file's bytes, 64 hexadecimal digits."""
+    """SHA-256 of the bytes of a file, 64 hexadecimal digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -91,20 +93,20 @@ class Manifest:
     """A manifest open for appending, by one process at a time.
 
     Args:
-        file: made where missing; a last line that a kill tore is cut off.
+        file: created where missing; an incomplete last line, which a kill leaves, is cut off.
 
     Raises:
-        WriteError: it cannot be written.
-        BusyError: another process has it open, or one of another number of shards is at work in
+        WriteError: the file cannot be written.
+        BusyError: another process has it open, or a process with another number of shards works in
             the same folder.
-        OptionError: it is a link; its target is nobody's to cut or to write.
+        OptionError: the file is a link, whose target must not be changed.
     """
 
     def __init__(self, file: Path) -> None:
         if file.is_symlink():
             raise OptionError(
-                f"{file}: expected a file of its folder, received a link to another place, which "
-                "is left alone; put the file itself there"
+                f"{file}: expected a file of its folder, received a link, whose target must not "
+                "change; put the file itself there"
             )
         self.file = file
         try:
@@ -112,11 +114,11 @@ class Manifest:
         except OSError as error:
             raise WriteError(
                 f"{file}: expected a manifest that can be written, received: {error.strerror}; "
-                "give leave to write it, or choose another --out"
+                "permit writing it, or choose another --out"
             ) from error
         try:
             claim(self._opened, file)
-            _end_at_a_line(self._opened)
+            _cut_incomplete_line(self._opened)
         except BaseException:
             self._opened.close()
             raise
@@ -125,7 +127,7 @@ class Manifest:
         """Write one line and wait until it is on the disk.
 
         Raises:
-            OSError: it cannot be written; what was written of it is taken back.
+            OSError: the line cannot be written; none of it remains in the file.
         """
         end, rest = self._opened.seek(0, os.SEEK_END), to_line(record)
         try:
@@ -137,18 +139,13 @@ class Manifest:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, which releases its lock."""
         self._opened.close()
 
 
 def to_line(record: Record) -> bytes:
-    """A record as a line; ASCII, so that nothing in a prompt can end it or steer a terminal."""
+    """A record as a line of ASCII, so that no prompt can end the line or control a terminal."""
     return json.dumps(record, sort_keys=True).encode("ascii") + b"\n"
-
-
-def merge(parts: Iterable[bytes]) -> list[bytes]:
-    """Lines of several manifests as one, sorted; of whole shards, those of the whole job."""
-    return sorted({line for part in parts for line in part.split(b"\n") if line.strip()})
 
 
 def _parse(line: bytes) -> Record | None:
@@ -156,13 +153,13 @@ def _parse(line: bytes) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_one = isinstance(record, dict) and isinstance(record.get("id"), str)
-    is_one = is_one and type(record.get("k")) is int and record.get("status") in ("ok", "failed")
-    return record if is_one else None
+    is_record = isinstance(record, dict) and isinstance(record.get("id"), str)
+    is_record = is_record and type(record.get("k")) is int
+    return record if is_record and record.get("status") in ("ok", "failed") else None
 
 
-def _end_at_a_line(opened: FileIO) -> None:
-    """Cut off a last line without an end: its image is made again."""
+def _cut_incomplete_line(opened: FileIO) -> None:
+    """Cut off a last line without a line feed; its image is generated again."""
     opened.seek(0)
     data = opened.read()
     whole = data.rfind(b"\n") + 1
@@ -172,13 +169,13 @@ def _end_at_a_line(opened: FileIO) -> None:
 
 
 def check_fresh(file: Path) -> None:
-    """Refuse a manifest with something in it, where nobody asked to go on.
+    """Refuse a manifest that is not empty; for jobs without --resume.
 
     Raises:
-        OptionError: with the way to go on.
+        OptionError: the manifest has records.
     """
     if file.is_file() and file.stat().st_size:
         raise OptionError(
             f"--out: expected a folder without a {file.name}, received {str(file.parent)!r}; add "
-            "--resume to go on with what it has, or choose another folder"
+            "--resume to continue it, or choose another folder"
         )

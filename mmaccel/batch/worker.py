@@ -1,30 +1,148 @@
-"""The worker writes what an `ImageGenerator` makes, in this process, a shard's or an actor's."""
+"""A worker: one loaded model that generates the images of items and writes them.
+
+A `Setup` holds plain values, so that it can be sent to another process. `settings_of` combines it
+with a row of the prompt file. `describe` lists everything that an image depends on, and its
+`fingerprint` decides whether a later run may keep the image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.batch.failures import ItemsFailed, Outside, WriteError
-from mmaccel.batch.item import Item
-from mmaccel.batch.manifest import Record, sha256_of
-from mmaccel.batch.recipe import describe, fingerprint, make_recipe, negative_of
-from mmaccel.batch.setup import Setup
+from mmaccel.batch.job import ItemsFailed
+from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
+from mmaccel.batch.prompts import Item
+from mmaccel.canvas_contracts import kind_of
+from mmaccel.catalog import make_policy
 from mmaccel.errors import OptionError
-from mmaccel.outputs.image_files import write_png
+from mmaccel.loading import parse_size, pick_name
+from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, short_hash, write_png
+from mmaccel.outputs.machine import versions
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
+from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
+from mmaccel.results import EXACT_DTYPE, exactness_in
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.outputs import RequestOutput
-    from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, TextToImage
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
-_NAMED = 20  # bad rows a message names
+_MAX_NAMED = 20  # wrong rows that a message names
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, a policy and a folder, from the command line.
+
+    Attributes:
+        model: name, folder, file or hub id.
+        out: folder for images.
+        policy: short name; None is an exact one for the model.
+        options: fields of the policy.
+        params: given fields of `SamplingParams`; the others are those the model recommends.
+        device, dtype, decoder, family, cuda_graphs: options of `mmaccel generate`.
+        size: pixels as text, for rows without a size.
+        rows: images generated together.
+        negative: negative prompt of rows without one.
+    """
+
+    model: str
+    out: Path
+    policy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: str = EXACT_DTYPE
+    decoder: Path | None = None
+    family: str | None = None
+    cuda_graphs: str = "auto"
+    size: str | None = None
+    rows: int = 8
+    negative: str | None = None
+
+    def open(self) -> TextToImage:
+        """Load the model for images of `size`.
+
+        Raises:
+            OptionError, UnsupportedModelError: see `mmaccel.loading.open_pipeline`.
+        """
+        from mmaccel.loading import open_pipeline
+
+        return open_pipeline(
+            self.model,
+            self.device,
+            self.dtype,
+            size=self.size,
+            decoder=self.decoder,
+            family=self.family,
+            cuda_graphs=self.cuda_graphs,
+        )
+
+
+def settings_of(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettings:
+    """Policy and sampling parameters of an item: its row's values, else those of the setup.
+
+    Raises:
+        OptionError: a value that the model or the policy does not accept.
+    """
+    row = item.row
+    own = {name: value for name, value in row.params.items() if name in SAMPLING_FIELDS}
+    fields = {name: value for name, value in row.params.items() if name not in SAMPLING_FIELDS}
+    params = choose_params(pipe.image_model.params, **{**setup.params, **own})
+    kind = kind_of(pipe.model)
+    default, options = pick_name(setup.policy, {**setup.options}, kind)
+    name = default if row.policy is None else row.policy
+    name, options = pick_name(name, (options if name == default else {}) | fields, kind)
+    encode_prompts(pipe.image_model, [row.prompt], [negative_of(setup, item)], params)
+    return GenerationSettings(name, make_policy(name, **options), params)
+
+
+def negative_of(setup: Setup, item: Item) -> str | None:
+    """The negative prompt of an item; None is the model's own."""
+    negative = setup.negative if item.row.negative is None else item.row.negative
+    return spread_negatives(negative, 1)[0]
+
+
+def describe(
+    setup: Setup, item: Item, settings: GenerationSettings, weights: str
+) -> dict[str, Any]:
+    """Everything that an image depends on, ready for JSON; equal in every run.
+
+    Args:
+        weights: content hash of the model.
+    """
+    size = parse_size(setup.size) if item.row.size is None else item.row.size
+    negative = negative_of(setup, item)
+    return {
+        "id": item.row.id,
+        "k": item.k,
+        "prompt": item.row.prompt,
+        **({} if negative is None else {"negative": negative}),
+        "seed": item.seed,
+        "model": setup.model,
+        "weights": weights,
+        "size": None if size is None else list(size),
+        "dtype": setup.dtype,
+        "device": setup.device.split(":")[0],
+        **describe_settings(settings.name, settings.policy, settings.params),
+        "exactness": exactness_in(settings.policy.exactness, setup.dtype),
+        "versions": versions(),
+    }
+
+
+def fingerprint(facts: dict[str, Any]) -> str:
+    """Eight digits that differ where two descriptions give different images."""
+    ignored = ("model", "versions", "exactness", "device")  # the hash of the weights is included
+    return short_hash({name: value for name, value in facts.items() if name not in ignored})
 
 
 class Worker:
-    """One loaded model, and a folder to write into.
+    """One loaded model, and a folder for its images.
 
     Args:
-        setup: which.
+        setup: model and folder.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
@@ -39,21 +157,21 @@ class Worker:
         assert pipe.source is not None  # it was opened by name
         self._generator = ImageGenerator(pipe)
         self._weights = content_hash(pipe.source, setup.decoder)
-        # one object for all items that are made alike
+        # a million equal settings are one object
         self._same: dict[GenerationSettings, GenerationSettings] = {}
-        self._plans: dict[tuple[str, int], tuple[GenerationSettings, str]] = {}
+        self._plans: dict[Key, tuple[GenerationSettings, str]] = {}
 
-    def check(self, items: Sequence[Item]) -> dict[tuple[str, int], str]:
-        """Find out before any work whether all items can be made, and what each is made from.
+    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+        """Check all items before any image is generated.
 
         Returns:
-            The fingerprint of every item, see `mmaccel.batch.recipe.fingerprint`.
+            The fingerprint of every item.
 
         Raises:
-            OptionError: rows that cannot be made, each with its line.
+            OptionError: rows that this model cannot generate, each with its line number.
         """
         wrong: dict[int, str] = {}
-        for group in _groups(items):
+        for group in _by_size(items):
             try:
                 pipe = self._generator.resize(group[0].row.size)
             except OptionError as error:
@@ -66,84 +184,84 @@ class Worker:
                     wrong.setdefault(item.row.line, str(error))
         if wrong:
             named = [f"line {line}: {text}" for line, text in sorted(wrong.items())]
-            more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
+            more = f" (and {len(named) - _MAX_NAMED} more)" if len(named) > _MAX_NAMED else ""
             raise OptionError(
                 f"--prompts: expected rows that {self.setup.model} can make, received {len(named)} "
-                f"that it cannot. {'. '.join(named[:_NAMED])}{more}"
+                f"that it cannot. {'. '.join(named[:_MAX_NAMED])}{more}"
             )
         return {item.key: self._plans[item.key][1] for item in items}
 
     def close(self) -> None:
-        """Nothing: the model goes with this object."""
+        """See `mmaccel.batch.job.Executor`; the model is freed with this object."""
 
     def run(self, item: Item) -> Record:
-        """Make one item and write it; its record."""
+        """Generate and write one image; returns its record."""
         records: list[Record] = []
         self.run_all([item], records.append)
         return records[0]
 
     def run_all(
-        self, items: Sequence[Item], deliver: Callable[[Record], None], rows: int | None = None
+        self, items: Sequence[Item], on_finish: Callable[[Record], None], rows: int | None = None
     ) -> None:
-        """Make items, `rows` at a time; the place of a finished one is taken by the next.
+        """Generate images by continuous batching: the next item replaces a finished one.
 
         Args:
             items: any number, in any order.
-            deliver: called with an item's record as soon as its image is on the disk.
-            rows: images made together; None takes the setup's.
+            on_finish: called with the record of an item as soon as its image is on the disk.
+            rows: images generated together; None takes the setup's.
 
         Raises:
             WriteError: an image cannot be written.
-            ItemsFailed: from whatever the model raises; what was delivered stays.
+            ItemsFailed: from any exception of the model; finished items stay finished.
         """
         rows = self.setup.rows if rows is None else rows
-        for group in _groups(items):
+        for group in _by_size(items):
             pipe = self._generator.resize(group[0].row.size)
-            recipes = [self._plan(item, pipe)[0] for item in group]
-            for alike in _alike(recipes):
-                part = [group[k] for k in alike]
-                self._serve(part, recipes[alike[0]], deliver, rows)
+            settings = [self._plan(item, pipe)[0] for item in group]
+            for indices in _by_settings(settings):
+                part = [group[k] for k in indices]
+                self._run_together(part, settings[indices[0]], on_finish, rows)
 
-    def _serve(
+    def _run_together(
         self,
         items: list[Item],
-        recipe: GenerationSettings,
-        deliver: Callable[[Record], None],
+        settings: GenerationSettings,
+        on_finish: Callable[[Record], None],
         rows: int,
     ) -> None:
-        """Make items that may be decoded together."""
+        """Generate items of equal size and settings."""
         from mmaccel.pipelines.text_to_image.outputs import Request
 
         left = {item.key: item for item in items}
 
-        def write(made: RequestOutput) -> None:
+        def write(finished: RequestOutput) -> None:
             try:
-                deliver(self._write(made))
+                on_finish(self._write(finished))
             except Exception as error:
-                raise Outside from error
-            del left[made.request.tag.key]
+                raise _CallbackFailed from error
+            del left[finished.request.tag.key]
 
         requests = [
             Request(item.row.prompt, item.seed, item, negative_of(self.setup, item))
             for item in items
         ]
         try:
-            self._generator.run_all(requests, recipe, write, rows)
-        except Outside as error:
+            self._generator.run_all(requests, settings, write, rows)
+        except _CallbackFailed as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
         except Exception as error:
             known = [items[row] for row in getattr(error, "rows", None) or ()]
-            # places are filled in order: what is being made are the first that are not finished
+            # items start in order, so that the first unfinished ones are those in progress
             raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
-    def _write(self, made: RequestOutput) -> Record:
-        item: Item = made.request.tag
-        recipe, mark = self._plans[item.key]
-        facts = describe(self.setup, item, recipe, self._weights)
+    def _write(self, finished: RequestOutput) -> Record:
+        item: Item = finished.request.tag
+        settings, own_fingerprint = self._plans[item.key]
+        facts = describe(self.setup, item, settings, self._weights)
         file = self.setup.out / item.file
         try:
-            write_png(file, made.image, {**facts, **made.shape})
+            write_png(file, finished.image, {**facts, **finished.shape})
             record: Record = {
                 "id": item.row.id,
                 "k": item.k,
@@ -154,35 +272,39 @@ class Worker:
             }
         except OSError as error:
             raise WriteError(
-                f"{file}: expected room and leave to write an image, received: {error.strerror}; "
-                "what is in the manifest is kept, go on with --resume"
+                f"{file}: expected space and permission to write an image, received: "
+                f"{error.strerror}; the images in the manifest are complete, continue with --resume"
             ) from error
-        told = ("prompt", "negative", "seed", "model", "policy", "exactness")
-        record |= {name: facts[name] for name in told if name in facts}
-        return {**record, **made.shape, **made.cost(recipe.policy.exactness), "recipe": mark}
+        shared = ("prompt", "negative", "seed", "model", "policy", "exactness")
+        record |= {name: facts[name] for name in shared if name in facts}
+        return {**record, **finished.shape, **finished.cost(settings.policy.exactness), "fingerprint": own_fingerprint}
 
     def _plan(self, item: Item, pipe: TextToImage) -> tuple[GenerationSettings, str]:
-        """How an item is made, and the fingerprint of what it is made from."""
+        """Settings and fingerprint of an item."""
         found = self._plans.get(item.key)
         if found is None:
-            recipe = make_recipe(self.setup, item, pipe)
-            recipe = self._same.setdefault(recipe, recipe)
-            mark = fingerprint(describe(self.setup, item, recipe, self._weights))
-            found = self._plans[item.key] = recipe, mark
+            settings = settings_of(self.setup, item, pipe)
+            settings = self._same.setdefault(settings, settings)
+            digits = fingerprint(describe(self.setup, item, settings, self._weights))
+            found = self._plans[item.key] = settings, digits
         return found
 
 
-def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Items of one size after another, each in its order."""
+class _CallbackFailed(Exception):
+    """Carries an exception of `on_finish` through the model, which did not fail."""
+
+
+def _by_size(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Items of equal size, each group in the order given."""
     groups: dict[Any, list[Item]] = {}
     for item in items:
         groups.setdefault(item.row.size, []).append(item)
     yield from groups.values()
 
 
-def _alike(recipes: Sequence[GenerationSettings]) -> Iterator[list[int]]:
-    """Indices of items that may be decoded together."""
+def _by_settings(settings: Sequence[GenerationSettings]) -> Iterator[list[int]]:
+    """Indices of equal settings."""
     groups: dict[GenerationSettings, list[int]] = {}
-    for k, recipe in enumerate(recipes):
-        groups.setdefault(recipe, []).append(k)
+    for k, each in enumerate(settings):
+        groups.setdefault(each, []).append(k)
     yield from groups.values()

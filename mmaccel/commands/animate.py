@@ -1,4 +1,4 @@
-"""`mmaccel animate`: clips that begin with an image or with the end of another clip."""
+"""`mmaccel animate`: clips that continue an image or the end of another clip."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from mmaccel.commands import options as shared
-from mmaccel.commands.collector import rest_collector
+from mmaccel.commands.process import pause_collector
 
-_MOST = 9  # frames that a model here takes
-_HELP_CODEC = "folder or hub id: what turns tokens into frames; by default its authors', of the hub"
+_MAX_FRAMES = 9  # of a start, for all models here
+_HELP_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
 
 
 def animate(
-    starts: Annotated[list[Path], typer.Argument(help="images or videos, to be continued each")],
+    starts: Annotated[list[Path], typer.Argument(help="images or videos to continue")],
     model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     policy: shared.WindowPolicy = None,
@@ -36,13 +36,13 @@ def animate(
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
 ) -> None:
-    """Continue images or videos, each clip in a file with a JSON file beside it.
+    """Continue images or videos, each clip in a file with a JSON file next to it.
 
-    Temperature and truncation are by default what the model's authors recommend.
+    Temperature and truncation are by default those the model's authors recommend.
     """
-    rest_collector()
+    pause_collector()
+    from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.media_job import VideoJob, choose_policy, open_pipe
-    from mmaccel.commands.run_setup import check_count, check_folder, given, open_folder
     from mmaccel.loading import parse_dtype
     from mmaccel.outputs.video_files import pick_format, read_frames
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
@@ -50,16 +50,17 @@ def animate(
     from mmaccel.samplers.noise import check_seed
     from mmaccel.samplers.sampling_params import SamplingParams
 
-    check_count("count", count)
-    check_count("batch-size", batch_size)
+    shared.check_count("count", count)
+    shared.check_count("batch-size", batch_size)
     check_seed([seed + k for k in range(count)])
     name, chosen = choose_policy(policy, window, set_fields)
     kind = parse_dtype(dtype)
-    params = given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    params = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_params(SamplingParams(), **params)
     suffix = pick_format(file_format)
     check_folder(out)
-    frames = {start: read_frames(start, _MOST) for start in starts}  # before what may take minutes
+    # before the model is loaded, which takes long
+    frames = {start: read_frames(start, _MAX_FRAMES) for start in starts}
     pipe = open_pipe(
         ImageToVideo, model, codec=codec, device=device, dtype=kind, cuda_graphs=cuda_graphs
     )

@@ -1,55 +1,85 @@
-"""`mmaccel bench --family canvas`: what canvas policies cost and make, a table per model."""
+"""`mmaccel bench --family canvas`: cost and quality of canvas policies, a table per model.
+
+`SETUPS` lists the policies by label.
+"""
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import find_policy, load, make_policy
-from mmaccel.commands.canvas_setups import pick_setups
+from mmaccel.commands.files import new_report, open_folder, write_json
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import make_table, stderr_console, wide_console
 from mmaccel.errors import OptionError
 
 MODELS = ("toys", "grammar-masked", "scenes-masked")
+SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
+    "stepwise": ("stepwise", {}),
+    "stepwise halton": ("stepwise", {"order": "halton"}),
+    "stepwise left": ("stepwise", {"order": "left"}),
+    "lossless-unmask": ("lossless-unmask", {}),
+    "lossless-unmask halton": ("lossless-unmask", {"order": "halton"}),
+    "lossless-unmask left": ("lossless-unmask", {"order": "left"}),
+    "lossless-unmask halton 16": ("lossless-unmask", {"order": "halton", "drafts": 16}),
+    "entropy-bounded 0.1": ("entropy-bounded", {"gamma": 0.1}),
+    "entropy-bounded 0.5": ("entropy-bounded", {"gamma": 0.5}),
+    "entropy-bounded 0.5 cut": (
+        "entropy-bounded",
+        {"gamma": 0.5, "end_threshold": 0.9, "drop_suffix": True},
+    ),
+    "entropy-bounded 0.57": ("entropy-bounded", {"gamma": 0.57}),
+    "entropy-bounded 0.6": ("entropy-bounded", {"gamma": 0.6}),
+    "entropy-bounded 0.5 end": ("entropy-bounded", {"gamma": 0.5, "end_threshold": 0.9}),
+    "entropy-bounded 1.0": ("entropy-bounded", {"gamma": 1.0}),
+    "entropy-bounded 4": ("entropy-bounded", {"gamma": 4.0}),
+    "entropy-bounded 16": ("entropy-bounded", {"gamma": 16.0}),
+    "entropy-bounded budget 1": ("entropy-bounded", {"budget_nats": 1.0}),
+    "threshold 0.9": ("confident-parallel", {"threshold": 0.9}),
+    "threshold 0.7": ("confident-parallel", {"threshold": 0.7}),
+    "frechet 0.5": ("confident-parallel", {"rule": "frechet", "factor": 0.5}),
+    "kl-stable": ("kl-stable", {}),
+    "local-leap": ("local-leap", {}),
+    "revised-parallel": ("revised-parallel", {}),
+    "maskgit 12": ("masked-parallel", {"steps": 12}),
+    "halton 12": ("masked-parallel", {"order": "halton", "choose": "first", "choice": 0.0}),
+    # window policies, on the next-token model with the same vocabulary
+    "autoregressive": ("autoregressive", {}),
+    "jacobi": ("jacobi", {}),
+    "mc-sjd": ("mc-sjd", {}),
+}
 
 
 def bench_canvas(
     model: str, labels: str, count: int, seed: int, batch_size: int, json_file: Path | None,
     device: str,
 ) -> None:  # fmt: skip
-    """Measure and print; the arguments are `mmaccel bench`'s.
+    """Measure and print; the arguments are those of `mmaccel bench`.
 
     Args:
-        model: one of `MODELS`, the folder of a masked model, or "all", which "scenes" (the default
-            of the command) also means: it is no masked model.
-        labels: keys of `mmaccel.commands.canvas_setups.SETUPS` with commas, or "all"; those by
-            window have no row where there is no next-token model beside a masked one of images,
-            those by `end_threshold` none where no token ends a row.
-        count: captions, or prompts of each task.
+        model: one of `MODELS`, the folder of a masked model, or "all". "scenes", the default of the
+            command, is not a masked model and means "all" too.
+        labels: keys of `SETUPS` with commas, or "all". Window policies need a next-token model next
+            to a masked image model, and those with `end_threshold` a token that ends a row.
+        count: number of prompts; for text models, of each task.
         seed: of the first image, and of all answers.
-        batch_size: images made together.
-        json_file: where the figures go.
-        device: where models run; the joints are on the processor.
+        batch_size: images generated together.
+        json_file: receives the figures.
+        device: of the models; the toys run on the CPU.
 
     Raises:
-        OptionError: no such model, setup or device, or none that can run there.
-        Stopped: in the place of KeyboardInterrupt, with what was measured in the file.
+        OptionError: no such model, setup or device, or no setup that can run there.
+        Stopped: Ctrl-C; the file has what was measured.
     """
     import torch
 
-    from mmaccel.commands.run_setup import open_folder
-    from mmaccel.commands.terminal import Stopped, stderr_console
-    from mmaccel.outputs.image_files import write_whole
-    from mmaccel.outputs.machine import describe_machine
     from mmaccel.pipelines.loading.sources import check_device
     from mmaccel.pipelines.text_to_image.registry import find_source
 
     check_device(device, torch.float32)
-    chosen, is_all = pick_setups(labels), model in ("all", "scenes")
+    chosen, is_all = _pick_setups(labels), model in ("all", "scenes")
     if json_file is not None:
         open_folder(json_file.parent, "--json")
     sources: dict[str, Path | None] = {}
@@ -66,27 +96,20 @@ def bench_canvas(
     for label, (short, options) in chosen.items():
         by_kind[find_policy(short).kind][label] = make_policy(short, **options)
     rows: list[dict[str, Any]] = []
-    told, is_whole = stderr_console(), False
-    report: dict[str, Any] = {
-        "command": shlex.join(["mmaccel", *sys.argv[1:]]),
-        "machine": describe_machine(device),
-        "count": count,
-        "seed": seed,
-        "canvas": rows,
-    }
+    report = new_report(device, count=count, seed=seed, canvas=rows)
+    console, is_whole = stderr_console(), False
     try:
         for row in _measure(sources.values(), by_kind, count, seed, batch_size, device):
             rows.append(row)
-            told.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
-            if json_file is not None:  # whole behind every row, so that nothing measured is lost
-                write_whole(json_file, partial(_write, report))
+            console.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
+            write_json(json_file, report)  # after every row, so that no measurement is lost
         is_whole = True
     except KeyboardInterrupt:
         pass
     if rows:
         _print(rows)
     if not is_whole:
-        raise Stopped(f"stopped; measured {len(rows)} policies, the rest was not")
+        raise Stopped(f"stopped; measured {len(rows)} of the policies")
     if not rows:
         raise OptionError(
             f"--policies: expected one that can run on {model}, received {labels}; the others are "
@@ -94,25 +117,21 @@ def bench_canvas(
         )
 
 
-def refuse_options(given: Mapping[str, bool]) -> None:
-    """Refuse options of the bench by window; a setup says all that is measured here.
-
-    Args:
-        given: by the option's name whether it was given.
+def _pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The setups of a list with commas, or "all".
 
     Raises:
-        OptionError: with the first that was.
+        OptionError: an unknown label, or none.
     """
-    for name, was_given in given.items():
-        if was_given:
-            raise OptionError(
-                f"{name}: expected none beside --family canvas, whose setups say all but model, "
-                "count, seed, batch size and device; leave it out"
-            )
-
-
-def _write(report: dict[str, Any], file: Path) -> None:
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    wanted = [text.strip() for text in labels.split(",") if text.strip()]
+    wanted = list(SETUPS) if labels == "all" else wanted
+    unknown = [label for label in wanted if label not in SETUPS]
+    if unknown or not wanted:
+        raise OptionError(
+            f"--policies: expected labels out of {', '.join(SETUPS)}, received "
+            f"{', '.join(unknown) or 'none'}; leave it out for all"
+        )
+    return {label: SETUPS[label] for label in wanted}
 
 
 def _measure(
@@ -123,7 +142,7 @@ def _measure(
     batch: int,
     device: str,
 ) -> Iterator[dict[str, Any]]:
-    """Rows as they are made, model by model; None stands for the joints."""
+    """Rows of the report, model by model; the source None stands for the toys."""
     from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
     for source in sources:
@@ -144,31 +163,29 @@ def _images(
     from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
     make = load("mmaccel.demo.scenes.data:make_captions")
-    captions = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))
+    prompts = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))
     measure = load("mmaccel.demo.canvas_benchmark:measure_images")
-    beside = tokenizer_folder(source)
+    window_folder = tokenizer_folder(source)
     canvas = {  # no token ends an image
         label: policy
         for label, policy in by_kind["canvas"].items()
         if getattr(policy, "end_threshold", None) is None
     }
-    window = by_kind["window"] if beside != source else {}
-    for folder, policies in ((source, canvas), (beside, window)):
+    window = by_kind["window"] if window_folder != source else {}
+    for folder, policies in ((source, canvas), (window_folder, window)):
         if policies:
             pipe = open_pipeline(str(folder), device)
-            yield from measure(pipe, source.name, policies, captions, seed, batch)
+            yield from measure(pipe, source.name, policies, prompts, seed, batch)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from mmaccel.commands.terminal import make_table, wide_console
-
     known = load("mmaccel.evaluation.tables:SHOWN")
     console = wide_console()
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         shown = {head: name for head, name in known.items() if name in own[0]["quality"]}
         table = make_table(
-            "policy", "passes", "tok/pass", "positions", "nats", "same", *shown, "promise",
+            "policy", "passes", "tok/pass", "positions", "nats", "same", *shown, "exactness",
             title=model,
         )  # fmt: skip
         for row in own:
@@ -185,6 +202,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
             )
         console.print(table, "")
     console.print(
-        "Means over rows; positions: entries that went into the model; nats: the bound on what "
-        "committing several at once cost a row."
+        "Means over rows; positions: tokens that the model processed; nats: bound on the "
+        "divergence of a row from committing several tokens at once."
     )

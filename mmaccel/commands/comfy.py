@@ -1,4 +1,4 @@
-"""`mmaccel comfy`: put the loader of the nodes into a ComfyUI."""
+"""`mmaccel comfy`: install the loader of the nodes in a ComfyUI folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import typer
 import mmaccel
 from mmaccel.errors import OptionError
 
-_FOLDER = "mmaccel-nodes"  # no name that Python could import, so that it never hides the library
-_LIST = ".mmaccel.json"  # what was written, so that nothing else is ever replaced
+_FOLDER = "mmaccel-nodes"  # not a name that Python can import, so that it never hides the library
+_LIST = ".mmaccel.json"  # hashes of the written files, so that no other file is ever replaced
 _CACHE = "__pycache__"
 
 
@@ -25,17 +25,16 @@ def comfy(
     force: Annotated[bool, typer.Option("--force", help="replace an earlier loader")] = False,
 ) -> None:
     """Install the ComfyUI nodes: a two-line loader and example workflows in custom_nodes."""
-    shelf = find_shelf(path)
-    place = shelf / _FOLDER
-    if os.path.lexists(place):
-        check_own(place)
+    folder = find_custom_nodes(path) / _FOLDER
+    if os.path.lexists(folder):
+        check_own(folder)
         if not force:
             raise OptionError(
-                f"{place}: expected no such folder, received one that mmaccel comfy wrote; "
+                f"{folder}: expected no such folder, received one that mmaccel comfy wrote; "
                 "replace it with --force"
             )
-    install(place)
-    print(f"{place} is written; start ComfyUI anew.")
+    install(folder)
+    print(f"{folder} is written; restart ComfyUI.")
     print(
         f"Its Python needs mmaccel {mmaccel.__version__}. In that environment: "
         "python -m pip install mmaccel",
@@ -43,71 +42,71 @@ def comfy(
     )
 
 
-def find_shelf(path: Path) -> Path:
-    """Where a ComfyUI looks for nodes.
+def find_custom_nodes(path: Path) -> Path:
+    """The folder from which a ComfyUI loads nodes.
 
     Raises:
-        OptionError: no folder, or no ComfyUI's.
+        OptionError: no folder, or not that of a ComfyUI.
     """
     if not path.is_dir():
         raise OptionError(
-            f"PATH: expected the folder of a ComfyUI, received {str(path)!r}, which is "
-            f"{'a file' if path.exists() else 'not there'}; give the folder with main.py"
+            f"PATH: expected the folder of a ComfyUI, received {str(path)!r}, which "
+            f"is {'a file' if path.exists() else 'not there'}; give the folder with main.py"
         )
-    shelf = path / "custom_nodes"
-    if not shelf.is_dir():
+    folder = path / "custom_nodes"
+    if not folder.is_dir():
         raise OptionError(
             f"PATH: expected a folder with custom_nodes in it, received {str(path)!r} without; "
             "give the folder with ComfyUI's main.py, or the one of --base-directory"
         )
-    return shelf
+    return folder
 
 
 def pack_files() -> dict[str, bytes]:
-    """The files of the pack: path in its folder -> content."""
+    """The content of the files of the node pack, by their path in its folder."""
     pack = Path(mmaccel.__file__).parent / "comfy" / "pack"
     files = [f for f in sorted(pack.rglob("*")) if f.is_file() and _CACHE not in f.parts]
     return {f.relative_to(pack).as_posix(): f.read_bytes() for f in files}
 
 
-def check_own(place: Path) -> None:
-    """Refuse to touch a folder that holds anything but what this command wrote.
+def check_own(folder: Path) -> None:
+    """Refuse a folder with files that this command did not write.
 
     Raises:
-        OptionError: with what was found.
+        OptionError: with the names of those files.
     """
     try:
-        if place.is_symlink():
+        if folder.is_symlink():
             raise ValueError("a link")
-        written: dict[str, str] = dict(json.loads((place / _LIST).read_text(encoding="utf-8")))
+        written: dict[str, str] = dict(json.loads((folder / _LIST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise OptionError(
-            f"{place}: expected a folder that mmaccel comfy wrote, received another ({error}); "
+            f"{folder}: expected a folder that mmaccel comfy wrote, received another ({error}); "
             "move it away first"
         ) from error
-    there = {f.relative_to(place).as_posix(): f for f in place.rglob("*") if not f.is_dir()}
+    found = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if not f.is_dir()}
     strange = [
-        name for name, file in there.items()
+        name for name, file in found.items()
         if name != _LIST and _CACHE not in file.parts
         and (file.is_symlink() or written.get(name) != _digest(file.read_bytes()))
     ]  # fmt: skip
     if strange:
         raise OptionError(
-            f"{place}: expected only what mmaccel comfy wrote, received {', '.join(strange)}, "
-            "which it did not write so; move the folder away first"
+            f"{folder}: expected only files that mmaccel comfy wrote, received "
+            f"{', '.join(strange)}, which are others or were changed; move the folder away first"
         )
 
 
-def install(place: Path) -> None:
-    """Write the pack's folder whole or not at all, in the place of an earlier one.
+def install(folder: Path) -> None:
+    """Write the folder of the pack whole or not at all; it replaces an earlier one.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; an earlier folder stays.
     """
     files = pack_files()
-    # ComfyUI passes over names that end so, should it start in this moment.
-    fresh = place.with_name(f"{_FOLDER}.{os.getpid()}.new.disabled")
-    old = place.with_name(f"{_FOLDER}.{os.getpid()}.old.disabled")
+    # ComfyUI ignores names with this ending, in case it starts in this moment.
+    fresh = folder.with_name(f"{_FOLDER}.{os.getpid()}.new.disabled")
+    old = folder.with_name(f"{_FOLDER}.{os.getpid()}.old.disabled")
     try:
         for name, content in files.items():
             file = fresh / name
@@ -115,17 +114,17 @@ def install(place: Path) -> None:
             file.write_bytes(content)
         listed = {name: _digest(content) for name, content in files.items()}
         (fresh / _LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
-        if place.exists():
-            os.rename(place, old)
+        if folder.exists():
+            os.rename(folder, old)
         try:
-            os.rename(fresh, place)
+            os.rename(fresh, folder)
         except BaseException:
             if old.exists():
-                os.rename(old, place)
+                os.rename(old, folder)
             raise
     except OSError as error:
         raise OSError(
-            f"{place}: expected a folder that can be written, received {error.strerror or error}; "
+            f"{folder}: expected a folder that can be written, received {error.strerror or error}; "
             "nothing was changed"
         ) from error
     finally:

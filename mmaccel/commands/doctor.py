@@ -1,4 +1,4 @@
-"""`mmaccel doctor`: what this machine can run, and why not the rest."""
+"""`mmaccel doctor`: which packages, devices, kernels and models work on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-_NEEDED = {  # the oldest versions that pyproject.toml takes
+_NEEDED = {  # the oldest versions that pyproject.toml accepts
     "torch": "2.6",
     "transformers": "5.17",
     "numpy": "1.26",
@@ -23,7 +23,7 @@ _NEEDED = {  # the oldest versions that pyproject.toml takes
 
 
 class Finding(NamedTuple):
-    """One line of the report; `state` is "yes", "no" or "needed" (missing, and nothing works)."""
+    """One row of the report; `state` is "yes", "no" or "needed" (missing, and nothing works)."""
 
     what: str
     state: str
@@ -34,8 +34,7 @@ def doctor(
     model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
     out: Annotated[Path, typer.Option(help="folder that images would go to")] = Path("out"),
 ) -> None:
-    """Say what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
-    from mmaccel.commands.doctor_kernels import check_kernels
+    """Report what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
     from mmaccel.commands.terminal import make_table, wide_console
 
     found = check_model(model)
@@ -48,7 +47,7 @@ def doctor(
     console.print(table)
     broken = [finding.what for finding in findings if finding.state == "needed"]
     if broken:
-        console.print(f"Cannot generate before this is mended: {', '.join(broken)}.")
+        console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
         raise typer.Exit(1)
     if "attach takes" in found.detail:
         console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
@@ -58,7 +57,7 @@ def doctor(
 
 
 def check_packages() -> list[Finding]:
-    """Python and the packages that are needed or useful, with their versions."""
+    """Versions of Python, of the required packages and of triton."""
     from mmaccel.outputs.machine import package_version
 
     findings = [
@@ -76,8 +75,8 @@ def check_packages() -> list[Finding]:
         else:
             findings.append(Finding(name, "yes", found))
     triton = package_version("triton")
-    lacking = "not installed; fused kernels need it, nothing else does"
-    findings.append(Finding("triton", "yes" if triton else "no", triton or lacking))
+    missing = "not installed; only fused kernels need it"
+    findings.append(Finding("triton", "yes" if triton else "no", triton or missing))
     return findings
 
 
@@ -88,15 +87,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_devices() -> list[Finding]:
-    """Processor, accelerators, and the number formats each computes in."""
+    """CPU and GPUs, and the number formats that each supports."""
     try:
         import torch
     except ImportError as error:
         return [Finding("devices", "needed", f"torch does not import: {error}")]
-    from mmaccel.outputs.machine import processor
+    from mmaccel.outputs.machine import cpu_name
 
     threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
-    findings = [Finding("cpu", "yes", f"{processor()}, {threads}; {_formats('cpu')}")]
+    findings = [Finding("cpu", "yes", f"{cpu_name()}, {threads}; {_formats('cpu')}")]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             name = f"cuda:{index}"
@@ -120,13 +119,37 @@ def _formats(device: str) -> str:
             ones = torch.ones(8, 8, dtype=dtype, device=device)
             if bool(((ones @ ones) == 8).all()):
                 works.append(str(dtype).removeprefix("torch."))
-        except RuntimeError:  # this device lacks this format, which is what is asked here
+        except RuntimeError:  # the device does not support this format
             continue
     return ", ".join(works)
 
 
+def check_kernels() -> list[Finding]:
+    """Which version of each kernel runs here; one finding if MMACCEL_KERNELS or torch is wrong."""
+    from mmaccel.errors import OptionError
+
+    try:
+        import torch
+
+        from mmaccel.kernels import dispatch
+    except ImportError as error:
+        return [Finding("kernels", "needed", f"torch does not import: {error}")]
+    kinds = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+    try:
+        surveys = {kind: dispatch.survey(kind) for kind in kinds}
+    except OptionError as error:
+        return [Finding("kernels", "needed", str(error))]
+    findings = []
+    for kernel in dispatch.KERNELS:
+        choices = {kind: survey[kernel] for kind, survey in surveys.items()}
+        texts = [f"{kind}: {choice.twin}, {choice.reason}" for kind, choice in choices.items()]
+        runs = dispatch.mode() != "triton" or any(c.twin == "triton" for c in choices.values())
+        findings.append(Finding(f"kernel {kernel}", "yes" if runs else "no", "; ".join(texts)))
+    return findings
+
+
 def check_model(name: str) -> Finding:
-    """Are the weights there, do they load, and does a pass make finite scores?"""
+    """Whether the weights exist and load, and a forward pass computes finite logits."""
     try:
         from mmaccel.loading import open_pipeline
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
@@ -146,12 +169,12 @@ def check_model(name: str) -> Finding:
 
 
 def is_checkpoint(source: Path) -> bool:
-    """Whether a path is a folder with a transformers model, and no text-to-image model of ours."""
+    """Whether a path is a folder with a transformers model other than those of mmaccel."""
     return (source / "config.json").is_file() and not (source / "words.json").is_file()
 
 
 def check_checkpoint(folder: Path, name: str) -> Finding:
-    """Can policies be attached to the transformers model of a folder, and does it draw?"""
+    """Whether policies attach to the transformers model of a folder, and whether it draws."""
     from mmaccel.errors import UnsupportedModelError
     from mmaccel.pipelines.loading.checkpoint import unreadable
 
@@ -171,8 +194,8 @@ def check_checkpoint(folder: Path, name: str) -> Finding:
             return Finding(what, "needed", detail)
         support = supports(kind.from_pretrained(folder, local_files_only=True).eval())
     except unreadable() as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Finding(what, "needed", said)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Finding(what, "needed", reason)
     if not support:
         return Finding(what, "no", support.reason)
     detail = f"family {support.family}; attach takes {', '.join(support.policies)}"
@@ -184,7 +207,7 @@ def check_checkpoint(folder: Path, name: str) -> Finding:
 
 
 def check_writing(folder: Path) -> Finding:
-    """Can the folder for results, or the nearest existing one above it, be written?"""
+    """Whether the folder for results, or the nearest existing one above it, can be written."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):

@@ -1,64 +1,67 @@
-"""`mmaccel generate`: images from a caption, and the same images token by token to compare."""
+"""`mmaccel generate`: images from prompts, of the command line or of a file.
+
+This module checks the options and opens the model. `generate_images` and `generate_batch` generate.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import MODELS, POLICIES
-from mmaccel.commands.collector import rest_collector, wake_collector
+from mmaccel.catalog import MODELS
+from mmaccel.commands import options as shared
+from mmaccel.commands.process import pause_collector, resume_collector
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
-_HELP_POLICY = f"one of {', '.join(POLICIES)}; by default one that is exact"
+LOCAL, RAY = "local", "ray"
+
+_BATCH_ROWS = 8
 _HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
-_HELP_NEGATIVE = "what images are guided away from, for models whose authors have it"
-_HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
+_HELP_NEGATIVE = "negative prompt, for models whose authors have it"
 
 
 def generate(
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="captions; without them, examples of the model")
+        list[str] | None, typer.Argument(help="without them, examples of the model")
     ] = None,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    policy: Annotated[str | None, typer.Option(help=_HELP_POLICY)] = None,
-    set_fields: Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)] = None,
-    window: Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')] = None,
+    policy: shared.Policy = None,
+    set_fields: shared.SetFields = None,
+    window: shared.Window = None,
     drafts: Annotated[str | None, typer.Option(help="draft source of the policy")] = None,
     coupling: Annotated[str | None, typer.Option(help="coupling of gsd")] = None,
     group: Annotated[int | None, typer.Option(help="group size of gsd")] = None,
     max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None,
     count: Annotated[
-        int | None, typer.Option(help="number of images; by default one of each caption, or 8")
+        int | None, typer.Option(help="number of images; by default one of each prompt, or 8")
     ] = None,
     seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
-    out: Annotated[Path, typer.Option(help="folder for the images")] = Path("out"),
+    out: shared.Out = Path("out"),
     compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False,
-    guidance: Annotated[
-        float | None, typer.Option(help="classifier-free guidance; 1 is off")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
-    top_k: Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")] = None,
-    top_p: Annotated[float | None, typer.Option(help="keep this much probability")] = None,
-    min_p: Annotated[float | None, typer.Option(help="least share of the likeliest")] = None,
+    guidance: shared.Guidance = None,
+    temperature: shared.Temperature = None,
+    top_k: shared.TopK = None,
+    top_p: shared.TopP = None,
+    min_p: shared.MinP = None,
     negative: Annotated[str | None, typer.Option(help=_HELP_NEGATIVE)] = None,
-    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[
-        Path | None, typer.Option(help="image decoder, for checkpoints without one")
-    ] = None,
+    size: shared.Size = None,
+    decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help=f"one of {', '.join(IMAGE_MODELS)}")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="images made together; by default 1, of a file 8")
+        int | None, typer.Option(help="images generated together; by default 1, of a file 8")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
-    executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = "local",
+    device: shared.Device = "cpu",
+    dtype: shared.Dtype = "float32",
+    cuda_graphs: shared.CudaGraphs = "auto",
+    executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="of a file: make what is missing")
+        bool, typer.Option("--resume", help="of a file: generate what is missing")
     ] = False,
     shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its images")] = None,
     actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None,
@@ -76,35 +79,19 @@ def generate(
         bool, typer.Option("--json-stream", help="of a file: a line of JSON per event")
     ] = False,
 ) -> None:
-    """Make images. Each carries its caption, seed, policy, versions and stats.
+    """Generate images. Each carries its prompt, seed, policy, versions and stats.
 
-    With --prompts FILE (.jsonl, .csv, .txt or -), make those of a file: see docs/batch.md.
+    With --prompts FILE (.jsonl, .csv, .txt or -), generate those of a file: see docs/batch.md.
 
-    Guidance, temperature, top-k and top-p are by default what the model's authors recommend.
+    Guidance, temperature, top-k and top-p are by default those the model's authors recommend.
     """
-    rest_collector()
-    from mmaccel.batch.setup import Setup
+    pause_collector()
+    from mmaccel.batch.worker import Setup
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy
-    from mmaccel.commands.batch_options import (
-        LOCAL,
-        ROWS,
-        check_counts,
-        check_executor,
-        check_together,
-        parse_shard,
-    )
-    from mmaccel.commands.generate_batch import Wish, run_batch
-    from mmaccel.commands.image_job import Job, run_job
-    from mmaccel.commands.run_setup import (
-        check_count,
-        check_folder,
-        given,
-        merge_fields,
-        open_folder,
-        parse_window,
-    )
-    from mmaccel.commands.terminal import Stopped
+    from mmaccel.commands.files import check_folder, open_folder
+    from mmaccel.commands.generate_batch import BatchOptions, run_batch
+    from mmaccel.commands.generate_images import ImageJob
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.model import (
         choose_params,
@@ -114,63 +101,118 @@ def generate(
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
 
-    single = {"caption": prompts, "--count": count, "--compare": compare}
+    single = {"prompt": prompts, "--count": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
     batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
     batch |= {"--executor": executor != LOCAL, "--actors": actors is not None}
     batch |= {"--json": as_json, "--json-stream": json_stream}
-    check_together(prompt_file, single, batch)
+    _check_mode(prompt_file, single, batch)
     if count is not None:
-        check_count("count", count)
-    rows = batch_size if batch_size is not None else 1 if prompt_file is None else ROWS
-    check_counts(rows, retries, max_failures)
-    check_executor(executor, actors)
-    named = given(
-        window=parse_window(window),
+        shared.check_count("count", count)
+    rows = batch_size if batch_size is not None else 1 if prompt_file is None else _BATCH_ROWS
+    shared.check_count("batch-size", rows)
+    _check_not_negative("retries", retries)
+    _check_not_negative("max-failures", max_failures)
+    _check_executor(executor, actors)
+    named = shared.given(
+        window=shared.parse_window(window),
         drafts=drafts,
         coupling=coupling,
         group=group,
         max_gap=max_gap,
     )
-    options = merge_fields(named, set_fields)
+    options = shared.merge_fields(named, set_fields)
     if policy is not None:
         make_policy(policy, **options)
-    wanted = dict(
+    sampling = dict(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    choose_params(SamplingParams(), **wanted)
+    choose_params(SamplingParams(), **sampling)
     if prompt_file is not None:
         setup = Setup(
-            model, out, policy, options, given(**wanted), device, dtype, decoder, family,
+            model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,
             cuda_graphs, size, rows, negative,
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
         return run_batch(
-            Wish(prompt_file, setup, seed, parse_shard(shard), *flags, *limits, executor, actors)
+            BatchOptions(
+                prompt_file, setup, seed, _parse_shard(shard), *flags, *limits, executor, actors
+            )
         )
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
     )
-    wake_collector()
+    resume_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
-    params = choose_params(pipe.image_model.params, **wanted)
+    params = choose_params(pipe.image_model.params, **sampling)
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
-    captions = list(prompts or examples)
+    texts = list(prompts or examples)
     if count is None:
-        count = 8 if len(captions) == 1 and model in MODELS else len(captions)
-    captions = [captions[k % len(captions)] for k in range(count)]
+        count = 8 if len(texts) == 1 and model in MODELS else len(texts)
+    texts = [texts[k % len(texts)] for k in range(count)]
     (negative,) = spread_negatives(negative, 1)
-    encode_prompts(pipe.image_model, captions, [negative] * count, params)
+    encode_prompts(pipe.image_model, texts, [negative] * count, params)
     Noise.from_seed([seed + k for k in range(count)], count)
     open_folder(out)
-    extras = given(size=size, family=family)
-    job = Job(
-        pipe, captions, seed, name, chosen, params, rows, out, model, dtype, extras,
-        decoder, negative,
-    )  # fmt: skip
-    kept, finished = run_job(job, compare=compare)
-    if not finished:
-        raise Stopped(f"stopped; kept {kept} of {count} images in {out}")
+    ImageJob(
+        pipe, texts, seed, name, chosen, params, rows, out, model, dtype,
+        shared.given(size=size, family=family), decoder, negative, compare,
+    ).run()  # fmt: skip
+
+
+def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:
+    """Refuse options for single images with a prompt file, and options of a file without one.
+
+    Args:
+        prompt_file: value of `--prompts`.
+        single, batch: options by name; None, False or empty was not given.
+
+    Raises:
+        OptionError: with the first such option.
+    """
+    given = [name for name, value in (batch if prompt_file is None else single).items() if value]
+    if not given:
+        return
+    if prompt_file is None:
+        raise OptionError(f"{given[0]}: expected --prompts FILE with it; it is for prompt files")
+    raise OptionError(
+        f"--prompts: expected no {given[0]} with it; a row of the file has prompt and count, see "
+        "docs/batch.md"
+    )
+
+
+def _check_not_negative(name: str, value: int | None) -> None:
+    if value is not None and value < 0:
+        raise OptionError(f"--{name}: expected 0 or more, received {value}; 0 allows none")
+
+
+def _check_executor(executor: str, actors: int | None) -> None:
+    if executor not in (LOCAL, RAY):
+        raise OptionError(
+            f"--executor: expected {LOCAL} or {RAY}, received {executor!r}; {LOCAL} is this process"
+        )
+    if actors is None:
+        return
+    shared.check_count("actors", actors)
+    if executor != RAY:
+        raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")
+
+
+def _parse_shard(text: str | None) -> tuple[int, int] | None:
+    """The value of `--shard`: `i/n`, counted from 1.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= count:
+        raise OptionError(
+            f"--shard: expected i/n with i in 1..n, such as 1/4, received {text!r}; the first is 1"
+        )
+    return index, count

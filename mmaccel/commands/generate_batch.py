@@ -1,41 +1,57 @@
-"""`mmaccel generate --prompts`: many images, each once, however often the job is stopped."""
+"""`mmaccel generate --prompts`: every image of a prompt file once, however often the job stops.
+
+`run_batch` is the run; `Reports` shows it, as a progress bar on stderr and as JSON on stdout.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import typer
 
-from mmaccel.batch.item import Item, make_items, take_shard
-from mmaccel.batch.job import Job, Maker, Outcome, check_unknown, still_to_make
-from mmaccel.batch.manifest import Key, Manifest, Past, check_fresh, manifest_name, read_manifests
-from mmaccel.batch.prompt_file import read_prompts
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.temporaries import sweep
-from mmaccel.batch.worker import Worker
-from mmaccel.commands.batch_options import LOCAL, stopped_by_terminate
-from mmaccel.commands.batch_reports import Reports, print_envelope
-from mmaccel.commands.collector import wake_collector
-from mmaccel.commands.run_setup import open_folder
-from mmaccel.commands.terminal import Stopped, stderr_console
+from mmaccel.batch.job import (
+    Executor,
+    Job,
+    Outcome,
+    check_unknown,
+    find_missing,
+    remove_temporaries,
+)
+from mmaccel.batch.manifest import (
+    Key,
+    Manifest,
+    Past,
+    Record,
+    WriteError,
+    check_fresh,
+    manifest_name,
+    read_manifests,
+)
+from mmaccel.batch.prompts import Item, make_items, read_prompts, show, take_shard
+from mmaccel.batch.worker import Setup, Worker
+from mmaccel.commands.files import open_folder
+from mmaccel.commands.process import Stopped, resume_collector, terminate_as_interrupt
+from mmaccel.commands.terminal import count_of, print_envelope, progress_bar, stderr_console
 
-DONE, FATAL, WITH_FAILURES = 0, 1, 3
+DONE, FATAL, WITH_FAILURES = 0, 1, 3  # exit codes
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the command line says of a batch.
+class BatchOptions:
+    """The options of a batch.
 
     Attributes:
         prompts: file, or `-`.
         setup: model, policy and folder.
         seed: of the job.
-        shard: part and number of parts, or None.
-        is_resumed, is_dry, is_json, is_streaming: the flags.
+        shard: index from 1 and number of shards, or None.
+        is_resumed, is_dry, is_json, is_streaming: --resume, --dry-run, --json, --json-stream.
         retries, max_failures: see `Job`.
-        executor: what makes the images: this process, or Ray's actors.
+        executor: "local", this process, or "ray".
         actors: of Ray; None chooses.
     """
 
@@ -49,119 +65,209 @@ class Wish:
     is_streaming: bool
     retries: int
     max_failures: int | None
-    executor: str = LOCAL
+    executor: str = "local"
     actors: int | None = None
 
 
-def run_batch(wish: Wish) -> None:
-    """Make the images of a prompt file.
+def run_batch(options: BatchOptions) -> None:
+    """Generate the images of a prompt file.
 
     Raises:
-        typer.Exit: with the code of `WITH_FAILURES` or `FATAL` where items failed.
-        Stopped: Ctrl-C, or a request to terminate; what was finished is kept.
-        OptionError: something is wrong with what was asked, before any work.
+        typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items failed.
+        Stopped: Ctrl-C or SIGTERM; finished images remain.
+        OptionError: a wrong option or row, before any image is generated.
     """
-    with stopped_by_terminate():
-        data, code = _run(wish)
-    if wish.is_json or wish.is_streaming:
+    with terminate_as_interrupt():
+        data, code = _run(options)
+    if options.is_json or options.is_streaming:
         name = "fatal" if code == FATAL else "failures"
-        message = f"{data.get('failed', 0)} items failed"
+        message = f"{count_of(data.get('failed', 0), 'item')} failed"
         print_envelope(data, {"code": name, "message": message} if code else None)
     if code:
         raise typer.Exit(code)
 
 
-def _run(wish: Wish) -> tuple[dict[str, Any], int]:
-    items = make_items(read_prompts(wish.prompts), wish.seed)
-    if wish.shard is not None:
-        items = take_shard(items, *wish.shard)
-    folder = wish.setup.out
+def _run(options: BatchOptions) -> tuple[dict[str, Any], int]:
+    items = make_items(read_prompts(options.prompts), options.seed)
+    if options.shard is not None:
+        items = take_shard(items, *options.shard)
+    folder = options.setup.out
     past = read_manifests(folder) if folder.is_dir() else Past()
-    if not wish.is_resumed:
-        check_fresh(folder / manifest_name(wish.shard))
-    if not wish.is_dry:
-        open_folder(folder)  # before a model is loaded for long
-    worker = _open(wish)
-    wake_collector()
+    if not options.is_resumed:
+        check_fresh(folder / manifest_name(options.shard))
+    if not options.is_dry:
+        open_folder(folder)  # before the model is loaded, which takes long
+    executor = _open_executor(options)
+    resume_collector()
     try:
-        return _make(items, past, worker, wish)
+        return _generate(items, past, executor, options)
     finally:
-        worker.close()
+        executor.close()
 
 
-def _open(wish: Wish) -> Maker:
-    """What makes the images: this process, or Ray's actors."""
-    if wish.executor == LOCAL:
-        return Worker(wish.setup)
-    from mmaccel.batch.ray_maker import RayMaker
+def _open_executor(options: BatchOptions) -> Executor:
+    if options.executor == "local":
+        return Worker(options.setup)
+    from mmaccel.batch.ray_executor import RayExecutor
 
-    return RayMaker(wish.setup, wish.actors)
+    return RayExecutor(options.setup, options.actors)
 
 
-def _make(items: list[Item], past: Past, worker: Maker, wish: Wish) -> tuple[dict[str, Any], int]:
-    """Check all items, and make what is left of them."""
-    folder = wish.setup.out
-    recipes = worker.check(items)
-    if wish.is_dry:
-        left, facts = _left(items, recipes, past, wish)
-        return _show_plan(left, facts), DONE
-    manifest = Manifest(folder / manifest_name(wish.shard))
+def _generate(
+    items: list[Item], past: Past, executor: Executor, options: BatchOptions
+) -> tuple[dict[str, Any], int]:
+    """Check all items, and generate those that are missing."""
+    folder = options.setup.out
+    fingerprints = executor.check(items)
+    if options.is_dry:
+        missing, facts = _find_missing(items, fingerprints, past, options)
+        return _show_plan(missing, facts), DONE
+    manifest = Manifest(folder / manifest_name(options.shard))
     began = time.perf_counter()
     try:
-        # another process may have ended while this one loaded its model; nobody writes it now
-        left, facts = _left(items, recipes, read_manifests(folder), wish)
-        sweep(folder, items)
-        with Reports(len(left), is_streaming=wish.is_streaming) as reports:
-            reports.tell("start", **facts)
+        # another process may have finished images while this one loaded its model
+        missing, facts = _find_missing(items, fingerprints, read_manifests(folder), options)
+        remove_temporaries(folder, items)
+        with Reports(len(missing), is_streaming=options.is_streaming) as reports:
+            reports.emit("start", **facts)
             for torn in past.torn:
-                reports.note(f"{torn}: could not be read; what it stood for is made again")
-            job = Job(left, recipes, manifest, reports, wish.retries, wish.max_failures)
+                reports.note(f"{torn}: cannot be read; its image is generated again")
+            job = Job(
+                missing, fingerprints, manifest, reports, options.retries, options.max_failures
+            )
             try:
-                made = job.run(worker)
+                outcome = job.run(executor)
             except KeyboardInterrupt:
-                raise Stopped(_say(job.outcome, facts) + "; go on with --resume") from None
+                raise Stopped(_summary(job.outcome, facts) + "; continue with --resume") from None
     finally:
         manifest.close()
-    facts |= {"made": made.made, "failed": made.failed, "is_cut": made.is_cut}
+    facts |= {"made": outcome.finished, "failed": outcome.failed, "is_cut": outcome.is_cut}
     facts |= {"manifest": str(manifest.file), "seconds": round(time.perf_counter() - began, 3)}
-    _say_to_people(_say(made, facts) + _why(made, wish))
-    return facts, FATAL if made.is_cut else WITH_FAILURES if made.failed else DONE
+    remedy = ""
+    if outcome.is_cut:
+        remedy = f": more than --max-failures {options.max_failures}, so the job ended"
+    elif outcome.failed:
+        remedy = "; try them again with --resume"
+    _print_to_stderr(_summary(outcome, facts) + remedy)
+    return facts, FATAL if outcome.is_cut else WITH_FAILURES if outcome.failed else DONE
 
 
-def _left(
-    items: list[Item], recipes: dict[Key, str], past: Past, wish: Wish
+def _find_missing(
+    items: list[Item], fingerprints: dict[Key, str], past: Past, options: BatchOptions
 ) -> tuple[list[Item], dict[str, Any]]:
-    """What is to be made, and what is said of it."""
-    folder = wish.setup.out
-    if not wish.is_resumed:
-        check_unknown(items, past, folder)  # another number of shards has another manifest
-    left = still_to_make(items, recipes, past, folder)
-    return left, {
+    """The items to generate, and the facts of the job for its reports."""
+    folder = options.setup.out
+    if not options.is_resumed:
+        check_unknown(items, past, folder)  # in manifests of another number of shards
+    missing = find_missing(items, fingerprints, past, folder)
+    return missing, {
         "out": str(folder),
         "items": len(items),
-        "made_before": len(items) - len(left),
+        "made_before": len(items) - len(missing),
     }
 
 
-def _show_plan(left: list[Item], facts: dict[str, Any]) -> dict[str, Any]:
-    _say_to_people(
-        f"{len(left)} images to make, {facts['made_before']} made before, in {facts['out']}"
+def _show_plan(missing: list[Item], facts: dict[str, Any]) -> dict[str, Any]:
+    _print_to_stderr(
+        f"{count_of(len(missing), 'image')} to generate, {facts['made_before']} finished before, "
+        f"in {facts['out']}"
     )
-    rows = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in left]
-    return {**facts, "to_make": len(left), "plan": rows}
+    rows = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in missing]
+    return {**facts, "to_make": len(missing), "plan": rows}
 
 
-def _say(made: Outcome, facts: dict[str, Any]) -> str:
-    text = f"{made.made} images made in {facts['out']}"
+def _summary(outcome: Outcome, facts: dict[str, Any]) -> str:
+    text = f"{count_of(outcome.finished, 'image')} generated in {facts['out']}"
     text += f", {facts['made_before']} before" if facts["made_before"] else ""
-    return text + (f", {made.failed} failed" if made.failed else "")
+    return text + (f", {outcome.failed} failed" if outcome.failed else "")
 
 
-def _why(made: Outcome, wish: Wish) -> str:
-    if made.is_cut:
-        return f": more than --max-failures {wish.max_failures}, so the job ended"
-    return "; try them again with --resume" if made.failed else ""
-
-
-def _say_to_people(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     stderr_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Reports:
+    """Progress on stderr, and one JSON event a line on stdout if streaming.
+
+    Args:
+        total: items of this run.
+        is_streaming: whether events go to stdout.
+
+    Use it as a context manager, which shows the bar.
+    """
+
+    def __init__(self, total: int, *, is_streaming: bool) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._is_streaming, self._began = is_streaming, time.perf_counter()
+        self._bar = progress_bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            refresh_per_second=10,
+            disable=is_streaming and sys.stdout.isatty(),  # events and bar on one screen
+        )
+        self._task = self._bar.add_task("images", total=total, rate="")
+        self._finished = 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def finished(self, record: Record) -> None:
+        """See `mmaccel.batch.job.Reporter`."""
+        self._finished += 1
+        self._advance()
+        self.emit("item", item=record)
+
+    def failed(self, record: Record) -> None:
+        """See `mmaccel.batch.job.Reporter`."""
+        self._advance()
+        name = f"{record['id']}, image {record['k']} ({show(record['prompt'])})"
+        self._bar.console.print(
+            f"failed: {name}: {one_line(record['error'])}", markup=False, highlight=False
+        )
+        self.emit("failed", item=record)
+
+    def note(self, text: str) -> None:
+        """See `mmaccel.batch.job.Reporter`."""
+        self._bar.console.print(f"note: {text}", markup=False, highlight=False)
+        self.emit("note", text=text)
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Print an event as a line of JSON, if streaming.
+
+        Raises:
+            WriteError: the reader of stdout is gone.
+        """
+        if not self._is_streaming:
+            return
+        try:
+            print(json.dumps({"event": event, **facts}), flush=True)
+        except BrokenPipeError as error:
+            raise WriteError(
+                "--json-stream: expected a reader of stdout, received none any more; the images in "
+                "the manifest are complete, continue with --resume"
+            ) from error
+
+    def _advance(self) -> None:
+        rate = self._finished / max(time.perf_counter() - self._began, 1e-9)
+        self._bar.update(self._task, advance=1, rate=f"{rate:.2f}/s")
+
+
+def one_line(text: str) -> str:
+    """A text on one line, at most 500 characters, without control characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:500]

@@ -1,6 +1,6 @@
-"""One run of `mmaccel speak` or `mmaccel animate`: decode, write each payload at once, sum up.
+"""One run of `mmaccel speak` or `mmaccel animate`: decode and write each payload, then a summary.
 
-`MediaJob` is the run; `SpeechJob` and `VideoJob` say what its payloads are.
+A payload is an utterance or a clip. `MediaJob` is the run, `SpeechJob` and `VideoJob` its kinds.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.batch.recipe import FILTERS
 from mmaccel.catalog import make_policy
-from mmaccel.commands.collector import wake_collector
-from mmaccel.commands.run_setup import given, merge_fields, parse_window
-from mmaccel.commands.terminal import Stopped, progress_bar
+from mmaccel.commands.options import given, merge_fields, parse_window
+from mmaccel.commands.process import Stopped, resume_collector
+from mmaccel.commands.terminal import count_of, progress_bar
 from mmaccel.loading import parse_cuda_graphs, pick_name
-from mmaccel.outputs.image_files import image_name, plainly
+from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, image_name
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import write_video
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_speech.types import Utterance
     from mmaccel.samplers.sampling_params import SamplingParams
 
-_SPELLING = ("model", "policy", "policy_options")  # settings that others in a file name repeat
+_SPELLING = ("model", "policy", "policy_options")  # a file name has hash and repr instead
 
 
 def choose_policy(
@@ -61,24 +60,24 @@ def open_pipe(pipeline: Any, model: str, *, cuda_graphs: str, **options: Any) ->
     """
     use_graphs = parse_cuda_graphs(cuda_graphs)
     pipe = pipeline.from_pretrained(model, cuda_graphs=use_graphs, **options)
-    wake_collector()
+    resume_collector()
     return pipe
 
 
 @dataclass(kw_only=True)
 class MediaJob(ABC):
-    """Checked settings of a run, and how many of its files are written.
+    """Checked settings of a run, and the number of files that are written.
 
     Attributes:
         pipe: a `TextToSpeech` or an `ImageToVideo`, loaded by name.
         seed: of the first payload.
         name: of the policy.
         policy: the policy.
-        options: the pipeline's own arguments that were given.
-        batch_size: rows that are decoded at a time at most.
+        options: given arguments of the pipeline.
+        batch_size: largest number of rows decoded together.
         out: folder for the files.
-        model, dtype: as they were given.
-        kept: files written.
+        model, dtype: as given on the command line.
+        written: number of files.
     """
 
     pipe: Any
@@ -90,31 +89,31 @@ class MediaJob(ABC):
     out: Path
     model: str
     dtype: str
-    kept: int = 0
+    written: int = 0
 
     @property
     @abstractmethod
     def unit(self) -> str:
-        """What a file holds, such as "clip"."""
+        """Noun for a payload, such as "clip"."""
 
     @property
     @abstractmethod
-    def n_asked(self) -> int:
-        """Files that the run writes."""
+    def n_files(self) -> int:
+        """Number of files that the run writes."""
 
     @abstractmethod
     def decode(self, bar: JobProgress) -> Stats:
-        """Decode all payloads, write each as soon as it is finished, and show it on the bar."""
+        """Decode all payloads; write each as soon as it is finished, and update the bar."""
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The settings that decide the payloads beside seed and input, ready for JSON."""
+        """What a payload depends on, apart from its seed and input; ready for JSON."""
 
     @property
     def summary(self) -> str:
         """What was written, without the folder."""
-        return f"{self.kept} {self.unit}{'s' * (self.kept != 1)}"
+        return count_of(self.written, self.unit)
 
     @property
     def notes(self) -> list[str]:
@@ -125,81 +124,81 @@ class MediaJob(ABC):
         """Decode and write all payloads, then print a summary.
 
         Raises:
-            Stopped: Ctrl-C came before the last; what was written is kept.
+            Stopped: Ctrl-C came before the last payload; the written ones remain.
         """
         try:
-            with _progress(self.unit, self.n_asked) as bar:
+            with _progress(self.unit, self.n_files) as bar:
                 stats = self.decode(bar)
         except KeyboardInterrupt:
-            raise Stopped(f"stopped; {self.told} in {self.out}") from None
+            raise Stopped(f"stopped; {self.state} in {self.out}") from None
         print(f"{self.summary} in {self.out}")
         print(stats)
         for note in self.notes:
             print(f"note: {note}")
 
     @property
-    def told(self) -> str:
+    def state(self) -> str:
         """How many of the files are written."""
-        return f"kept {self.kept} of {self.n_asked} {self.unit}s"
+        return f"{self.written} of {self.n_files} {self.unit}s are"
 
-    def base(self, params: SamplingParams) -> dict[str, Any]:
-        """The settings that decide the payloads beside seed and input, ready for JSON."""
+    def common_settings(self, params: SamplingParams) -> dict[str, Any]:
+        """What a payload depends on, apart from its seed and input; ready for JSON."""
+        settings = describe_settings(self.name, self.policy, params)
+        del settings["guidance_scale"]  # these models have no guidance
         return {
             "model": self.model,
             "weights": content_hash(self.pipe.source),
             "codec": content_hash(self.pipe.codec),
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
-            "policy": self.name,
-            "policy_options": {name: plainly(v) for name, v in vars(self.policy).items()},
-            **{name: vars(params)[name] for name in FILTERS if name != "guidance_scale"},
+            **settings,
         }
 
-    def keep(
+    def write_payload(
         self,
         title: str,
-        made: Any,
+        payload: Any,
         source: Mapping[str, Any],
         facts: Mapping[str, Any],
         suffix: str,
         write: Callable[..., None],
     ) -> None:
-        """Write one payload. The file name depends on all that decides the payload, so only the
-        same payload is overwritten.
+        """Write one payload. Everything it depends on enters the file name, so that only the same
+        payload is overwritten.
 
         Args:
             title: the file name begins with its first words.
-            made: the payload, with its `seed`, `passes` and `total_variation`.
+            payload: with its `seed`, `passes` and `total_variation`.
             source: the input of this payload, as the model received it.
             facts: further entries of the JSON file.
             suffix: of the file.
             write: receives the path and, as `facts`, the content of the JSON file.
 
         Raises:
-            OSError: the file cannot be written; the message says how many files are kept.
+            OSError: the file cannot be written; the message has the number of written files.
         """
-        recipe = {name: value for name, value in self.settings.items() if name not in _SPELLING}
-        recipe |= {"policy": repr(self.policy), **source}
+        own = {name: value for name, value in self.settings.items() if name not in _SPELLING}
+        own |= {"policy": repr(self.policy), **source}
         if self.dtype != EXACT_DTYPE or self.policy.exactness != "bitwise":
-            recipe["rows"] = self.batch_size
-        name = image_name(made.seed, title, self.name, recipe, suffix)
-        told = {
-            "seed": made.seed,
+            own["rows"] = self.batch_size
+        name = image_name(payload.seed, title, self.name, own, suffix)
+        content = {
+            "seed": payload.seed,
             **self.settings,
             "exactness": exactness_in(self.policy.exactness, self.dtype),
             **facts,
-            "passes": made.passes,
-            "total_variation": made.total_variation,
+            "passes": payload.passes,
+            "total_variation": payload.total_variation,
             "versions": versions(),
         }
         try:
-            write(self.out / name, facts=told)
+            write(self.out / name, facts=content)
         except OSError as error:
             raise OSError(
-                f"--out: expected room for {name} in {str(self.out)!r}, received {error.strerror}; "
-                f"{self.told}; make room, and run it again"
+                f"--out: expected space for {name} in {str(self.out)!r}, received "
+                f"{error.strerror}; {self.state} written; free some space, and run it again"
             ) from error
-        self.kept += 1
+        self.written += 1
 
 
 @dataclass(kw_only=True)
@@ -208,9 +207,9 @@ class SpeechJob(MediaJob):
 
     Attributes:
         texts: one file each.
-        max_seconds: after which an utterance is cut; `check` computes it.
-        seconds: of sound that are written.
-        cut: remarks on utterances that were cut.
+        max_seconds: length after which an utterance is cut; `check` computes it.
+        seconds: written seconds of sound.
+        cut: notes on utterances that were cut.
     """
 
     texts: list[str]
@@ -221,7 +220,7 @@ class SpeechJob(MediaJob):
     unit = "utterance"
 
     @property
-    def n_asked(self) -> int:
+    def n_files(self) -> int:
         """See `MediaJob`."""
         return len(self.texts)
 
@@ -236,7 +235,7 @@ class SpeechJob(MediaJob):
         return self.cut
 
     def check(self) -> None:
-        """Check the texts against the model, before a folder is made.
+        """Check the texts with the model, before the folder is created.
 
         Raises:
             OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
@@ -249,14 +248,14 @@ class SpeechJob(MediaJob):
     def decode(self, bar: JobProgress) -> Stats:
         """See `MediaJob`."""
 
-        def keep(made: Utterance) -> None:
-            self.write(made)
-            bar.finish(made.index)
+        def finish(utterance: Utterance) -> None:
+            self.write(utterance)
+            bar.finish(utterance.index)
 
         bar.begin(len(self.texts))
         speech = self.pipe(
             self.texts, policy=self.policy, seed=self.seeds, batch_size=self.batch_size,
-            deliver=keep, **self.options,
+            deliver=finish, **self.options,
         )  # fmt: skip
         stats: Stats = speech.stats
         return stats
@@ -268,46 +267,46 @@ class SpeechJob(MediaJob):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings that decide the utterances beside text and seed, ready for JSON."""
+        """What an utterance depends on, apart from its text and seed; ready for JSON."""
         speech, options = self.pipe.speech, self.options
-        params = {name: options[name] for name in FILTERS if name in options}
+        params = {name: options[name] for name in SAMPLING_FIELDS if name in options}
         return {
-            **self.base(pick_params(speech, **params)),
+            **self.common_settings(pick_params(speech, **params)),
             "voice": options.get("voice"),
-            "max_seconds": self.max_seconds,  # a longer text of the same run may have shortened it
+            "max_seconds": self.max_seconds,  # a longer text of the same run may reduce it
             "repetition_penalty": options.get("repetition_penalty", speech.repetition_penalty),
         }
 
-    def write(self, made: Utterance) -> None:
+    def write(self, utterance: Utterance) -> None:
         """Write one utterance.
 
         Raises:
-            OSError: see `MediaJob.keep`.
+            OSError: see `write_payload`.
         """
-        source = {"text": made.text.strip()}  # commas and capitals are heard
+        source = {"text": utterance.text.strip()}  # punctuation and capitals change the sound
         facts = {
-            "text": made.text,
-            "seconds": made.seconds,
-            "sample_rate": made.sample_rate,
-            "is_finished": made.is_finished,
-            "tokens": len(made.tokens),
+            "text": utterance.text,
+            "seconds": utterance.seconds,
+            "sample_rate": utterance.sample_rate,
+            "is_finished": utterance.is_finished,
+            "tokens": len(utterance.tokens),
         }
-        write = partial(write_sound, waveform=made.waveform, sample_rate=made.sample_rate)
-        self.keep(made.text, made, source, facts, ".wav", write)
-        self.seconds += made.seconds
-        if not made.is_finished:
+        write = partial(write_sound, waveform=utterance.waveform, sample_rate=utterance.sample_rate)
+        self.write_payload(utterance.text, utterance, source, facts, ".wav", write)
+        self.seconds += utterance.seconds
+        if not utterance.is_finished:
             self.cut.append(
-                f"{made.text[:40]!r} was cut at {made.seconds:.1f} s; see --max-seconds"
+                f"{utterance.text[:40]!r} was cut at {utterance.seconds:.1f} s; see --max-seconds"
             )
 
 
 @dataclass(kw_only=True)
 class VideoJob(MediaJob):
-    """Starts to continue.
+    """Images and clips to continue.
 
     Attributes:
-        starts: frames by file.
-        count: clips of each.
+        starts: first frames of the clips, by file.
+        count: clips of each start.
         suffix: of the files.
     """
 
@@ -318,7 +317,7 @@ class VideoJob(MediaJob):
     unit = "clip"
 
     @property
-    def n_asked(self) -> int:
+    def n_files(self) -> int:
         """See `MediaJob`."""
         return self.count * len(self.starts)
 
@@ -328,55 +327,55 @@ class VideoJob(MediaJob):
         parts: list[Stats] = []
         for start, frames in self.starts.items():
 
-            def keep(made: Clip, start: Path = start) -> None:
-                self.write(start, made)
-                bar.finish(made.index)
+            def finish(clip: Clip, start: Path = start) -> None:
+                self.write(start, clip)
+                bar.finish(clip.index)
 
             bar.begin(self.count)
             parts.append(self.pipe.serve(
                 frames, self.params, policy=self.policy, seed=seeds, batch_size=self.batch_size,
-                deliver=keep, on_step=bar.update,
+                deliver=finish, on_step=bar.update,
             ))  # fmt: skip
         return add_stats(parts)
 
     @property
     def params(self) -> SamplingParams:
-        """The filters that were given, and those that are recommended where none were."""
+        """The given sampling parameters, and for the others those that the model recommends."""
         return choose_params(self.pipe.video.params, **self.options)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings that decide the clips beside start and seed, ready for JSON."""
-        return self.base(self.params)
+        """What a clip depends on, apart from its start and seed; ready for JSON."""
+        return self.common_settings(self.params)
 
-    def write(self, start: Path, made: Clip) -> None:
+    def write(self, start: Path, clip: Clip) -> None:
         """Write one clip.
 
         Raises:
-            OSError: see `MediaJob.keep`.
+            OSError: see `write_payload`.
         """
-        tokens = made.tokens[: made.n_read].flatten().tolist()  # of the start
-        source = {"start": tokens, "n_given": made.n_given}
+        tokens = clip.tokens[: clip.n_read].flatten().tolist()  # of the start
+        source = {"start": tokens, "n_given": clip.n_given}
         facts = {
             "start": start.name,
-            "frames": len(made.frames),
-            "n_given": made.n_given,
-            "fps": made.fps,
-            "tokens": made.tokens.numel(),
+            "frames": len(clip.frames),
+            "n_given": clip.n_given,
+            "fps": clip.fps,
+            "tokens": clip.tokens.numel(),
         }
-        write = partial(write_video, frames=made.frames, fps=made.fps)
-        self.keep(start.stem, made, source, facts, f".{self.suffix}", write)
+        write = partial(write_video, frames=clip.frames, fps=clip.fps)
+        self.write_payload(start.stem, clip, source, facts, f".{self.suffix}", write)
 
 
 class JobProgress:
-    """Shows on a progress bar how many payloads are finished, over all runs of a job."""
+    """Shows the number of finished payloads of all runs of a job on a progress bar."""
 
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar, self._task = bar, task
         self._before, self._run = 0.0, RunProgress(0)
 
     def begin(self, rows: int) -> None:
-        """The next run begins."""
+        """Begin the next run, of so many rows."""
         self._before, self._run = self._before + self._run.payloads, RunProgress(rows)
 
     def update(self, progress: Any) -> None:
@@ -385,7 +384,7 @@ class JobProgress:
         self._show()
 
     def finish(self, index: int) -> None:
-        """A payload of the run is written."""
+        """Count a payload as written."""
         self._run.finish(index)
         self._show()
 

@@ -1,26 +1,95 @@
-"""Options that `mmaccel speak` and `mmaccel animate` share, as types of their parameters."""
+"""Options that several commands share, as types of their parameters, and how values are parsed."""
 
 from __future__ import annotations
 
+from ast import literal_eval
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mmaccel.catalog import POLICIES
+from mmaccel.errors import OptionError
 
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
-_HELP_POLICY = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
+_HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
+_HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
-WindowPolicy = Annotated[str | None, typer.Option(help=_HELP_POLICY)]
+Policy = Annotated[str | None, typer.Option(help=_HELP_ANY)]
+WindowPolicy = Annotated[str | None, typer.Option(help=_HELP_WINDOW)]
 SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
 Window = Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')]
 Out = Annotated[Path, typer.Option(help="folder for the files")]
+Guidance = Annotated[float | None, typer.Option(help="classifier-free guidance; 1 is off")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy")]
 TopK = Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")]
 TopP = Annotated[float | None, typer.Option(help="keep this much probability")]
 MinP = Annotated[float | None, typer.Option(help="least share of the likeliest")]
+Size = Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")]
+Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="write figures here")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number below 1.
+
+    Raises:
+        OptionError: with the name of the option.
+    """
+    if value < 1:
+        raise OptionError(f"--{name}: expected at least 1, received {value}; ask for 1 or more")
+
+
+def parse_window(text: str | None) -> int | str | None:
+    """The value of `--window`: an integer, or the text itself, which the policy checks."""
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return text
+
+
+def parse_fields(texts: list[str]) -> dict[str, Any]:
+    """The values of `--set name=value`: Python literals, or texts.
+
+    Raises:
+        OptionError: no name, no value, or a name twice.
+    """
+    fields: dict[str, Any] = {}
+    for text in texts:
+        name, is_given, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not is_given or not name.isidentifier() or name in fields:
+            raise OptionError(
+                f"--set: expected name=value, each name once, received {text!r}; "
+                "write for example --set gamma=0.2"
+            )
+        try:
+            fields[name] = literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            fields[name] = value.strip()
+    return fields
+
+
+def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, Any]:
+    """Fields of a policy, from their own options and from `--set`.
+
+    Raises:
+        OptionError: see `parse_fields`; or a field given in both ways.
+    """
+    fields = parse_fields(texts or [])
+    for name in fields.keys() & named.keys():
+        option = name.replace("_", "-")
+        raise OptionError(
+            f"--{option}: expected it once, received {named[name]!r} and --set {name}="
+            f"{fields[name]!r}; leave one of them out"
+        )
+    return named | fields

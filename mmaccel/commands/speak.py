@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from mmaccel.commands import options as shared
-from mmaccel.commands.collector import rest_collector
+from mmaccel.commands.process import pause_collector
 
-_HELP_CODEC = "folder or hub id: what turns codes into sound; by default its authors', from the hub"
-_HELP_SECONDS = "cut longer ones; by default 30, or what there is room for"
+_HELP_CODEC = "folder or hub id of the decoder of codes to sound; by default the authors'"
+_HELP_SECONDS = "cut longer ones; by default 30, or as long as the model can"
 
 
 def speak(
-    texts: Annotated[list[str], typer.Argument(help="what is to be said, one file each")],
+    texts: Annotated[list[str], typer.Argument(help="one file each")],
     model: Annotated[str, typer.Option(help="folder or hub id, such as HKUSTAudio/Llasa-1B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     policy: shared.WindowPolicy = None,
@@ -38,27 +38,28 @@ def speak(
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
 ) -> None:
-    """Say texts, each into a WAV file with a JSON file beside it: text, seed, policy, stats.
+    """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
 
-    Temperature, truncation and penalty are by default what the model's authors recommend.
+    Temperature, truncation and penalty are by default those the model's authors recommend.
     """
-    rest_collector()
+    pause_collector()
     from transformers.utils import logging
 
+    from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.media_job import SpeechJob, choose_policy, open_pipe
-    from mmaccel.commands.run_setup import check_count, check_folder, given, open_folder
     from mmaccel.loading import parse_dtype
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.plan import check_call
 
-    check_count("batch-size", batch_size)
+    shared.check_count("batch-size", batch_size)
     name, chosen = choose_policy(policy, window, set_fields)
     kind = parse_dtype(dtype)
-    params = given(
+    params = shared.given(
         max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty,
     )  # fmt: skip
-    check_call(texts, [seed + k for k in range(len(texts))], **params)  # loading takes minutes
+    # before the model is loaded, which takes long
+    check_call(texts, [seed + k for k in range(len(texts))], **params)
     check_folder(out)
     logging.disable_progress_bar()
     pipe = open_pipe(
@@ -67,7 +68,7 @@ def speak(
     )  # fmt: skip
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,
-        options=params | given(voice=voice), batch_size=batch_size, out=out, model=model,
+        options=params | shared.given(voice=voice), batch_size=batch_size, out=out, model=model,
         dtype=dtype,
     )  # fmt: skip
     job.check()

@@ -1,7 +1,9 @@
-"""How tables look, on a terminal and in a file."""
+"""What commands print: tables, progress bars, and the JSON object that ends a program's output."""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,43 +11,49 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-_WIDTH_OF_A_FILE = 120
-
-
-class Stopped(Exception):
-    """Ctrl-C came; the text says what was kept."""
+_FILE_WIDTH = 120
 
 
 def wide_console() -> Console:
-    """A console on stdout; where that is no terminal, lines are long enough for every table."""
+    """A console on stdout; where that is not a terminal, lines are wide enough for every table."""
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH_OF_A_FILE)
+    return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 def stderr_console() -> Console:
-    """A console on stderr, for what is said while something runs."""
+    """A console on stderr, for messages while a command runs."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def progress_bar(*columns: Any, **options: Any) -> Progress:
-    """A bar on stderr; what is printed meanwhile still goes to stdout, as it is."""
+    """A bar on stderr, which leaves stdout as it is."""
     from rich.progress import Progress
 
     return Progress(*columns, console=stderr_console(), redirect_stdout=False, **options)
 
 
 def make_table(*heads: str, title: str | None = None) -> Table:
-    """A table with light rules, narrow enough for 80 columns."""
+    """A table with light rules, narrow enough for 80 columns; narrow terminals wrap its cells."""
     from rich import box
     from rich.table import Table
 
-    looks: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "show_edge": False}
-    table = Table(title=title, padding=0, **looks)
+    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "show_edge": False}
+    table = Table(title=title, padding=0, **style)
     for k, head in enumerate(heads):
-        # a name is never cut or broken, and nothing else is cut
         table.add_column(head, no_wrap=k == 0, overflow="fold")
     return table
+
+
+def count_of(n: int, noun: str) -> str:
+    """A number with its noun: "1 image", "2 images"."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> None:
+    """Print the last JSON object of a command: its result, or its error."""
+    with suppress(BrokenPipeError):  # the exit code has the result too
+        print(json.dumps({"ok": error is None, "data": data, "error": error}), flush=True)

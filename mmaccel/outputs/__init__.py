@@ -1,1 +1,1 @@
-"""What results are written as, and what they say of where they were made."""
+"""Files of results: images, sound and clips, with metadata on how they were generated."""

@@ -1,4 +1,4 @@
-"""Images on disk: written whole or not at all, and carrying what they were made from."""
+"""Image files: written whole or not at all, with text chunks that say how they were generated."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
+    from mmaccel.samplers.sampling_params import SamplingParams
 
-_ALSO = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
-_LONGEST = 20  # characters of a word in a file name
-_BYTES = 60  # of a word: three, a seed and the rest stay within the 255 that systems allow
+SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+
+_LISTED = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
+_MAX_WORD = 20  # characters of a word in a file name
+_MAX_BYTES = 60  # of a word, so that three of them, the seed and the rest fit into 255
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
@@ -30,8 +33,8 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
 
     Args:
         file: the final name.
-        write: writes the path it is given. If it fails or is stopped, nothing is left behind; only
-            a killed process leaves its `.tmp`.
+        write: writes the path it receives. If it raises, no file remains; only a killed process
+            leaves its `.tmp`.
     """
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
@@ -49,7 +52,7 @@ def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path
     Args:
         file: the final name. If writing it fails, the JSON file stays.
         facts: ready for JSON.
-        write: writes the path it is given; see `write_whole`.
+        write: writes the path it receives; see `write_whole`.
     """
     text = json.dumps(dict(facts), indent=1) + "\n"
     write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
@@ -57,10 +60,10 @@ def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, where the system can say so."""
+    """Wait until a file, or the names in a folder, are on the disk, on systems that support it."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except OSError:  # folders cannot be opened everywhere
+    except OSError:  # not every system opens folders
         return
     try:
         os.fsync(handle)
@@ -72,41 +75,41 @@ def _sync(path: Path) -> None:
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that tell runs of different settings apart, on every machine."""
+    """Eight hexadecimal digits of a hash of settings, equal on every machine."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
 
 
 def image_name(
-    seed: int, prompt: str, policy: str, recipe: Mapping[str, Any], suffix: str = ".png"
+    seed: int, prompt: str, policy: str, settings: Mapping[str, Any], suffix: str = ".png"
 ) -> str:
-    """A file name that sorts by seed and can be read: `0003-a-red-circle-jacobi-1c9f03ab.png`.
+    """A readable file name that sorts by seed: `0003-a-red-circle-jacobi-1c9f03ab.png`.
 
-    Another caption, or anything else in `recipe`, gives another name: only the same image is
+    Another prompt or other `settings` give another name, so that only the same image is
     overwritten. `policy` is a short name.
     """
     words = split_words(prompt)
-    mark = short_hash({"words": words, **recipe})
+    digits = short_hash({"words": words, **settings})
     shown = [_shorten("".join(c for c in word if c.isalnum())) for word in words[:3]]
-    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, mark]) + suffix
+    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, digits]) + suffix
 
 
 def _shorten(word: str) -> str:
-    """Its beginning, in whole characters."""
-    return word[:_LONGEST].encode("utf-8")[:_BYTES].decode("utf-8", "ignore")
+    """The beginning of a word, in whole characters."""
+    return word[:_MAX_WORD].encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
 
 
 def describe(
     prompt: str, seed: int, settings: Mapping[str, Any], batch: ImageOutput, index: int
 ) -> dict[str, Any]:
-    """What an image was made from and what it cost, ready for JSON.
+    """How an image was generated and what it cost, ready for JSON.
 
     Args:
-        prompt: its caption.
-        seed: its own seed.
-        settings: model, weights, policy and filters.
-        batch: what it was made in.
-        index: its place there.
+        prompt: of the image.
+        seed: of the image.
+        settings: model, weights, policy and sampling parameters.
+        batch: the images generated together with it.
+        index: of the image in the batch.
     """
     tokens, passes = batch.tokens.shape[1], int(batch.passes[index])
     return {
@@ -117,22 +120,27 @@ def describe(
         "tokens": tokens,
         "passes": passes,
         "tokens_per_pass": tokens / passes,
-        "batch": {"pictures": len(batch.prompts), "stats": batch.stats.to_dict()},
+        "batch": {"images": len(batch.prompts), "stats": batch.stats.to_dict()},
         "versions": versions(),
     }
 
 
-def plainly(value: Any) -> Any:
-    """A field of a policy, ready for JSON."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[str, Any]:
+    """A policy, by its short name and its fields, and sampling parameters, ready for JSON."""
+    options = {
+        field: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for field, value in vars(policy).items()
+    }
+    sampling = {field: getattr(params, field) for field in SAMPLING_FIELDS}
+    return {"policy": name, "policy_options": options, **sampling}
 
 
 def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
-    """`facts` as text: the caption, a line with the negative one where there is one, and one line
-    of settings, as Stable Diffusion tools read them.
+    """`facts` as text that Stable Diffusion tools read: the prompt, the negative prompt where there
+    is one, and one line of settings.
 
     Args:
-        facts: from `describe`, or another description with its names.
+        facts: from `describe`, or with the same names.
         size: width and height of the image, in pixels.
     """
     options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
@@ -147,7 +155,7 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
         "Policy": f"{facts['policy']}({options})",
         "Exactness": facts["exactness"],
         "Forward passes": facts.get("passes"),
-        **{name.replace("_", " "): facts.get(name) for name in _ALSO},
+        **{name.replace("_", " "): facts.get(name) for name in _LISTED},
         "Version": f"mmaccel {facts['versions']['mmaccel']}",
     }
     parts = [f"{name}: {_quoted(value)}" for name, value in settings.items() if value is not None]
@@ -158,7 +166,7 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """A setting's value; in quotes where a reader would take part of it for the next setting."""
+    """The value of a setting, in quotes where it contains a separator of settings."""
     text = str(value)
     return json.dumps(text) if any(c in text for c in ',:"\n') else text
 

@@ -1,4 +1,4 @@
-"""What a result was made on: versions and device, for metadata and reports."""
+"""Versions and device of a run, for metadata and reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import mmaccel
 
 
-@cache  # it is asked for every image, and reads files
+@cache  # reads files, and is called for every image
 def package_version(name: str) -> str | None:
     """The installed version of a package, or None; imports nothing."""
     try:
@@ -22,14 +22,14 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that an image depends on."""
+    """Versions of all packages that an image depends on."""
     found = {name: package_version(name) for name in ("torch", "transformers", "numpy")}
     own = {"mmaccel": mmaccel.__version__, "python": platform.python_version()}
     return own | {name: value for name, value in found.items() if value is not None}
 
 
-def processor() -> str:
-    """The processor's name, as far as the system tells it."""
+def cpu_name() -> str:
+    """Name of the CPU, where the system has it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -42,7 +42,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     """Device, threads and versions, ready for JSON."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
     return {
         "device": device,
         "name": name,

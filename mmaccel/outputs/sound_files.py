@@ -1,4 +1,4 @@
-"""Sound on disk: WAV files, and next to each a JSON file with what it was made from."""
+"""Sound files: WAV, and next to each a JSON file that says how it was generated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmaccel.outputs.image_files import write_with_facts
 
-_FULL = 2**15 - 1  # of 16 bits
+_FULL = 2**15 - 1  # largest value of 16 bits
 
 
 def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[str, Any]) -> None:

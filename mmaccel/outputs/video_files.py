@@ -1,4 +1,4 @@
-"""Clips on disk: MP4 (H.264, by PyAV) or lossless WebP, and next to each a JSON file."""
+"""Clip files: MP4 (H.264, by PyAV) or lossless WebP, and next to each a JSON file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("mp4", "webp")
 _MOVING = ("GIF", "PNG", "WEBP", "AVIF", "FLI")  # formats whose pages are frames in time
-_ENCODER, _QUALITY = "libx264", "18"  # H.264's constant rate factor; people see no loss
+_ENCODER, _QUALITY = "libx264", "18"  # constant rate factor without visible loss
 
 
 def pick_format(wanted: str | None) -> str:
-    """The format that is asked for; by default mp4 if PyAV can write it, else webp.
+    """The format of `--format`; by default mp4 if PyAV can write it, else webp.
 
     Raises:
         OptionError: none of `FORMATS`.
@@ -43,7 +43,7 @@ def pick_format(wanted: str | None) -> str:
         if wanted == "mp4":
             raise MissingBackendError(
                 "--format: expected the package av for mp4, received none; "
-                "pip install 'mmaccel[video]', or take --format webp"
+                "pip install 'mmaccel[video]', or choose --format webp"
             ) from error
         return "webp"
     if _ENCODER in av.codecs_available:
@@ -51,7 +51,7 @@ def pick_format(wanted: str | None) -> str:
     if wanted == "mp4":
         raise MissingBackendError(
             f"--format: expected an av with {_ENCODER} for mp4, received one without; "
-            "pip install --force-reinstall av, or take --format webp"
+            "pip install --force-reinstall av, or choose --format webp"
         )
     return "webp"
 
@@ -96,7 +96,7 @@ def _encode(path: Path, frames: Tensor, fps: float) -> None:
 
 
 def _plain_file(path: Path) -> str:
-    """Its name for FFmpeg, which reads the part before a colon as a protocol."""
+    """The name of a file for FFmpeg, which reads the part before a colon as a protocol."""
     return f"file:{path}"
 
 
@@ -111,12 +111,12 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
 
 
 def read_frames(file: Path, most: int) -> list[Image]:
-    """The last frames of an image, an animated image or a video, turned as its file says.
+    """The last frames of an image, an animated image or a video, rotated as the file says.
 
     Args:
-        file: a file that Pillow or PyAV reads. Of pages that are not frames in time (a camera's
-            preview after its photograph, layers, scans) the first is read.
-        most: frames that are read at most.
+        file: a file that Pillow or PyAV reads. Of pages that are not frames in time (the preview of
+            a camera, layers, scans) the first is read.
+        most: largest number of frames.
 
     Raises:
         OptionError: no such file, or one that neither reads.
@@ -157,7 +157,7 @@ def _video_frames(file: Path, most: int) -> list[Image]:
     try:
         with av.open(_plain_file(file)) as container:
             last = deque(container.decode(video=0), maxlen=most)
-            frames = [_turn(frame) for frame in last]
+            frames = [_rotate(frame) for frame in last]
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise OptionError(
             f"start: expected an image or a video, received {str(file)!r}, which PyAV does not "
@@ -168,8 +168,8 @@ def _video_frames(file: Path, most: int) -> list[Image]:
     return frames
 
 
-def _turn(frame: Any) -> Image:
-    """A frame of PyAV as an image, turned as its file says: telephones film sideways."""
+def _rotate(frame: Any) -> Image:
+    """A frame of PyAV as an image, rotated as the file says: telephones film sideways."""
     image: Image = frame.to_image()
     degrees = getattr(frame, "rotation", 0)  # counter-clockwise; older PyAV does not have it
     return image.rotate(degrees, expand=True) if degrees else image

@@ -1,8 +1,7 @@
-"""Real disks that are full or closed: an error that says so, nothing half-written, and `--resume`
-makes the rest, to the byte.
+"""Disks that are full or read-only: a clear error, no partial files, and `--resume` generates
+the rest, to the byte.
 
-A full disk is a small tmpfs, which takes root and Linux to mount; a closed folder or file is one
-whose rights root has too little of (`chattr +i`), or whose mode is 0o555.
+The disks are small tmpfs, which only root can mount, on Linux.
 """
 
 from __future__ import annotations
@@ -12,22 +11,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from mmaccel.batch.manifest import Manifest, sha256_of, to_line
 from mmaccel.cli import main
-from mmaccel.outputs.image_files import write_whole
 from tests.fixtures.tiny_model import CAPTIONS
 
 ROWS = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 2} for k in range(3)]
 N_ITEMS = 6
-NO_ROOM, CLOSED = "No space left on device", ("Operation not permitted", "Permission denied")
+NO_SPACE = "No space left on device"
 
 Mount = Callable[[Path, str], None]
 
@@ -50,7 +45,7 @@ def content(out: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-def noted(out: Path) -> dict[str, str]:
+def recorded(out: Path) -> dict[str, str]:
     """Name and checksum of every image in the manifest, whose lines are all whole."""
     data = (out / "manifest.jsonl").read_bytes()
     assert not data or data.endswith(b"\n")
@@ -59,16 +54,16 @@ def noted(out: Path) -> dict[str, str]:
     return {record["file"]: record["sha256"] for record in records}
 
 
-def check_all_noted(out: Path, n_spare: int) -> None:
+def check_all_recorded(out: Path, n_spare: int) -> None:
     """What the manifest has is there, whole; so are up to `n_spare` images more."""
-    told, there = noted(out), content(out)
-    assert all(sha256_of(out / name) == told[name] for name in told)
-    assert 0 <= len(there) - len(told) <= n_spare
+    sums, there = recorded(out), content(out)
+    assert all(sha256_of(out / name) == sums[name] for name in sums)
+    assert 0 <= len(there) - len(sums) <= n_spare
 
 
 @pytest.fixture(scope="module")
 def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run nobody disturbed."""
+    """The folder of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     assert main(command(folder, tiny_folder)) == 0
     assert len(content(folder / "out")) == N_ITEMS
@@ -76,7 +71,7 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_whole(out: Path, whole: Path) -> None:
-    assert content(out) == content(whole) and noted(out) == noted(whole)
+    assert content(out) == content(whole) and recorded(out) == recorded(whole)
     lines = [sorted((at / "manifest.jsonl").read_bytes().splitlines()) for at in (out, whole)]
     assert lines[0] == lines[1]
 
@@ -109,34 +104,7 @@ def mount() -> Iterator[Mount]:
                 subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@contextmanager
-def closed(path: Path) -> Iterator[None]:
-    """While it lasts, nothing can be written into a folder, or into a file."""
-    if os.name != "posix":
-        pytest.skip("folders are closed with modes, which this system has not")
-    is_root = os.geteuid() == 0  # whom no mode stops
-    mode = path.stat().st_mode
-    if is_root:
-        try:
-            done = subprocess.run(
-                ["chattr", "+i", str(path)], capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError:
-            pytest.skip("root is stopped by chattr +i alone, and there is no chattr here")
-        if done.returncode:
-            pytest.skip(f"root is stopped by chattr +i alone: {' '.join(done.stderr.split())}")
-    else:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        yield
-    finally:
-        if is_root:
-            subprocess.run(["chattr", "-i", str(path)], check=True)
-        else:
-            path.chmod(mode)
-
-
-def said_once(capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     """The error: the same one line for people and for a program."""
     said = capsys.readouterr()
     answer = json.loads(said.out)
@@ -148,58 +116,40 @@ def said_once(capsys: pytest.CaptureFixture[str]) -> str:
 
 # a page is 4 KiB; an image takes one, and so does the manifest
 @pytest.mark.parametrize(
-    ("room", "wanted", "n_noted"),
+    ("space", "wanted", "n_recorded"),
     [
         ("size=4k", "a manifest that can be written", 0),
-        ("size=8k", "room and leave to write an image", 1),
-        ("size=20k", "room and leave to write an image", 4),
-        ("size=1m,nr_inodes=5", "room and leave to write an image", 3),
+        ("size=20k", "space and permission to write an image", 4),
+        ("size=1m,nr_inodes=5", "space and permission to write an image", 3),
     ],
 )
-def test_a_full_disk_is_said_and_its_job_goes_on_where_there_is_room(
+def test_a_job_continues_after_a_full_disk(
     whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
-    capsys: pytest.CaptureFixture[str], room: str, wanted: str, n_noted: int,
+    capsys: pytest.CaptureFixture[str], space: str, wanted: str, n_recorded: int,
 ) -> None:  # fmt: skip
     if os.sysconf("SC_PAGE_SIZE") != 4096:
         pytest.skip("the sizes are counted in pages of 4 KiB, which this system has not")
     out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
-    mount(out, room)
+    mount(out, space)
     assert main(arguments) == 1
-    line = said_once(capsys)
-    assert f"expected {wanted}, received: {NO_ROOM};" in line and "--resume" in line
-    check_all_noted(out, 1)
-    before = noted(out)
-    assert len(before) == n_noted
+    line = error_of(capsys)
+    assert f"expected {wanted}, received: {NO_SPACE};" in line and "--resume" in line
+    check_all_recorded(out, 1)
+    before = recorded(out)
+    assert len(before) == n_recorded
 
     assert main([*arguments, "--resume"]) == 1  # as full as it was
-    assert NO_ROOM in said_once(capsys)
-    check_all_noted(out, 1)
-    assert noted(out) == before
+    assert NO_SPACE in error_of(capsys)
+    check_all_recorded(out, 1)
+    assert recorded(out) == before
 
     mount(out, "size=1m,nr_inodes=100")
     assert main([*arguments, "--resume"]) == 0
-    assert json.loads(capsys.readouterr().out)["data"]["made_before"] == n_noted
+    assert json.loads(capsys.readouterr().out)["data"]["made_before"] == n_recorded
     assert_whole(out, whole)
 
 
-def test_an_image_larger_than_the_room_leaves_the_old_one(tmp_path: Path, mount: Mount) -> None:
-    """It comes in many writes, the first of which find room."""
-    disk = tmp_path / "disk"
-    mount(disk, "size=64k")
-    file = disk / "picture.png"
-    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
-    small, large = Image.fromarray(noise[:32, :32]), Image.fromarray(noise)
-    write_whole(file, lambda path: small.save(path, format="PNG"))
-    before = file.read_bytes()
-    with pytest.raises(OSError, match=NO_ROOM) as caught:
-        write_whole(file, lambda path: large.save(path, format="PNG"))
-    assert caught.value.strerror == NO_ROOM
-    assert list(disk.iterdir()) == [file] and file.read_bytes() == before
-
-
-def test_a_line_that_finds_room_for_its_beginning_alone_is_taken_back(
-    tmp_path: Path, mount: Mount
-) -> None:
+def test_a_line_that_fits_in_part_is_removed(tmp_path: Path, mount: Mount) -> None:
     disk = tmp_path / "disk"
     mount(disk, "size=4k")
     manifest = Manifest(disk / "manifest.jsonl")
@@ -209,7 +159,7 @@ def test_a_line_that_finds_room_for_its_beginning_alone_is_taken_back(
         for record in records[:n_lines]:
             manifest.append(record)
         for record in records[n_lines : n_lines + 2]:
-            with pytest.raises(OSError, match=NO_ROOM):
+            with pytest.raises(OSError, match=NO_SPACE):
                 manifest.append(record)
         assert manifest.file.read_bytes() == b"".join(map(to_line, records[:n_lines]))
         mount(disk, "size=1m")
@@ -220,23 +170,7 @@ def test_a_line_that_finds_room_for_its_beginning_alone_is_taken_back(
         manifest.close()
 
 
-def test_a_disk_that_is_mounted_to_be_read_is_refused_before_a_model_is_loaded(
-    whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    out = tmp_path / "out"
-    mount(out, "size=1m")
-    mount(out, "ro")
-    assert main(command(tmp_path, tmp_path / "no model", "--json")) == 1
-    line = said_once(capsys)
-    assert f"--out: expected a folder that can be written, received {str(out)!r}" in line
-    assert "Read-only file system" in line and list(out.iterdir()) == []
-    mount(out, "rw")
-    assert main(command(tmp_path, tiny_folder, "--resume")) == 0
-    assert_whole(out, whole)
-
-
-def test_what_was_made_on_a_disk_that_can_only_be_read_can_still_be_asked_for(
+def test_a_dry_run_reads_a_read_only_disk(
     whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -252,66 +186,23 @@ def test_what_was_made_on_a_disk_that_can_only_be_read_can_still_be_asked_for(
     data = json.loads(capsys.readouterr().out)["data"]
     assert (data["made_before"], data["to_make"]) == (N_ITEMS - 1, 1)
     assert main(command(tmp_path, tiny_folder, "--resume", "--json")) == 1
-    assert "Read-only file system" in said_once(capsys)
+    assert "Read-only file system" in error_of(capsys)
     mount(out, "rw")
     assert main(command(tmp_path, tiny_folder, "--resume")) == 0
     assert_whole(out, whole)
 
 
-def test_a_folder_that_is_closed_before_the_job(
-    whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
-    out.mkdir()
-    with closed(out):
-        assert main(arguments) == 1
-        line = said_once(capsys)
-        assert "--out: expected a folder that can be written" in line
-        assert any(reason in line for reason in CLOSED) and list(out.iterdir()) == []
-    assert main(arguments) == 0
-    assert_whole(out, whole)
-
-
-def test_a_folder_that_is_closed_during_the_job(
-    whole: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_read_only_disk_is_refused_before_a_model_is_loaded(
+    whole: Path, tiny_folder: Path, tmp_path: Path, mount: Mount,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The manifest is open and takes lines, but no image gets a name any more."""
-    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
-    append = Manifest.append
-
-    def closing(self: Manifest, record: dict[str, Any]) -> None:
-        append(self, record)
-        if len(noted(out)) == 3:
-            doors.enter_context(closed(out))
-
-    with ExitStack() as doors:
-        monkeypatch.setattr(Manifest, "append", closing)
-        assert main(arguments) == 1
-    monkeypatch.undo()
-    line = said_once(capsys)
-    assert "expected room and leave to write an image, received: " in line
-    assert any(reason in line for reason in CLOSED) and "--resume" in line
-    check_all_noted(out, 0)
-    assert len(noted(out)) == 3
-    assert main([*arguments, "--resume"]) == 0
-    assert_whole(out, whole)
-
-
-def test_a_manifest_that_cannot_be_written(
-    whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, arguments = tmp_path / "out", command(tmp_path, tiny_folder, "--json")
-    assert main([*arguments, "--shard", "1/2"]) == 0  # half of the images, noted elsewhere
-    manifest = out / "manifest.jsonl"
-    (out / "manifest.1-of-2.jsonl").rename(manifest)
-    before, lines = content(out), manifest.read_bytes()
-    assert len(before) == N_ITEMS // 2
-    capsys.readouterr()
-    with closed(manifest):
-        assert main([*arguments, "--resume"]) == 1
-        line = said_once(capsys)
-        assert str(manifest) in line and any(reason in line for reason in CLOSED)
-        assert content(out) == before and manifest.read_bytes() == lines
-    assert main([*arguments, "--resume"]) == 0
+    out = tmp_path / "out"
+    mount(out, "size=1m")
+    mount(out, "ro")
+    assert main(command(tmp_path, tmp_path / "no model", "--json")) == 1
+    line = error_of(capsys)
+    assert f"--out: expected a folder that can be written, received {str(out)!r}" in line
+    assert "Read-only file system" in line and list(out.iterdir()) == []
+    mount(out, "rw")
+    assert main(command(tmp_path, tiny_folder, "--resume")) == 0
     assert_whole(out, whole)

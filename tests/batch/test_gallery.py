@@ -1,4 +1,4 @@
-"""The gallery in a real browser: what is shown, found, opened, compared, by mouse and by keys."""
+"""The gallery: its page in a real browser, by mouse and by keys, and the facts of the images."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory):
     opened.quit()
 
 
+def data_of(page: Path) -> dict[str, Any]:
+    """The data in a page; JSON without NaN."""
+    text = page.read_text("utf-8").split('id="data">')[1].split("</script>")[0]
+    data: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    return data
+
+
 def visit(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
     assert browser.get_log("browser") == []
@@ -65,6 +72,7 @@ def keys(browser: Any, *pressed: str) -> None:
         ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
 
 
+@pytest.mark.slow
 def test_images_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["a red fox", "A blue whale", "a red whale"])
     assert main(["gallery", str(run)]) == 0
@@ -83,6 +91,7 @@ def test_images_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path
     assert texts(browser) == ["a red whale"]
 
 
+@pytest.mark.slow
 def test_everything_can_be_done_with_keys(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one", "two", "three"])
     assert main(["gallery", str(run)]) == 0
@@ -108,6 +117,7 @@ def test_everything_can_be_done_with_keys(browser: Any, tmp_path: Path) -> None:
     assert tabs == ["0", "-1", "-1"]  # one stop on the way through the page
 
 
+@pytest.mark.slow
 def test_prompts_are_text_and_nothing_else(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run & <b>co", [NASTY, "%DATA% \u2028"])
     failed = {"id": "bad", "k": 0, "status": "failed", "error": NASTY, "prompt": NASTY}
@@ -125,6 +135,7 @@ def test_prompts_are_text_and_nothing_else(browser: Any, tmp_path: Path) -> None
     assert browser.execute_script("return document.scripts.length") == 2
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     prompts = ["one", "two", "three"]
     first = make_run(tmp_path / "first", prompts)
@@ -143,6 +154,7 @@ def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
     assert figures == ["first: r2_0_102.png", "second: r2_0_102.png"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_images_are_a_few_cards_at_a_time(browser: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["seed"])
     own = (run / "r0_0_100.png").read_bytes()
@@ -175,15 +187,13 @@ def test_a_folder_without_images_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_without_a_manifest_speak_for_themselves(tmp_path: Path) -> None:
+def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one", "two"])
     (run / "manifest.jsonl").unlink()
     Image.new("RGB", (4, 4)).save(run / "other.png")
     (run / "broken.png").write_bytes(b"no image")
     assert main(["gallery", str(run)]) == 0
-    page = (run / "gallery.html").read_text(encoding="utf-8")
-    text = page.split('id="data">')[1].split("</script>")[0]
-    items = json.loads(text)["items"]
+    items = data_of(run / "gallery.html")["items"]
     assert [item["prompt"] for item in items] == ["one", "two"]
     assert [item["sides"][0]["file"] for item in items] == ["r0_0_100.png", "r1_0_101.png"]
 
@@ -202,7 +212,7 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_no_image_of_ours_is_left_out(tmp_path: Path) -> None:
+def test_images_of_other_programs_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one"])
     deep = PngInfo()
     deep.add_text("mmaccel", "[" * 100_000)
@@ -214,12 +224,11 @@ def test_what_is_no_image_of_ours_is_left_out(tmp_path: Path) -> None:
         long = {"id": "9" * 5000, "prompt": "long", "file": "r0_0_100.png"}
         manifest.write(to_line(known | long))
     assert main(["gallery", str(run)]) == 0
-    text = (run / "gallery.html").read_text(encoding="utf-8").split('id="data">')[1]
-    items = json.loads(text.split("</script>")[0])["items"]
+    items = data_of(run / "gallery.html")["items"]
     assert sorted(item["prompt"] for item in items) == ["long", "one"]
 
 
-def test_numbers_that_are_none_and_names_too_long_do_no_harm(tmp_path: Path) -> None:
+def test_infinite_numbers_and_long_names(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["a red fox"])
     with (run / "manifest.jsonl").open("a") as manifest:
         for name in ("é" * 130 + ".png", "a\0b.png", "\ud800.png"):
@@ -229,9 +238,7 @@ def test_numbers_that_are_none_and_names_too_long_do_no_harm(tmp_path: Path) -> 
         again |= {"passes": float("nan"), "temperature": [float("inf"), {"a": -float("inf")}]}
         manifest.write(json.dumps(again) + "\n")
     assert main(["gallery", str(run)]) == 0
-    page = (run / "gallery.html").read_text("utf-8")
-    text = page.split('id="data">')[1].split("</script>")[0]
-    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    data = data_of(run / "gallery.html")
     (item,) = data["items"]
     assert item["sides"][0]["own"]["passes"] == "nan"
     assert data["settings"][0]["temperature"] == ["inf", {"a": "-inf"}]
@@ -249,7 +256,6 @@ def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> N
             Image.new("RGB", (4, 4)).save(sides[-1] / f"{policy}.png", pnginfo=info)
     page = tmp_path / "page.html"
     assert main(["gallery", str(sides[0]), "--against", str(sides[1]), "--out", str(page)]) == 0
-    text = page.read_text("utf-8").split('id="data">')[1].split("</script>")[0]
     shown = [[side and side["policy"] for side in item["sides"]]
-             for item in json.loads(text)["items"]]  # fmt: skip
+             for item in data_of(page)["items"]]  # fmt: skip
     assert shown == [["gsd", "plain"], ["jacobi", "sjd"], ["sjd", None]]

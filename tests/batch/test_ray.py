@@ -1,4 +1,4 @@
-"""`--executor ray`: two actors make the same bytes, also when one is killed in the middle."""
+"""`--executor ray`: two actors write the same bytes as one process, also when one is killed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.item import make_items
 from mmaccel.batch.manifest import Record
-from mmaccel.batch.prompt_file import read_prompts
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.worker import Worker
+from mmaccel.batch.prompts import make_items, read_prompts
+from mmaccel.batch.worker import Setup, Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from tests.fixtures.tiny_model import CAPTIONS
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 N_ITEMS = 40
 
 
@@ -68,13 +66,13 @@ def actor_processes() -> list[int]:
 
 
 def whole(prompts: Path, setup: Setup) -> dict[tuple[str, int], Record]:
-    """What one worker in this process makes."""
+    """The records of one worker in this process."""
     worker, records = Worker(setup), []
     worker.run_all(make_items(read_prompts(str(prompts)), 0), records.append)
     return {(r["id"], r["k"]): r for r in records}
 
 
-def test_actors_make_what_one_process_makes(
+def test_actors_write_the_same_as_one_process(
     prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one", "ray"):
@@ -95,48 +93,48 @@ def test_actors_make_what_one_process_makes(
 def test_a_killed_actor_loses_nothing_and_repeats_nothing(
     prompts: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.ray_maker import RayMaker
+    from mmaccel.batch.ray_executor import RayExecutor
 
     for name in ("one", "ray"):
         (tmp_path / name).mkdir()
     setup = Setup(str(tiny_folder), tmp_path / "ray", rows=2)
     items = make_items(read_prompts(str(prompts)), 0)
-    maker = RayMaker(setup, 2)
+    executor = RayExecutor(setup, 2)
     records: list[Record] = []
-    noted: dict[str, int] = {}
+    recorded: dict[str, int] = {}
     killed: list[int] = []
 
-    def deliver(record: Record) -> None:
+    def on_finish(record: Record) -> None:
         records.append(record)
         if len(records) in (5, 17):
             for file in [r["file"] for r in records]:
-                noted[file] = (tmp_path / "ray" / file).stat().st_mtime_ns
+                recorded[file] = (tmp_path / "ray" / file).stat().st_mtime_ns
             killed.append(actor_processes()[0])
             os.kill(killed[-1], signal.SIGKILL)
 
     try:
-        maker.check(items)
-        maker.run_all(items, deliver)
+        executor.check(items)
+        executor.run_all(items, on_finish)
     finally:
-        maker.close()
+        executor.close()
     assert len(set(killed)) == 2
     keys = [(r["id"], r["k"]) for r in records]
     assert len(keys) == len(set(keys)) == N_ITEMS
     expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=2))
     assert {(r["id"], r["k"]): r for r in records} == expected
-    for file, written in noted.items():
+    for file, written in recorded.items():
         assert (tmp_path / "ray" / file).stat().st_mtime_ns == written
 
 
-def test_an_item_that_kills_its_process_is_given_up(
+def test_an_item_that_kills_its_process_fails(
     prompts: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.failures import ItemsFailed
-    from mmaccel.batch.ray_maker import RayMaker
+    from mmaccel.batch.job import ItemsFailed
+    from mmaccel.batch.ray_executor import RayExecutor
 
     items = make_items(read_prompts(str(prompts)), 0)[:1]
-    maker = RayMaker(Setup(str(tiny_folder), tmp_path, rows=1), 1)
-    start, deaths = maker._start, []
+    executor = RayExecutor(Setup(str(tiny_folder), tmp_path, rows=1), 1)
+    start, deaths = executor._start, []
 
     class Deadly:
         """An actor whose process ends when it is asked for anything."""
@@ -150,20 +148,20 @@ def test_an_item_that_kills_its_process_is_given_up(
             return self._actor.make.options(**how)
 
     try:
-        maker._start = lambda: Deadly(start())
-        maker._actors = [Deadly(maker._actors[0])]
+        executor._start = lambda: Deadly(start())
+        executor._actors = [Deadly(executor._actors[0])]
         with pytest.raises(ItemsFailed, match="its process died") as caught:
-            maker.run_all(items, lambda record: pytest.fail("nothing is made"))
+            executor.run_all(items, lambda record: pytest.fail("nothing is made"))
         assert caught.value.items == items and len(deaths) == 2
-        maker._actors = [maker._actors[0]._actor]
+        executor._actors = [executor._actors[0]._actor]
     finally:
-        maker.close()
+        executor.close()
 
 
-def test_what_an_actor_refuses_is_refused_here(
+def test_wrong_options_of_actors_are_refused(
     prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmaccel.batch.ray_maker import RayMaker
+    from mmaccel.batch.ray_executor import RayExecutor
 
     arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
                  str(tmp_path / "ray"), "--executor", "ray", "--actors", "1"]  # fmt: skip
@@ -173,4 +171,4 @@ def test_what_an_actor_refuses_is_refused_here(
     none = [str(tmp_path / "none") if word == str(tiny_folder) else word for word in arguments]
     assert main(none) == 2 and "none" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"--actors: expected 1..2"):
-        RayMaker(Setup(str(tiny_folder), tmp_path), 3)
+        RayExecutor(Setup(str(tiny_folder), tmp_path), 3)

@@ -1,4 +1,4 @@
-"""Who is to blame when a model fails: those its error names, or those that were in the making."""
+"""Which items failed when a model raises: those its error names, or those in progress."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.failures import ItemsFailed
-from mmaccel.batch.item import Item, Row, make_items
+from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Record
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.worker import Worker
+from mmaccel.batch.prompts import Item, Row, make_items
+from mmaccel.batch.worker import Setup, Worker
 from mmaccel.cli import main
 from mmaccel.errors import NumericsError
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, WORDS, build_tiny
@@ -27,12 +26,12 @@ def opened(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Worke
 
 
 def fail_after(worker: Worker, patch: pytest.MonkeyPatch, n: int, error: Exception) -> None:
-    """Let every run of the worker's model end with an error after it finished n images."""
+    """Let every run of the model raise after n images."""
     run_all = worker._generator.run_all
 
-    def broken(requests: Sequence[Any], recipe: Any, deliver: Any, rows: int) -> None:
+    def broken(requests: Sequence[Any], settings: Any, on_finish: Any, rows: int) -> None:
         if n:
-            run_all(requests[:n], recipe, deliver, rows)
+            run_all(requests[:n], settings, on_finish, rows)
         raise error
 
     patch.setattr(worker._generator, "run_all", broken)
@@ -41,20 +40,20 @@ def fail_after(worker: Worker, patch: pytest.MonkeyPatch, n: int, error: Excepti
 def failed_of(
     worker: Worker, items: list[Item], rows: int | None = None
 ) -> tuple[ItemsFailed, list[Item]]:
-    """The error, and the items that were made, in their order."""
+    """The error, and the finished items in their order."""
     made: set[tuple[str, int]] = set()
 
-    def deliver(record: Record) -> None:
+    def on_finish(record: Record) -> None:
         made.add((record["id"], record["k"]))
 
     worker.check(items)
     with pytest.raises(ItemsFailed) as caught:
-        worker.run_all(items, deliver, rows)
+        worker.run_all(items, on_finish, rows)
     return caught.value, [item for item in items if item.key in made]
 
 
 @pytest.mark.parametrize("rows", [(0,), (2,), (1, 2), (4,), (0, 1, 2)])
-def test_items_that_the_error_names_are_to_blame_and_no_others(
+def test_items_that_the_error_names_failed(
     opened: Worker, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...]
 ) -> None:
     items, error = make_items([Row("a", CAPTIONS[0], n=N_ITEMS)], 3), NumericsError("no", rows)
@@ -76,7 +75,7 @@ def test_rows_are_counted_from_the_first_item_and_not_from_the_first_unfinished(
 def test_rows_are_those_of_the_items_that_are_decoded_together(
     opened: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two policies by turns, the error of the first knows of every other item alone."""
+    """With two policies in alternation, an error of the first can name every other item only."""
     rows = [Row(f"r{k}", CAPTIONS[0], policy=("jacobi", "mc-sjd")[k % 2]) for k in range(N_ITEMS)]
     items = make_items(rows, 3)
     fail_after(opened, monkeypatch, 0, NumericsError("no", (1, 2)))
@@ -87,7 +86,7 @@ def test_rows_are_those_of_the_items_that_are_decoded_together(
 @pytest.mark.parametrize("error", [RuntimeError("no"), NumericsError("no")])
 @pytest.mark.parametrize(("n", "rows", "wanted"), [(0, None, [0, 1, 2]), (2, None, [2, 3, 4]),
                                                    (1, 2, [1, 2]), (5, None, [5])])  # fmt: skip
-def test_without_names_all_in_the_making_are_suspects(
+def test_without_names_all_items_in_progress_failed(
     opened: Worker, monkeypatch: pytest.MonkeyPatch, error: Exception, n: int, rows: int | None,
     wanted: list[int],
 ) -> None:  # fmt: skip
@@ -99,7 +98,7 @@ def test_without_names_all_in_the_making_are_suspects(
 
 @pytest.fixture(scope="module")
 def without_grass(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that returns NaN for captions with the word "grass", and for no others."""
+    """A model that returns NaN for prompts with the word "grass", and for no others."""
     from safetensors.torch import load_file, save_file
 
     folder = build_tiny(tmp_path_factory.mktemp("without_grass"))
@@ -109,9 +108,7 @@ def without_grass(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_caption_that_a_model_breaks_on_takes_no_other_with_it(
-    without_grass: Path, tmp_path: Path
-) -> None:
+def test_a_prompt_with_nan_logits_fails_alone(without_grass: Path, tmp_path: Path) -> None:
     worker = Worker(Setup(str(without_grass), tmp_path, rows=4))
     rows = [Row(f"r{k}", CAPTIONS[k % 3]) for k in range(N_ITEMS)]  # the second and the fifth
     failed, _ = failed_of(worker, make_items(rows, 3))

@@ -1,13 +1,14 @@
-"""`mmaccel evaluate`: images, exactness, speed and words from the command line; bad input."""
+"""`mmaccel evaluate`: images, exactness, speed, words and exports; wrong input is refused first."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,12 +17,16 @@ from mmaccel import Jacobi
 from mmaccel.catalog import POLICIES, Entry
 from mmaccel.cli import main
 from mmaccel.demo.scenes.data import make_scenes
+from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.features import extract_all, open_extractor
 from mmaccel.evaluation.quality.frechet import frechet_of
+from mmaccel.evaluation.quality.image_folder import list_items, read_lines, read_list, read_pixels
 from mmaccel.evaluation.quality.kid import squared_mmd
+from mmaccel.evaluation.speed import measure as speed_measure
 from mmaccel.results import Generation
-from tests.architecture.source import ROOT
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
+
+RUNS = 4  # fewer than the command allows, so that the test is fast
 
 
 def evaluate(*arguments: object) -> int:
@@ -83,8 +88,8 @@ def test_images_with_the_users_own_callables(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_features.py").write_text(
-        "def means(images):\n    return pictures.float().mean((2, 3))\n"
-        "def flat(images):\n    return pictures.float().mean()\n"
+        "def means(images):\n    return images.float().mean((2, 3))\n"
+        "def flat(images):\n    return images.float().mean()\n"
         "def embed(images, texts):\n"
         "    import torch\n    e = torch.eye(2)\n"
         "    return e[[0] * len(texts)], e[[int('b' in t) for t in texts]]\n"
@@ -130,10 +135,7 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
         (("--features", "inception"), "a file for inception"),
         (("--features", "inception", "--weights", own / "000.png"), "torch-fidelity"),
         (("--features", "scenes", "--weights", "w.pth"), "expected none for scenes"),
-        (("--features", "no_such_module:f"), "no_such_module"),
-        (("--features", "json:loads2"), "loads2"),
         (("--json", empty), "expected a file name"),
-        (("--json", "-"), "expected a file name, received '-'"),
         (("--batch-size", "0"), "at least 1"),
     ):
         assert evaluate("pictures", own, "--against", own, *options) in (1, 2)
@@ -141,15 +143,15 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
 
 
 class Wrong(Jacobi):
-    """Other tokens than promised."""
+    """Generates other tokens than it guarantees."""
 
     def sample(self, *args: Any, **options: Any) -> Generation:
-        made = super().sample(*args, **options)
-        made.tokens[:, 3] = (made.tokens[:, 3] + 1) % 30
-        return made
+        generation = super().sample(*args, **options)
+        generation.tokens[:, 3] = (generation.tokens[:, 3] + 1) % 30
+        return generation
 
 
-def test_exactness_tells_what_holds_by_its_exit_code(
+def test_the_exit_code_of_exactness(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     file = tmp_path / "exact.json"
@@ -160,9 +162,9 @@ def test_exactness_tells_what_holds_by_its_exit_code(
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     report = json.loads(file.read_text())
     names = [check["name"] for check in report["checks"]]
-    law = "distribution of an enumerable model"
+    enumerable = "distribution of an enumerable model"
     batches = ["plain loop in batches", "policy in batches"]
-    assert names == ["greedy", "same seeds", *batches, law]
+    assert names == ["greedy", "same seeds", *batches, enumerable]
     assert all(check["holds"] for check in report["checks"]) and report["broken"] == []
     assert report["captions"] == [CAPTIONS[0], CAPTIONS[1], CAPTIONS[0]]
     assert report["policy"].startswith("Jacobi(window=4")
@@ -172,7 +174,7 @@ def test_exactness_tells_what_holds_by_its_exit_code(
     monkeypatch.setitem(POLICIES, "jacobi", Entry(target, "planted"))
     assert evaluate("exactness", tiny_folder, *policy, *options) == 3
     report = json.loads(file.read_text())
-    assert report["broken"][:2] == ["greedy", "same seeds"] and law in report["broken"]
+    assert report["broken"][:2] == ["greedy", "same seeds"] and enumerable in report["broken"]
     assert "BROKEN" in capsys.readouterr().out
     first = report["checks"][1]["figures"]["first_divergence"]
     assert first == [3, 3, 3]
@@ -185,32 +187,47 @@ def test_exactness_with_features_of_images(
     code = "def means(p):\n    return p.float().mean((2, 3))\n"
     (tmp_path / "three_means.py").write_text(code)
     file = tmp_path / "exact.json"
-    options = ("--count", 12, "--samples", 0, "--features", "three_means:means", "--json", file)
+    options: Any = (
+        "--count",
+        12,
+        "--samples",
+        0,
+        "--features",
+        "three_means:means",
+        "--json",
+        file,
+    )
     policy = ("--policy", "mc-sjd", "--set", "window=4")
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     check = json.loads(file.read_text())["checks"][-1]
     assert check["name"] == "features of images" and check["promised"] and check["holds"]
     assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
     file.unlink()
+    options = ("--count", 3, *options[2:])
     largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again
     assert evaluate("exactness", tiny_folder, *policy, *options, *largest) == 0 and file.exists()
 
 
-def test_speed_writes_its_report(tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
+def test_speed_writes_its_report(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(speed_measure, "LEAST_RUNS", RUNS)
     out = tmp_path / "speed"
     policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "1,2")
-    assert evaluate("speed", tiny_folder, *policy, "--out", out, "--warm-up", 1) == 0
+    assert (
+        evaluate("speed", tiny_folder, *policy, "--out", out, "--warm-up", 1, "--runs", RUNS) == 0
+    )
     names = {"speed.md", "speed.json", "speed.jsonl", "scaling.png", "tokens.png", "runs.png"}
     assert {f.name for f in out.iterdir()} == names
     report = json.loads((out / "speed.json").read_text())
     lines = [json.loads(line) for line in (out / "speed.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * 2 * (20 + 1) and sum(x["index"] < 0 for x in lines) == 4
+    assert len(lines) == 2 * 2 * (RUNS + 1) and sum(x["index"] < 0 for x in lines) == 4
     assert [r["batch_size"] for r in report["rows"]] == [1, 1, 2, 2]
     plain, policy_row = report["rows"][:2]
     assert plain["passes"] == N_TOKENS and plain["tokens_per_pass"] == 1.0
     assert 1 < policy_row["tokens_per_pass"] <= 4 and policy_row["passes"] < N_TOKENS
-    assert sum((k + 1) * n for k, n in enumerate(policy_row["histogram"])) == 20 * N_TOKENS
+    assert sum((k + 1) * n for k, n in enumerate(policy_row["histogram"])) == RUNS * N_TOKENS
     for name in ("scaling.png", "tokens.png", "runs.png"):
         with Image.open(out / name) as image:
             assert image.size == (770, 462) and len(set(image.get_flattened_data())) > 20
@@ -251,14 +268,289 @@ def test_words(tmp_path: Path, capsys: Any) -> None:
     assert evaluate("words", reference, tmp_path / "none.txt") == 2
 
 
-def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys\nfrom mmaccel.cli import main\nmain(['evaluate', 'speed', '--help'])\n"
-        "heavy = {'torch', 'numpy', 'transformers', 'PIL', 'matplotlib'} & set(sys.modules)\n"
-        "sys.exit(str(heavy) if heavy else 0)"
+CODE = """
+import torch
+calls = []
+def means(images):
+    calls.append(len(images))
+    with open("worked", "a") as file:
+        file.write("x")
+    return images.float().mean((2, 3))
+def text(images):
+    return "no numbers"
+def one(images, texts):
+    return torch.ones(len(texts), 2)
+def turned(images):
+    return torch.ones(len(images), 2) * 1j
+def names(images, texts):
+    return texts, texts
+def largest(images, texts):
+    with open("largest", "a") as file:
+        file.write(f"{len(images)} ")
+    e = torch.ones(len(texts), 2)
+    return e, e
+"""
+
+
+def save_blank(folder: Path, count: int, captions: bool = False) -> Path:
+    folder.mkdir()
+    for k in range(count):
+        Image.new("RGB", (6, 6), (9 * k, 0, 0)).save(folder / f"{k}.png")
+    lines = [{"file": f"{k}.png", "prompt": f"image {k}"} for k in range(count)]
+    if captions:
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with images and a module of callables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "own_callables", raising=False)
+    (tmp_path / "own_callables.py").write_text(CODE)
+    (tmp_path / "not_python.py").write_text("def means(:\n")
+    save_blank(tmp_path / "five", 5)
+    save_blank(tmp_path / "listed", 5, captions=True)
+    save_blank(tmp_path / "single", 1)
+    return tmp_path
+
+
+OWN = ("--features", "own_callables:means")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--against", "none", *OWN), 2, "expected a folder, received 'none'"),
+        (("--against", "single", *OWN), 2, "on both sides, received 5 and 1"),
+        (("--against", "five", *OWN, "--clip", "no_module:f"), 2, "no_module"),
+        (("--against", "five", *OWN, "--clip", "own_callables:one"), 2, "images with captions"),
+        (("--against", "five", *OWN, "--count", 9), 2, "--against scenes with it"),
+        (("--against", "scenes", *OWN, "--count", 1), 2, "on both sides, received 5 and 1"),
+        (("--against", "five", "--features", "not_python:means"), 2, "not_python"),
+        (("--against", "five", "--features", ".own_callables:means"), 2, "name a callable"),
+        (("--against", "five", "--features", "own_callables:calls"), 2, "name a callable"),
+        (OWN, 2, "--against with them"),
+        (("--weights", "w.pth"), 2, "--against with them"),
+        (("--against", "five", *OWN, "--items", "five"), 2, "expected a file name"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_before_extraction(
+    here: Path, options: Any, code: int, words: str, capsys: Any
+) -> None:
+    assert evaluate("pictures", "five", *options) == code
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert not (here / "worked").exists()
+
+
+def test_results_of_callables_are_checked(here: Path, capsys: Any) -> None:
+    options = ("--against", "five", "--features", "own_callables:text")
+    assert evaluate("pictures", "five", *options) == 1
+    assert "expected a tensor [B, D], received str" in capsys.readouterr().err
+    options = ("--against", "five", "--features", "own_callables:turned")
+    assert evaluate("pictures", "five", *options) == 1
+    assert "expected real numbers, received complex ones" in capsys.readouterr().err
+    for name, words in (("one", "received 1 (Tensor)"), ("names", "received 2 (list, list)")):
+        assert evaluate("pictures", "listed", "--clip", f"own_callables:{name}") == 1
+        assert words in capsys.readouterr().err
+
+
+def test_clip_holds_one_batch_at_a_time(here: Path) -> None:
+    file = here / "r.json"
+    options = ("--clip", "own_callables:largest", "--batch-size", 2, "--json", file)
+    assert evaluate("pictures", "listed", *options) == 0
+    assert (here / "largest").read_text() == "2 2 1 "
+    assert json.loads(file.read_text())["clip"]["mean"] == pytest.approx(100)
+    assert json.loads(file.read_text())["clip"]["n"] == 5
+
+
+def test_a_distance_of_few_images_has_a_note(here: Path, capsys: Any) -> None:
+    save_blank(here / "three", 3)
+    file = here / "r.json"
+    assert evaluate("pictures", "five", "--against", "three", *OWN, "--json", file) == 0
+    assert "low rank" in json.loads(file.read_text())["frechet"]["bias"]  # 3 of width 3
+    assert evaluate("pictures", "five", "--against", "five", *OWN, "--json", file) == 0
+    assert "low rank" not in json.loads(file.read_text())["frechet"]["bias"]
+
+
+def test_images_of_16_bits_are_refused(tmp_path: Path) -> None:
+    wide = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
+    Image.fromarray(wide).save(tmp_path / "a.png")
+    with pytest.raises(OptionError, match="8 bits a channel, received mode I"):
+        list(read_pixels(list_items(tmp_path)))
+
+
+def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.jpg")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(OptionError, match="a.jpg"):
+        list(read_pixels(list_items(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[1]", "on line 1"),
+        ('"text"', "on line 1"),
+        ('{"file": "0.png", "prompt": 5}', "on line 1"),
+        ('{"file": ["0.png"], "prompt": "a"}', "on line 1"),
+        ('{"file": "0.png", "prompt": "a", "seed": "3"}', "on line 1"),
+        ('{"file": "9.png", "prompt": "a"}', "a file beside it, received '9.png'"),
+        ('{"file": "../0.png", "prompt": "a"}', "a file beside it"),
+        ('{"file": "0.png", "prompt": "a"}\n{"file": "0.png", "prompt": "b"}', "again on line 2"),
+    ],
+)
+def test_bad_lines_of_a_list(tmp_path: Path, line: str, words: str) -> None:
+    folder = save_blank(tmp_path / "f", 2)
+    (folder / "prompts.jsonl").write_text(line)
+    with pytest.raises(OptionError, match=words):
+        list_items(folder)
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path: Path, capsys: Any) -> None:
+    folder = save_blank(tmp_path / "f", 1)
+    entry = {"file": "0.png", "prompt": "a\u2028b\u0085c\x0cd"}
+    text = "\ufeff" + json.dumps(entry, ensure_ascii=False) + "\r\n\r\n"
+    (folder / "prompts.jsonl").write_bytes(text.encode())
+    assert read_list(folder / "prompts.jsonl")["0.png"]["prompt"] == entry["prompt"]
+    (tmp_path / "t").write_bytes(b"one\x0ctwo\r\n\nthree")
+    assert read_lines(tmp_path / "t") == ["one\x0ctwo", "", "three"]
+    (tmp_path / "a").write_text("one\u2028two\nthree\n")
+    (tmp_path / "b").write_text("one two\nthree\n")
+    assert evaluate("words", tmp_path / "a", tmp_path / "b") == 0
+    assert "0.00 %" in capsys.readouterr().out
+    (folder / "prompts.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(OptionError, match="no UTF-8"):
+        list_items(folder)
+
+
+def export(folder: Path, suite: str, prompts: Path, out: Path, *options: str) -> int:
+    fixed = ("--suite", suite, "--prompts", prompts, "--out", out)
+    return evaluate("export", folder, *fixed, *options)
+
+
+def geneval(tmp_path: Path) -> Path:
+    file = tmp_path / "metadata.jsonl"
+    lines = [json.dumps({"prompt": f"image {k}"}) + "\n" for k in range(3)]
+    file.write_text("".join(lines))
+    return file
+
+
+def test_an_interrupted_export_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, prompts, out = (
+        save_blank(tmp_path / "f", 3, captions=True),
+        geneval(tmp_path),
+        tmp_path / "o",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--batch-sizes" in done.stdout
+    before = os.fsync
+    calls: list[int] = []
+
+    def interrupted(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        before(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        assert export(folder, "geneval", prompts, out, "--per-prompt", "1") == 130
+    left = {file.name for file in tmp_path.iterdir()}
+    assert len(calls) >= 5 and left == {"f", "metadata.jsonl"}
+    out.mkdir()
+    assert export(folder, "geneval", prompts, out, "--per-prompt", "1") == 0
+    assert sorted(p.name for p in out.iterdir()) == ["00000", "00001", "00002"]
+    assert {file.name for file in tmp_path.iterdir()} == {"f", "metadata.jsonl", "o"}
+
+
+def test_images_that_are_links_are_not_exported_as_links(tmp_path: Path) -> None:
+    store, folder = save_blank(tmp_path / "store", 1), tmp_path / "f"
+    folder.mkdir()
+    (folder / "0.png").symlink_to(Path("..") / "store" / "0.png")
+    (folder / "prompts.jsonl").write_text('{"file": "0.png", "prompt": "image 0"}')
+    prompts, out = tmp_path / "m.jsonl", tmp_path / "deep" / "o"
+    prompts.write_text('{"prompt": "image 0"}')
+    assert export(folder, "geneval", prompts, out, "--per-prompt", "1") == 0
+    made = out / "00000/samples/0000.png"
+    assert not made.is_symlink() and made.read_bytes() == (store / "0.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("suite", "content", "options", "words"),
+    [
+        ("geneval", '{"prompt": 5}', (), "expected a text each, received 5"),
+        ("geneval", '{"prompt": " "}', (), "expected a text each"),
+        ("geneval", "[1]", (), "TypeError"),
+        ("hpsv2", '{"a cat": 1}', (), "no list in"),
+        ("hpsv2", '["a", null]', (), "received None for 'prompts/00001'"),
+        ("partiprompts", "Category\tPrompt\nAnimals\n", (), "received None for '00000'"),
+        ("partiprompts", "Prompt\n" + "x" * 200_000, (), "field larger"),
+        ("vbench", "\n\n", (), "received none in"),
+        ("hpsv2", '["image 0", "image 9"]', ("--partial",), "scores the next image"),
+        ("geneval", '{"prompt": "image 0"}', ("--per-prompt", "0"), "at least 1"),
+        ("hpsv2", '["image 0"]', ("--per-prompt", "2"), "expected 1 for hpsv2"),
+    ],
+)
+def test_bad_prompts_of_suites(
+    tmp_path: Path, suite: str, content: str, options: tuple[str, ...], words: str, capsys: Any
+) -> None:
+    folder, prompts = save_blank(tmp_path / "f", 2, captions=True), tmp_path / "prompts.json"
+    prompts.write_text(content)
+    assert export(folder, suite, prompts, tmp_path / "o", *options) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1
+    assert {file.name for file in tmp_path.iterdir()} == {"f", "prompts.json"}
+
+
+def test_grids_of_different_sizes_are_refused(tmp_path: Path, capsys: Any) -> None:
+    folder, prompts = save_blank(tmp_path / "f", 4), tmp_path / "p"
+    Image.new("RGB", (8, 8)).save(folder / "3.png")
+    lines = [json.dumps({"file": f"{k}.png", "prompt": "a"}) + "\n" for k in range(4)]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    prompts.mkdir()
+    (prompts / "item.txt").write_text("a")
+    assert export(folder, "dpg", prompts, tmp_path / "o") == 1
+    assert "expected one size for a grid" in capsys.readouterr().err
+    assert {file.name for file in tmp_path.iterdir()} == {"f", "p"}
+
+
+def test_unicode_forms_are_normalised(tmp_path: Path, capsys: Any) -> None:
+    composed, parts = tmp_path / "a", tmp_path / "b"
+    composed.write_text("un café\n")
+    parts.write_text("un cafe\u0301\n")
+    assert evaluate("words", composed, parts) == 0
+    assert "word error rate: 0.00 %" in capsys.readouterr().out
+    composed.write_text("don't well-known \uff21\n")
+    parts.write_text("Don\u02bct well\u2011known a\n")
+    assert evaluate("words", composed, parts, "--simplify") == 0
+    assert "0.00 %" in capsys.readouterr().out
+
+
+def test_an_empty_reference_has_no_rate(tmp_path: Path, capsys: Any) -> None:
+    empty, heard, file = tmp_path / "a", tmp_path / "b", tmp_path / "r.json"
+    empty.write_text("\n")
+    heard.write_text("something\n")
+    assert evaluate("words", empty, heard, "--json", file) == 2
+    assert "at least one word" in capsys.readouterr().err and not file.exists()
+    empty.write_text("\nsome\n")
+    heard.write_text("thing\nsome\n")  # one word inserted, one word in all
+    assert evaluate("words", empty, heard, "--json", file) == 0
+    assert json.loads(file.read_text())["rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--count", 1), "--count: expected at least 2 to compare features, received 1"),
+        (("--seed", 2**64), f"seed: expected a 64-bit integer, received {2**64}"),
+    ],
+)
+def test_exactness_is_refused_before_a_model_is_opened(
+    options: tuple[Any, ...], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmaccel.loading.open_pipeline", lambda *_, **__: pytest.fail("opened"))
+    assert evaluate("exactness", "scenes", *options) == 2
+    assert words in capsys.readouterr().err

@@ -1,5 +1,4 @@
-"""`mmaccel speak` and `mmaccel animate`: the pipelines' payloads in files, what they were made
-from, and what is refused."""
+"""`mmaccel speak` and `mmaccel animate`: files equal the payloads, facts, wrong options."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import json
 import shutil
 import wave
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ Parts = tuple[Path, Path]
 
 
 class Command:
-    """A command on a tiny model; payload k of `run(n, ...)` has the k-th seed."""
+    """A command on a tiny model."""
 
     def __init__(self, name: str, parts: Parts, folder: Path) -> None:
         self.name, self.parts, self.out = name, parts, folder / "out"
@@ -38,7 +38,7 @@ class Command:
         image().save(self.start)
 
     def run(self, n: int, *arguments: object, parts: Parts | None = None) -> int:
-        """Make n payloads."""
+        """Generate n payloads."""
         inputs: list[object]
         if self.name == "speak":
             inputs = [*TEXTS[:n], "--max-seconds", SECONDS]
@@ -53,7 +53,7 @@ class Command:
         return main([str(each) for each in (self.name, *arguments, *fixed)])
 
     def files(self) -> list[Path]:
-        """What it wrote, JSON files left out."""
+        """The files without the JSON files."""
         return sorted(self.out.glob(f"*.{self.suffix}"))
 
 
@@ -91,7 +91,7 @@ def read_wav(file: Path) -> tuple[int, np.ndarray[Any, Any]]:
 
 
 def read_webp(file: Path) -> torch.Tensor:
-    """Its frames; those that are alike are written once, and shown for longer."""
+    """The frames of a file, which has equal frames once with a longer duration."""
     frames = []
     with Image.open(file) as opened:
         for page in range(getattr(opened, "n_frames", 1)):
@@ -138,7 +138,7 @@ def test_video_files_hold_the_pipelines_frames(animate: Command, capsys: Any) ->
 
 
 def test_batch_and_policy_change_the_cost_alone(command: Command) -> None:
-    """The policy and its fields enter the name of a file; the batch does not where it is exact."""
+    """The file name has the policy and its fields; the batch size only where it matters."""
     assert command.run(3) == 0
     before = {file.name: file.read_bytes() for file in command.files()}
     assert len(before) == 3
@@ -164,7 +164,7 @@ def test_only_the_same_payload_is_overwritten(command: Command) -> None:
     assert len(command.files()) == 3
     assert command.run(1, parts=(model / ".." / model.name, codec)) == 0  # another spelling
     assert len(command.files()) == 3
-    for rows in (1, 2):  # an acceptance may hang on a last bit
+    for rows in (1, 2):  # an acceptance may depend on the last bit
         assert command.run(1, "--policy", "mc-sjd", "--batch-size", rows) == 0
     assert len(command.files()) == 5
 
@@ -181,44 +181,38 @@ def test_another_codec_makes_another_name(command: Command, tmp_path: Path) -> N
     assert len(command.files()) == 2
 
 
-def fail_at(
-    n: int, error: BaseException, write: Callable[..., None], calls: list[Path]
-) -> Callable[..., None]:
-    """A writer that raises at its n-th call."""
-
-    def call(file: Path, **rest: Any) -> None:
-        calls.append(file)
-        if len(calls) == n:
-            raise error
-        write(file, **rest)
-
-    return call
-
-
-def test_what_is_written_before_ctrl_c_is_kept(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    for name in ("write_sound", "write_video"):
-        own = fail_at(2, KeyboardInterrupt(), getattr(media_job, name), [])
-        monkeypatch.setattr(media_job, name, own)
-    assert command.run(3, "--batch-size", 3) == 130
-    said = capsys.readouterr().err
-    assert f"stopped; kept 1 of 3 {command.unit}s in {command.out}" in said
-    assert len(command.files()) == 1 and len(list(command.out.iterdir())) == 2
-
-
-def test_a_full_disk_is_said_with_what_was_kept(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "mmaccel: stopped; 1 of 3 {unit}s are in {out}"),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            "mmaccel: --out: expected space for {file} in '{out}', received No space left on "
+            "device; 1 of 3 {unit}s are written; free some space, and run it again",
+        ),
+    ],
+    ids=["ctrl-c", "full disk"],
+)
+def test_written_files_remain(
+    command: Command, error: BaseException, code: int, message: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
     calls: list[Path] = []
+
+    def fail_second(write: Callable[..., None], file: Path, **facts: Any) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise error
+        write(file, **facts)
+
     for name in ("write_sound", "write_video"):
-        own = fail_at(2, OSError(28, "No space left on device"), getattr(media_job, name), calls)
+        own = partial(fail_second, getattr(media_job, name))
         monkeypatch.setattr(media_job, name, own)
-    assert command.run(3) == 1
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(f"mmaccel: --out: expected room for {calls[1].name} in ")
-    kept = f"received No space left on device; kept 1 of 3 {command.unit}s; make room"
-    assert kept in said and len(command.files()) == 1
+    assert command.run(3, "--batch-size", 3) == code
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line == message.format(unit=command.unit, out=command.out, file=calls[1].name)
+    assert len(command.files()) == 1
 
 
 BOTH = [
@@ -300,8 +294,8 @@ def test_a_missing_model_or_codec_is_named(command: Command, capsys: Any) -> Non
     assert "codec: expected a folder" in capsys.readouterr().err
 
 
-def test_what_is_heard_otherwise_has_another_name(speak: Command, tmp_path: Path) -> None:
-    """Capitals and full stops, which images' names ignore; and another chat template."""
+def test_another_sound_has_another_name(speak: Command, tmp_path: Path) -> None:
+    """Capitals, full stops and the chat template change the sound."""
     for text in ("blue cat", "blue cat.", "Blue cat", " blue cat "):
         assert speak.raw(text, "--max-seconds", SECONDS) == 0
     assert len(speak.files()) == 3
@@ -313,7 +307,7 @@ def test_what_is_heard_otherwise_has_another_name(speak: Command, tmp_path: Path
 
 
 def test_a_length_that_others_shortened_is_in_the_name(speak: Command) -> None:
-    """Without a length asked for, the longest text decides how much room there is for all."""
+    """Without --max-seconds, the longest text decides the length that is left for all."""
     for texts in (["fox"], ["fox", "the grass in the snow"], ["fox", "the grass in the snow"]):
         assert speak.raw(*texts) == 0
     # 160 positions; 14 ids beside a text's own; 20 samples of 16000 a second for a code
@@ -324,28 +318,21 @@ def test_a_length_that_others_shortened_is_in_the_name(speak: Command) -> None:
     ]  # fmt: skip
 
 
-def test_long_words_of_wide_letters_fit_a_file_name(speak: Command) -> None:
-    text = " ".join(letter * 30 for letter in "\U0001d400\U0001d401狐")
-    assert speak.raw(text, "--seed", -1, "--max-seconds", SECONDS) == 0
-    (file,) = speak.files()
-    assert "\U0001d400" * 15 + "-" + "\U0001d401" * 15 + "-" + "狐" * 20 + "-" in file.name
-
-
-def test_voice_and_dtype_are_told_and_in_the_name(speak: Command, tmp_path: Path) -> None:
+def test_voice_and_dtype_are_recorded_and_in_the_name(speak: Command, tmp_path: Path) -> None:
     parts = build_speech("orpheus", tmp_path / "parts")
     for own in ((), ("--voice", "leo"), ("--dtype", "bfloat16"),
                 ("--dtype", "bfloat16", "--batch-size", 2)):  # fmt: skip
         assert speak.raw("fox", "--max-seconds", 0.003, *own, parts=parts) == 0
     facts = facts_of(speak.files())
-    told = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
-    assert told == [
+    found = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
+    assert found == [
         ("None", "bfloat16", False), ("None", "bfloat16", False), ("None", "float32", True),
         ("leo", "float32", True),
     ]  # fmt: skip
 
 
 def test_an_mp4_can_be_continued(animate: Command, tmp_path: Path) -> None:
-    """Into a folder whose name FFmpeg would take for a protocol."""
+    """The name of the folder looks like a protocol of FFmpeg."""
     animate.out = tmp_path / "clips:today"
     assert animate.raw(animate.start) == 0
     (clip,) = animate.out.glob("*.mp4")
@@ -358,12 +345,12 @@ def test_an_mp4_can_be_continued(animate: Command, tmp_path: Path) -> None:
 
 
 def test_starts_of_one_name_do_not_overwrite_each_other(animate: Command, tmp_path: Path) -> None:
-    """They begin alike: only the frames after the first differ."""
+    """Their first frames are equal."""
     files = [tmp_path / name / "c.webp" for name in ("red", "blue")]
     for file in files:
         pages = [Image.new("RGB", (48, 32), file.parent.name) for _ in range(8)]
         for k, page in enumerate(pages):
-            page.putpixel((k, 0), (255, 255, 255))  # pages that are alike would become one
+            page.putpixel((k, 0), (255, 255, 255))  # equal pages would become one
         file.parent.mkdir()
         image().save(file, save_all=True, append_images=pages, lossless=True)
     assert [len(read_frames(file, 9)) for file in files] == [9, 9]
@@ -386,3 +373,10 @@ def test_the_bar_counts_the_payloads_of_all_runs() -> None:
             bar.update(Progress(tokens, torch.tensor([2]), torch.zeros(1), 1, (row,)))
             bar.finish(row)
     assert shown == [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4]
+
+
+def test_long_words_of_wide_letters_fit_a_file_name(speak: Command) -> None:
+    text = " ".join(letter * 30 for letter in "\U0001d400\U0001d401狐")
+    assert speak.raw(text, "--seed", -1, "--max-seconds", SECONDS) == 0
+    (file,) = speak.files()
+    assert "\U0001d400" * 15 + "-" + "\U0001d401" * 15 + "-" + "狐" * 20 + "-" in file.name

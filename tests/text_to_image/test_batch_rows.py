@@ -14,9 +14,8 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import TextToImage
-from mmaccel.batch.item import Row, make_items
-from mmaccel.batch.setup import Setup
-from mmaccel.batch.worker import Worker
+from mmaccel.batch.prompts import Row, make_items
+from mmaccel.batch.worker import Setup, Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image

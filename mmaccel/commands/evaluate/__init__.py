@@ -1,4 +1,4 @@
-"""`mmaccel evaluate`: what images and words are worth, what a policy keeps, what it costs."""
+"""`mmaccel evaluate`: quality of images and words, exactness and speed of policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmaccel evaluate exactness`: what a policy guarantees, compared with what it does on a model."""
+"""`mmaccel evaluate exactness`: the guarantees of a policy, checked on a model."""
 
 from __future__ import annotations
 
@@ -7,55 +7,54 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands import options as shared
+
 _BROKEN = 3  # exit code
 _HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
 
 
 def exactness(
     model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
-    policy: Annotated[str | None, typer.Option(help="see mmaccel models")] = None,
-    set_fields: Annotated[
-        list[str] | None, typer.Option("--set", help="a field of the policy as name=value")
-    ] = None,
+    policy: shared.Policy = None,
+    set_fields: shared.SetFields = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="a caption a line; by default the model's examples")
+        Path | None, typer.Option(help="a prompt a line; by default the model's examples")
     ] = None,
-    count: Annotated[int, typer.Option(help="images; captions repeat")] = 32,
+    count: Annotated[int, typer.Option(help="images; prompts repeat")] = 32,
     seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
-    batch_size: Annotated[int, typer.Option(help="images made together")] = 8,
-    guidance: Annotated[float | None, typer.Option(help="1 is off")] = None,
+    batch_size: Annotated[int, typer.Option(help="images generated together")] = 8,
+    guidance: shared.Guidance = None,
     temperature: Annotated[float | None, typer.Option(help="of the sampled checks")] = None,
     samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000,
     features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None,
-    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="image decoder, where it is apart")] = None,
+    size: shared.Size = None,
+    decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
+    device: shared.Device = "cpu",
+    dtype: shared.Dtype = "float32",
+    json_file: shared.JsonFile = None,
 ) -> None:
     """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
     guarantee is broken."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
-    from mmaccel.commands.evaluate.setup import pick_captions, read_captions
-    from mmaccel.commands.report_files import check_file, new_report, write_json
-    from mmaccel.commands.run_setup import check_count, parse_fields
+    from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
+    from mmaccel.commands.files import check_file, new_report, write_json
     from mmaccel.errors import OptionError
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.noise import check_seed
 
-    check_count("count", count)
-    check_count("batch-size", batch_size)
+    shared.check_count("count", count)
+    shared.check_count("batch-size", batch_size)
     if samples and samples < 1000:
         raise OptionError(
-            f"--samples: expected 0 or at least 1000, received {samples}; fewer see nothing"
+            f"--samples: expected 0 or at least 1000, received {samples}; fewer have no power"
         )
     check_file("--json", json_file)
     check_seed(seed)
-    options = parse_fields(set_fields or [])
+    options = shared.parse_fields(set_fields or [])
     if policy is not None:
         make_policy(policy, **options)
     chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
@@ -67,23 +66,23 @@ def exactness(
             )
         extract = load("mmaccel.evaluation.quality.features:open_extractor")(chosen_features)
     if prompts is not None:
-        read_captions(prompts)
+        read_prompts(prompts)
     pipe = open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
     params = choose_params(
         pipe.image_model.params, guidance_scale=guidance, temperature=temperature
     )
-    captions = pick_captions(pipe, model, prompts, count)
+    texts = pick_prompts(pipe, model, prompts, count)
     plan = load("mmaccel.evaluation.exactness.report:Plan")(
-        pipe, chosen, make_plain(chosen), captions, seed, params, batch_size, dtype, samples,
+        pipe, chosen, make_plain(chosen), texts, seed, params, batch_size, dtype, samples,
         extract,
     )  # fmt: skip
     checks = load("mmaccel.evaluation.exactness.report:check_all")(plan)
     broken = [check.name for check in checks if check.is_broken]
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness, dtype=dtype,
-        guidance=params.guidance_scale, temperature=params.temperature, captions=captions,
+        guidance=params.guidance_scale, temperature=params.temperature, captions=texts,
         seed=seed, batch_size=batch_size, features=chosen_features,
         checks=[check.to_dict() for check in checks], broken=broken,
     )  # fmt: skip
@@ -98,12 +97,12 @@ def _print(report: dict[str, Any], checks: list[Any]) -> None:
     from mmaccel.results import exactness_in
 
     console = wide_console()
-    table = make_table("check", "promised", "holds", "measured", title=report["policy"])
+    table = make_table("check", "guaranteed", "holds", "measured", title=report["policy"])
     for check in checks:
         holds = "yes" if check.holds else ("BROKEN" if check.promised else "no")
         table.add_row(check.name, "yes" if check.promised else "no", holds, check.said)
     console.print(table)
-    promise = exactness_in(report["exactness"], report["dtype"])
+    exactness = exactness_in(report["exactness"], report["dtype"])
     broken = ", ".join(report["broken"])
-    said = f"a promise is broken: {broken}; please report this" if broken else "nothing is broken"
-    console.print(f"Promise: {promise} in {report['dtype']}. In this report {said}.")
+    result = f"guarantees broken here: {broken}; please report this" if broken else "all hold here"
+    console.print(f"Guarantee in {report['dtype']}: {exactness}; {result}.")

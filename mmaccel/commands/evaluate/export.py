@@ -11,12 +11,13 @@ _HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="images or clips, with their captions")],
+    folder: Annotated[Path, typer.Argument(help="images or clips, with their prompts")],
     suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")],
     prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)],
-    out: Annotated[Path, typer.Option(help="folder to be made")],
+    out: Annotated[Path, typer.Option(help="folder to create")],
     per_prompt: Annotated[
-        int | None, typer.Option(help="images of a prompt; by default what the suite asks for")
+        int | None,
+        typer.Option(help="images of a prompt; by default those of the suite"),
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="leave out prompts without enough images")
@@ -24,20 +25,21 @@ def export(
 ) -> None:
     """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
     from mmaccel.catalog import load
-    from mmaccel.commands.run_setup import check_count, open_folder
+    from mmaccel.commands.files import open_folder
+    from mmaccel.commands.options import check_count
     from mmaccel.errors import OptionError
     from mmaccel.outputs.image_files import write_whole
 
     module = "mmaccel.evaluation.export:"
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise OptionError(
-            f"--out: expected an empty folder, or none yet, received {str(out)!r}, where files of "
-            "another export would be counted too; choose another"
+            f"--out: expected an empty folder, or none yet, received {str(out)!r}, whose files "
+            "would be counted too; choose another"
         )
     if partial and suite == "hpsv2":
         raise OptionError(
             "--partial: expected all prompts of a style for hpsv2, whose code scores the next "
-            "image in place of a missing one; make the missing ones"
+            "image instead of a missing one; generate the missing ones"
         )
     wanted = load(module + "read_prompts")(suite, prompts)
     layout = load(module + "SUITES")[suite]

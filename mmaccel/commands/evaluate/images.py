@@ -7,11 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands.options import JsonFile, check_count
+from mmaccel.errors import OptionError
+
 _FEATURES = "scenes, inception or module:function"
 
 
 def images(
-    folder: Annotated[Path, typer.Argument(help="images, such as mmaccel generate makes")],
+    folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")],
     against: Annotated[
         str | None, typer.Option(help="a folder, or scenes: drawn images no training saw")
     ] = None,
@@ -25,7 +28,7 @@ def images(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="images extracted together")] = 64,
     seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
+    json_file: JsonFile = None,
     items_file: Annotated[
         Path | None, typer.Option("--items", help="write a line for each image here")
     ] = None,
@@ -33,8 +36,7 @@ def images(
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
     from mmaccel.catalog import load
-    from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines
-    from mmaccel.commands.run_setup import check_count
+    from mmaccel.commands.files import check_file, new_report, write_json, write_lines
 
     check_count("batch-size", batch_size)
     _check_options(against, features, weights, count)
@@ -89,17 +91,14 @@ def _check_options(
     """Refuse options that would be ignored.
 
     Raises:
-        OptionError: with the one that would be.
+        OptionError: with the name of the option.
     """
-    from mmaccel.commands.run_setup import check_count
-    from mmaccel.errors import OptionError
-
     if count is not None:
         check_count("count", count)
         if against != "scenes":
             raise OptionError(
                 f"--count: expected --against scenes with it, received --against {against}; of a "
-                "folder all images count"
+                "folder all images are used"
             )
     if against is None and (features != "scenes" or weights is not None):
         raise OptionError(
@@ -112,7 +111,7 @@ def _print(report: dict[str, Any]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
 
     console = wide_console()
-    table = make_table("figure", "value", "n", "what it rests on", title=report["folder"])
+    table = make_table("figure", "value", "n", "method", title=report["folder"])
     if "frechet" in report:
         frechet, kid = report["frechet"], report["kid"]
         sizes = f"{frechet['n_first']} and {frechet['n_second']}"
@@ -121,14 +120,14 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row("KID", f"{kid['value']:.6f}", sizes, kid["bias"])
         spread = "" if kid["std"] is None else f" ± {kid['std']:.6f}"
         of = f"{kid['subsets']} subsets of {kid['subset_size']}"
-        if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are alike
+        if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all subsets are equal
             table.add_row("KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of)
     if report["captions"]:
         own = report["captions"]
         for name, share in own["shares"].items():
             low, high = (100 * x for x in own["intervals"][name])
             table.add_row(
-                f"caption: {name}", f"{100 * share:.1f} %", str(own["n"]), f"{low:.1f}…{high:.1f} %"
+                f"prompt: {name}", f"{100 * share:.1f} %", str(own["n"]), f"{low:.1f}…{high:.1f} %"
             )
     if "clip" in report:
         clip = report["clip"]
@@ -136,10 +135,10 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row("CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"])
     if table.rows:
         console.print(table)
-    said = [f"{report['n']} images"]
+    parts = [f"{report['n']} images"]
     if "frechet" in report:
-        said += [f"features {report['features']} of width {report['frechet']['width']}"]
-        said += [f"against {report['against']}"]
+        parts += [f"features {report['features']} of width {report['frechet']['width']}"]
+        parts += [f"against {report['against']}"]
     else:
-        said += ["no distances: give --against a folder, or scenes"]
-    console.print(f"{', '.join(said)}.")
+        parts += ["no distances: give --against a folder, or scenes"]
+    console.print(f"{', '.join(parts)}.")

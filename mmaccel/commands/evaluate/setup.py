@@ -12,26 +12,31 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
 
-def pick_captions(pipe: TextToImage, model: str, file: Path | None, count: int | None) -> list[str]:
-    """Prompts of a run: those of a file, a prompt a line, or the model's examples, repeated up to
-    a number; None takes each once. `model` is its name on the command line.
+def pick_prompts(pipe: TextToImage, model: str, file: Path | None, count: int | None) -> list[str]:
+    """The prompts of a run: the lines of a file, or the examples of the model.
+
+    Args:
+        pipe: the model.
+        model: its name on the command line.
+        file: one prompt a line; None takes the examples.
+        count: length of the list, in which prompts repeat; None takes each once.
 
     Raises:
-        OptionError: no text file, no prompts in it, or one that the model cannot draw.
+        OptionError: no text file, no prompts in it, or a prompt that the model cannot draw.
     """
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
-    captions = list(examples) if file is None else read_captions(file)
-    captions = [captions[k % len(captions)] for k in range(count or len(captions))]
-    for caption in dict.fromkeys(captions):
-        pipe.image_model.encode(caption)
-    return captions
+    prompts = list(examples) if file is None else read_prompts(file)
+    prompts = [prompts[k % len(prompts)] for k in range(count or len(prompts))]
+    for prompt in dict.fromkeys(prompts):
+        pipe.image_model.encode(prompt)
+    return prompts
 
 
-def read_captions(file: Path) -> list[str]:
+def read_prompts(file: Path) -> list[str]:
     """The lines of a text file that are not empty.
 
     Raises:
-        OptionError: no text file, or none.
+        OptionError: no text file, or no such line.
     """
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
@@ -39,14 +44,14 @@ def read_captions(file: Path) -> list[str]:
         reason = getattr(error, "strerror", None) or "no UTF-8"
         raise OptionError(
             f"--prompts: expected a text file in UTF-8, received {str(file)!r} ({reason}); "
-            "write a caption a line"
+            "write a prompt a line"
         ) from error
-    captions = [line.strip() for line in lines if line.strip()]
-    if not captions:
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
         raise OptionError(
-            f"--prompts: expected a caption a line, received none in {str(file)!r}; write some"
+            f"--prompts: expected a prompt a line, received none in {str(file)!r}; write some"
         )
-    return captions
+    return prompts
 
 
 def parse_sizes(text: str) -> list[int]:

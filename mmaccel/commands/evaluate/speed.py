@@ -1,4 +1,4 @@
-"""`mmaccel evaluate speed`: throughput of a policy against the plain loop, in A/B order."""
+"""`mmaccel evaluate speed`: throughput of a policy and of token by token, in alternating order."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands import options as shared
+
 _HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
 
 
 def speed(
     model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
-    policy: Annotated[str | None, typer.Option(help="see mmaccel models")] = None,
-    set_fields: Annotated[
-        list[str] | None, typer.Option("--set", help="a field of the policy as name=value")
-    ] = None,
+    policy: shared.Policy = None,
+    set_fields: shared.SetFields = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="a caption a line; by default the model's examples")
+        Path | None, typer.Option(help="a prompt a line; by default the model's examples")
     ] = None,
     batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,2,4,8",
     runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20,
     warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2,
     baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None,
     seed: Annotated[int, typer.Option(help="of the first image")] = 0,
-    guidance: Annotated[float | None, typer.Option(help="1 is off")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
+    guidance: shared.Guidance = None,
+    temperature: shared.Temperature = None,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("speed"),
     plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True,
-    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="image decoder, where it is apart")] = None,
+    size: shared.Size = None,
+    decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    cuda_graphs: Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")] = "auto",
+    device: shared.Device = "cpu",
+    dtype: shared.Dtype = "float32",
+    cuda_graphs: shared.CudaGraphs = "auto",
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
-    from mmaccel.commands.evaluate.setup import parse_sizes, pick_captions, read_captions
-    from mmaccel.commands.report_files import new_report, write_lines
-    from mmaccel.commands.run_setup import open_folder, parse_fields
+    from mmaccel.commands.evaluate.setup import parse_sizes, pick_prompts, read_prompts
+    from mmaccel.commands.files import new_report, open_folder, write_lines
     from mmaccel.errors import OptionError
     from mmaccel.loading import open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
@@ -53,15 +52,15 @@ def speed(
     if runs < least or warm_up < 1:
         raise OptionError(
             f"--runs, --warm-up: expected at least {least} and 1, received {runs} and {warm_up}; "
-            "fewer say nothing about p90 (mmaccel bench measures quickly)"
+            "p90 needs them (mmaccel bench measures quickly)"
         )
     sizes = parse_sizes(batch_sizes)
     load("mmaccel.evaluation.speed.transformers_baseline:check_names")(baseline or [])
     if prompts is not None:
-        read_captions(prompts)
+        read_prompts(prompts)
     if plots:
         load("mmaccel.evaluation.speed.report:check_plots")()
-    options = parse_fields(set_fields or [])
+    options = shared.parse_fields(set_fields or [])
     if policy is not None:
         make_policy(policy, **options)
     open_folder(out)
@@ -73,61 +72,61 @@ def speed(
     params = choose_params(
         pipe.image_model.params, guidance_scale=guidance, temperature=temperature
     )
-    captions = pick_captions(pipe, model, prompts, None)
-    baselines, left_out = _open_baselines(pipe, baseline or [], captions, params)
-    made: list[Any] = []
+    texts = pick_prompts(pipe, model, prompts, None)
+    baselines, left_out = _open_baselines(pipe, baseline or [], texts, params)
+    finished: list[Any] = []
     measured = load("mmaccel.evaluation.speed.measure:measure_speed")(
-        pipe, {"plain": make_plain(chosen), "policy": chosen}, captions, params,
-        batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, synchronise=_waits_for(device),
-        baselines=baselines,
+        pipe, {"plain": make_plain(chosen), "policy": chosen}, texts, params,
+        batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, baselines=baselines,
+        synchronise=_synchronise_for(device),
     )  # fmt: skip
     each = (2 + len(baselines)) * (runs + warm_up)  # runs of a size
     failure: BaseException | None = None
     try:
         for _ in sizes:
-            _collect(itertools.islice(measured, each), made, each)
-            write_lines(out / "speed.jsonl", [run.to_dict() for run in made])
-    except (KeyboardInterrupt, Exception) as error:  # what was made is kept, and then it is told
+            _collect(itertools.islice(measured, each), finished, each)
+            write_lines(out / "speed.jsonl", [run.to_dict() for run in finished])
+    except (KeyboardInterrupt, Exception) as error:  # reported after the finished runs are written
         failure = error
     finally:
         for other in baselines.values():
             other.close()
-    done = len(made) // each
+    done = len(finished) // each
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness,
         promise=exactness_in(chosen.exactness, dtype), dtype=dtype, cuda_graphs=cuda_graphs,
         guidance=params.guidance_scale, temperature=params.temperature, seed=seed,
-        captions=captions, runs=runs, warm_up=warm_up, baselines=list(baselines),
+        captions=texts, runs=runs, warm_up=warm_up, baselines=list(baselines),
         left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],
-        rows=load("mmaccel.evaluation.speed.measure:summarise")(made[: done * each]),
+        rows=load("mmaccel.evaluation.speed.measure:summarise")(finished[: done * each]),
     )  # fmt: skip
-    _write_runs(out, report, made, plots)
+    _write_runs(out, report, finished, plots)
     if failure is not None:
-        raise _tell_failure(failure, sizes, done) from failure
+        raise _with_progress(failure, sizes, done) from failure
 
 
 def _open_baselines(
-    pipe: Any, names: list[str], captions: list[str], params: Any
+    pipe: Any, names: list[str], prompts: list[str], params: Any
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Baselines by name, and why the others are left out, which is said at once."""
+    """Baselines by name, and the reasons why the others are left out, which are printed."""
     from mmaccel.catalog import load
     from mmaccel.commands.terminal import stderr_console
 
     found, left_out = {}, {}
     for name in names:
         reason = load("mmaccel.evaluation.speed.transformers_baseline:find_obstacle")(
-            pipe, name, captions[0], params
+            pipe, name, prompts[0], params
         )
         if reason:
             left_out[name] = reason
             stderr_console().print(f"--baseline {name} is left out: {reason}", markup=False)
         else:
             make = load("mmaccel.evaluation.speed.transformers_baseline:BaselineDecoding")
-            found[name] = make(pipe, name, captions)
+            found[name] = make(pipe, name, prompts)
     return found, left_out
 
 
-def _waits_for(device: str) -> Any:
+def _synchronise_for(device: str) -> Any:
     import torch
 
     if device.startswith("cuda"):
@@ -135,23 +134,23 @@ def _waits_for(device: str) -> Any:
     return lambda: None
 
 
-def _collect(measured: Any, made: list[Any], total: int) -> None:
+def _collect(measured: Any, finished: list[Any], total: int) -> None:
     from mmaccel.commands.terminal import progress_bar
 
     with progress_bar() as bar:
-        task = bar.add_task(f"measuring behind {len(made)} runs", total=total)
+        task = bar.add_task(f"measuring after {len(finished)} runs", total=total)
         for run in measured:
-            made.append(run)
+            finished.append(run)
             bar.advance(task)
 
 
-def _write_runs(out: Path, report: dict[str, Any], made: list[Any], plots: bool) -> None:
-    """All runs, whole rounds or not, and a report of the sizes that were finished."""
+def _write_runs(out: Path, report: dict[str, Any], finished: list[Any], plots: bool) -> None:
+    """Write all runs, and a report of the sizes whose runs are complete."""
     from mmaccel.catalog import load
-    from mmaccel.commands.report_files import write_json, write_lines, write_text
+    from mmaccel.commands.files import write_json, write_lines, write_text
     from mmaccel.outputs.image_files import write_whole
 
-    lines = [run.to_dict() for run in made]
+    lines = [run.to_dict() for run in finished]
     if lines:
         write_lines(out / "speed.jsonl", lines)
     if not report["rows"]:
@@ -165,24 +164,24 @@ def _write_runs(out: Path, report: dict[str, Any], made: list[Any], plots: bool)
     _print(report, out)
 
 
-def _tell_failure(failure: BaseException, sizes: list[int], done: int) -> BaseException:
-    """What ended the runs, with what was kept; in one line where memory was short."""
+def _with_progress(failure: BaseException, sizes: list[int], done: int) -> BaseException:
+    """The exception that ended the runs, with the number of measured sizes in its message."""
     import torch
 
-    from mmaccel.commands.terminal import Stopped
+    from mmaccel.commands.process import Stopped
 
-    kept = f"measured {done} of {len(sizes)} batch sizes"
+    progress = f"measured {done} of {len(sizes)} batch sizes"
     if isinstance(failure, KeyboardInterrupt):
-        return Stopped(f"stopped; {kept}")
-    said = " ".join(str(failure).split())
-    is_short = isinstance(failure, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(failure, RuntimeError) and "allocate memory" in said
+        return Stopped(f"stopped; {progress}")
+    reason = " ".join(str(failure).split())
+    is_out_of_memory = isinstance(failure, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(failure, RuntimeError) and "allocate memory" in reason
     )
-    if not is_short:
+    if not is_out_of_memory:
         return failure
     return OSError(
-        f"memory: expected room for a batch of {sizes[done]}, received {said[:120]!r}; {kept}, "
-        "which are written; leave the larger ones out of --batch-sizes"
+        f"memory: expected memory for a batch of {sizes[done]}, received {reason[:120]!r}; "
+        f"{progress}, which are written; leave the larger ones out of --batch-sizes"
     )
 
 
@@ -204,4 +203,4 @@ def _print(report: dict[str, Any], out: Path) -> None:
         )
     console = wide_console()
     console.print(table)
-    console.print(f"{report['runs']} runs each; {out / 'speed.md'} says the rest.")
+    console.print(f"{report['runs']} runs each; see {out / 'speed.md'} for the rest.")

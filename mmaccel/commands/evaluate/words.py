@@ -8,21 +8,23 @@ from typing import Annotated
 
 import typer
 
+from mmaccel.commands.options import JsonFile
+
 
 def words(
-    reference: Annotated[Path, typer.Argument(help="what was to be said, an utterance a line")],
-    heard: Annotated[Path, typer.Argument(help="what was heard, line by line")],
+    reference: Annotated[Path, typer.Argument(help="the texts spoken, an utterance a line")],
+    heard: Annotated[Path, typer.Argument(help="transcripts, line by line")],
     simplify: Annotated[
         bool, typer.Option("--simplify", help="compare in lower case, without punctuation")
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write figures here")] = None,
+    json_file: JsonFile = None,
     items_file: Annotated[
         Path | None, typer.Option("--items", help="write a line for each utterance here")
     ] = None,
 ) -> None:
     """Word error rate: substituted, deleted and inserted words over words of the reference."""
     from mmaccel.catalog import load
-    from mmaccel.commands.report_files import check_file, new_report, write_json, write_lines
+    from mmaccel.commands.files import check_file, new_report, write_json, write_lines
 
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)

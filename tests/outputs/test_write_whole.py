@@ -1,7 +1,7 @@
-"""Writing whole or not at all: what waits for the disk, in which order, and what a failure leaves.
+"""`write_whole`: the order of writes, synchronisation and rename, and what a failure leaves.
 
-A rename that overtakes the bytes would leave, after a loss of power, a final name without them; one
-that is not waited for would leave a manifest with an image that is not there.
+Without waiting for the bytes, a power failure may leave the final name without content; without
+waiting for the rename, a manifest with an image that does not exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEW, OLD = b"new bytes" * 1000, b"old bytes"
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    file = tmp_path / "picture.png"
+    file = tmp_path / "image.png"
     file.write_bytes(OLD)
     return file
 
@@ -37,8 +37,8 @@ def broken(code: int) -> Callable[..., None]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[tuple[str, str, bytes]]:
-    """What the system is asked, on which path, and what the final name holds just before."""
+def calls(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[tuple[str, str, bytes]]:
+    """The system calls, their kind of path, and the content of the final name before each."""
     found: list[tuple[str, str, bytes]] = []
     opened: dict[int, Path] = {}
     really_open, fsync, replace = os.open, os.fsync, os.replace
@@ -67,10 +67,10 @@ def told(monkeypatch: pytest.MonkeyPatch, target: Path) -> list[tuple[str, str, 
 
 
 def test_the_bytes_come_before_the_name_and_the_folder_after(
-    target: Path, told: list[tuple[str, str, bytes]]
+    target: Path, calls: list[tuple[str, str, bytes]]
 ) -> None:
     write_whole(target, write)
-    assert told == [("fsync", ".tmp", OLD), ("replace", ".tmp", OLD), ("fsync", "folder", NEW)]
+    assert calls == [("fsync", ".tmp", OLD), ("replace", ".tmp", OLD), ("fsync", "folder", NEW)]
     assert [file.name for file in target.parent.iterdir()] == [target.name]
 
 
@@ -96,7 +96,7 @@ def test_nothing_written_at_all_is_an_error_and_leaves_the_old_file(target: Path
 def test_bytes_that_the_disk_did_not_take_get_no_name(
     target: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Systems that write late say so late: at the wait, not at the write."""
+    """Systems that write late report errors late: in fsync, not in write."""
     monkeypatch.setattr(os, "fsync", broken(code))
     with pytest.raises(OSError, match=os.strerror(code)):
         write_whole(target, write)
@@ -104,9 +104,7 @@ def test_bytes_that_the_disk_did_not_take_get_no_name(
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
-def test_a_system_that_cannot_wait_is_no_failure(
-    target: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_a_system_without_fsync(target: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(os, "fsync", broken(code))
     write_whole(target, write)
     assert target.read_bytes() == NEW and list(target.parent.iterdir()) == [target]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel.batch.item import Row, make_items, seed_of, take_shard
-from mmaccel.batch.prompt_file import read_prompts
+from mmaccel.batch.prompts import Row, make_items, read_prompts, seed_of, take_shard
 from mmaccel.errors import OptionError
 
 
@@ -87,7 +86,7 @@ def test_shards_are_all_items_each_once() -> None:
 
 
 BAD = [
-    ('{"prompt": ""}', "line 1: prompt: expected a caption"),
+    ('{"prompt": ""}', "line 1: prompt: expected text, received none"),
     ('{"prompt": "x", "seeds": 1}', "line 1: 'seeds': expected fields out of id, prompt"),
     ('\n{"prompt": "x", "n": 0}', "line 2: n: expected an integer in 1..100000, received 0"),
     ('{"prompt": "x", "n": true}', "n: expected an integer"),
@@ -99,14 +98,14 @@ BAD = [
     ('{"prompt": "x", "id": ".hidden"}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": "a/b"}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": ""}', "id: expected 1 to 100 letters"),
-    ('{"prompt": "x", "id": "Con.7"}', "id: expected no name of a device of Windows"),
+    ('{"prompt": "x", "id": "Con.7"}', "id: expected no Windows device name"),
     ("\n".join(['{"prompt": "x", "n": 100000}'] * 11), "at most 1000000 images, received 11"),
     ('{"prompt": 5}', "prompt: expected text, received 5"),
     ('{"prompt": "a\\u0000b"}', "prompt: expected text"),
     ('{"prompt": "\\ud800"}', "prompt: expected text"),
     ('["x"]', "line 1: expected an object in braces"),
     ('{"prompt": "x"', "line 1: expected JSON"),
-    ('{"prompt": "x", "prompt": "y"}', "a name stands there twice"),
+    ('{"prompt": "x", "prompt": "y"}', "a name occurs twice"),
     ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "line 2: expected an id of its own"),
     ("[" * 100_000, "line 1: expected JSON"),
     (json.dumps({"prompt": "x" * 10_000_000}), "at most 20000 characters, received 10000000"),
@@ -137,7 +136,7 @@ def test_a_table_that_is_none(read) -> None:
         ("text\nx\n", "line 1: expected a heading"),
         ("prompt,prompt\nx,y\n", "line 1: expected a heading"),
         ("prompt,n\nx,1,2\n", "line 2: expected 2 cells, received 3"),
-        ("prompt,n\nx,1\ny\n", "line 3: expected 2 cells, received 1; .* an empty one is"),
+        ("prompt,n\nx,1\ny\n", "line 3: expected 2 cells, received 1; .* an empty one takes"),
         ('prompt,params\nx,"{""a"": 1, ""a"": 2}"\n', "line 2: params: expected names"),
         ('prompt\n"x\n', "expected CSV"),
         (f"prompt,params\nx,{'[' * 100_000}\n", "line 2: params: expected names and values"),

@@ -1,0 +1,425 @@
+"""Prompt files and the images they ask for.
+
+A prompt file is JSON lines, CSV or plain text. `read_prompts` reads and checks all of it before any
+image is generated. `make_items` turns its rows into items: one image each, with a seed of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mmaccel.catalog import POLICIES
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.models.scenes_vocabulary import split_words
+
+FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
+FORMATS = ("jsonl", "csv", "txt")
+SEEDS = 2**64
+MAX_ITEMS = 1_000_000  # a process needs 0.7 KB of memory for each (measured)
+MAX_IMAGES = 100_000  # of one row
+MAX_PROMPT = 20_000  # characters; far more than any text encoder here reads
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,5})\s*(?:[xX]\s*(\d{1,5})\s*)?")
+_DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
+_MAX_SHOWN = 60  # characters of a value in a message
+_MAX_NAMED = 20  # wrong rows that a message names
+_MAX_CELL = 64 * 2**20  # characters of a CSV cell
+
+
+@dataclass(frozen=True)
+class Row:
+    """One checked row of a prompt file.
+
+    Attributes:
+        id: unique in the file; letters, digits, `.`, `_` and `-`.
+        prompt: text that the image shows.
+        negative: prompt of the unconditional branch; "" takes the model's own, None that of the
+            command line.
+        seed: of its first image; None derives one from the id.
+        n: number of images.
+        size: width and height in pixels; None is the model's own.
+        policy: short name; None is that of the command line.
+        params: fields of `SamplingParams` and of the policy, which replace those of the command
+            line.
+        line: line number in the file, from 1.
+    """
+
+    id: str
+    prompt: str
+    negative: str | None = None
+    seed: int | None = None
+    n: int = 1
+    size: tuple[int, int] | None = None
+    policy: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image to generate.
+
+    Attributes:
+        row: the row that asks for it.
+        k: index among the images of the row, from 0.
+        seed: 0..2**64-1.
+    """
+
+    row: Row
+    k: int
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Id of the row and index; unique in a file."""
+        return self.row.id, self.k
+
+    @property
+    def file(self) -> str:
+        """Name of its image file."""
+        return f"{self.row.id}_{self.k}_{self.seed}.png"
+
+
+def make_items(rows: Iterable[Row], base: int) -> list[Item]:
+    """All images of a file, row by row.
+
+    Args:
+        rows: checked rows.
+        base: seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
+
+    Raises:
+        OptionError: a seed of more than 64 bits, which would be that of another job.
+    """
+    if not -(2**63) <= base < SEEDS:
+        raise OptionError(
+            f"--seed: expected a 64-bit integer, received {base}; take it modulo 2**64"
+        )
+    items = []
+    for row in rows:
+        for k in range(row.n):
+            own = seed_of(base, row.id, k) if row.seed is None else (row.seed + k) % SEEDS
+            items.append(Item(row, k, own))
+    return items
+
+
+def seed_of(base: int, id: str, k: int) -> int:
+    """The seed of image k of a row: the first 64 bits of SHA-256 over (base, id, k).
+
+    The order and number of rows, shards and batches do not change it.
+
+    Args:
+        base: seed of the job.
+        id: of the row.
+        k: from 0.
+    """
+    text = json.dumps([base % SEEDS, id, k])
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
+
+
+def take_shard(items: list[Item], index: int, count: int) -> list[Item]:
+    """Part `index` of 1..`count` parts of similar size; together they hold every item once."""
+    return items[index - 1 :: count]
+
+
+def read_prompts(source: str) -> list[Row]:
+    """Read a prompt file.
+
+    Args:
+        source: a file named `.jsonl`, `.csv` or `.txt`, or `-` for standard input, which is JSON
+            lines where it begins with `{`, and one prompt a line where it does not.
+
+    Returns:
+        Rows in the order of the file, with unique ids. A row without an id gets one derived from
+        its fields; the second of two equal rows gets `-2` after it, and so on.
+
+    Raises:
+        OptionError: no such file, not UTF-8, no rows; or wrong rows, each with its line number.
+    """
+    text, kind = _read(source)
+    rows: list[Row] = []
+    wrong: list[str] = []
+    named = set()  # line numbers of rows with an id of their own
+    for line, values in _rows(text, kind, wrong):
+        try:
+            rows.append(_check_row(values, line))
+        except OptionError as error:
+            wrong.append(f"line {line}: {error}")
+        if values.get("id") is not None:
+            named.add(line)
+    rows = _make_ids_unique(rows, named, wrong)
+    if wrong:
+        more = f" (and {len(wrong) - _MAX_NAMED} more)" if len(wrong) > _MAX_NAMED else ""
+        raise OptionError(
+            f"{_title(source)}: expected rows that can be read, received {len(wrong)} that cannot. "
+            + ". ".join(wrong[:_MAX_NAMED])
+            + more
+        )
+    if not rows:
+        raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
+    images = sum(row.n for row in rows)
+    if images > MAX_ITEMS:
+        raise OptionError(
+            f"{_title(source)}: expected at most {MAX_ITEMS} images, received {images} (n of "
+            "all rows together); split the file"
+        )
+    return rows
+
+
+def _read(source: str) -> tuple[str, str]:
+    if source == "-":
+        data = sys.stdin.buffer.read()
+        kind = "jsonl" if data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else "txt"
+    else:
+        kind = Path(source).suffix.removeprefix(".").lower()
+        kind = {"json": "jsonl", "ndjson": "jsonl", "text": "txt"}.get(kind, kind)
+        if kind not in FORMATS:
+            raise OptionError(
+                f"--prompts: expected a file named .jsonl, .csv or .txt, or -, received "
+                f"{source!r}; rename it"
+            )
+        try:
+            data = Path(source).read_bytes()
+        except OSError as error:
+            raise OptionError(
+                f"--prompts: expected a file that can be read, received {source!r} "
+                f"({error.strerror})"
+            ) from error
+    try:
+        return data.decode("utf-8-sig"), kind
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise OptionError(
+            f"{_title(source)}: expected UTF-8, received the byte 0x{data[error.start]:02x} in "
+            f"line {line}; save it as UTF-8"
+        ) from error
+
+
+def _rows(text: str, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Line number and fields of every row; complaints about lines without one go to `wrong`."""
+    if kind == "csv":
+        yield from _table(text, wrong)
+        return
+    # not splitlines: a prompt may contain characters that it treats as line ends
+    for line, content in enumerate(text.split("\n"), 1):
+        content = content.strip()
+        if not content:
+            continue
+        if kind == "txt":
+            yield line, {"prompt": content}
+            continue
+        try:
+            values = json.loads(content, object_pairs_hook=_unique_names)
+        except (ValueError, RecursionError) as error:
+            wrong.append(f"line {line}: expected JSON, received {show(content)} ({error})")
+            continue
+        if isinstance(values, dict):
+            yield line, values
+        else:
+            wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
+
+
+def _table(text: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    previous = csv.field_size_limit(_MAX_CELL)
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        head = [name.strip() for name in next(reader, [])]
+        if not head:
+            return
+        if "prompt" not in head or len(set(head)) < len(head):
+            wrong.append(f"line 1: expected a heading out of {', '.join(FIELDS)}, each once, with "
+                         f"prompt among them, received {show(', '.join(head))}")  # fmt: skip
+            return
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(head):
+                wrong.append(f"line {reader.line_num}: expected {len(head)} cells, received "
+                             f"{len(cells)}; quote text with commas, leave no cell out, an empty "
+                             "one takes the default")  # fmt: skip
+                continue
+            yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
+    except csv.Error as error:
+        wrong.append(f"line {reader.line_num}: expected CSV ({error})")
+    finally:
+        csv.field_size_limit(previous)
+
+
+def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list[Row]:
+    """Give derived ids a number where they repeat; an id that the file repeats goes to `wrong`."""
+    first: dict[str, int] = {}
+    for row in rows:
+        if row.line in named:
+            key = row.id.casefold()  # on some file systems a and A are one file
+            if key in first:
+                wrong.append(f"line {row.line}: expected an id of its own, received "
+                             f"{show(row.id)}, which line {first[key]} has")  # fmt: skip
+            first.setdefault(key, row.line)
+    found, seen = [], dict.fromkeys(first, 1)
+    for row in rows:
+        name = row.id
+        if row.line not in named:
+            n = 1
+            while name.casefold() in seen:
+                n += 1
+                name = f"{row.id}-{n}"
+            seen[name.casefold()] = 1
+        found.append(replace(row, id=name))
+    return found
+
+
+def _title(source: str) -> str:
+    return "standard input" if source == "-" else f"--prompts {show(source)}"
+
+
+def _check_row(values: Mapping[str, Any], line: int) -> Row:
+    """Check the fields of a row and derive its id where it has none.
+
+    Args:
+        values: by name; None and a missing field are the same.
+        line: line number.
+
+    Raises:
+        OptionError: the first wrong field; the message does not name the line.
+    """
+    unknown = [str(name) for name in values if name not in FIELDS]
+    if unknown:
+        raise OptionError(
+            f"{show(unknown[0])}: expected fields out of {', '.join(FIELDS)}; leave it out"
+        )
+    values = {name: value for name, value in values.items() if value is not None}
+    prompt = _text("prompt", values.get("prompt"))
+    if not prompt.strip():
+        raise OptionError("prompt: expected text, received none; write a prompt")
+    negative = values.get("negative")
+    fields: dict[str, Any] = {
+        "prompt": prompt,
+        "negative": None if negative is None else _text("negative", negative),
+        "seed": _integer("seed", values["seed"], -(2**63), SEEDS - 1) if "seed" in values else None,
+        "n": _integer("n", values.get("n", 1), 1, MAX_IMAGES),
+        "size": _size(values.get("size")),
+        "policy": _policy(values.get("policy")),
+        "params": _params(values.get("params", {})),
+    }
+    own = values.get("id")
+    return Row(_make_id(fields) if own is None else _id(own), **fields, line=line)
+
+
+def _make_id(fields: Mapping[str, Any]) -> str:
+    """An id for a row without one: its first three words and a hash of all its fields.
+
+    It depends on the row alone, so that a row keeps its images when it moves in the file.
+    """
+    text = json.dumps(dict(fields), sort_keys=True)
+    digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
+    first = split_words(fields["prompt"][:200])[:3]
+    words = ["".join(c for c in word if c.isascii() and c.isalnum())[:20] for word in first]
+    return "-".join([*filter(None, words), digits])
+
+
+def show(value: Any) -> str:
+    """A value from a file, escaped and shortened to fit one line of a terminal."""
+    if isinstance(value, str):
+        value, quote = value[: _MAX_SHOWN + 1], "'"
+        text = ascii(value)
+    else:
+        text, quote = ascii(value), ""
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 4]}...{quote}"
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names all differ; an `object_pairs_hook` of `json.loads`.
+
+    Raises:
+        ValueError: a name occurs twice.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return values
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{name}: expected text, received {show(value)}; write it in quotes")
+    if len(value) > MAX_PROMPT:
+        raise OptionError(
+            f"{name}: expected at most {MAX_PROMPT} characters, received {len(value)}; shorten it"
+        )
+    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        raise OptionError(
+            f"{name}: expected text, received {show(value)}; remove NUL and surrogates"
+        )
+    return value
+
+
+def _id(value: Any) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise OptionError(
+            "id: expected 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
+            f"received {show(value)}; it becomes part of a file name"
+        )
+    if _WINDOWS_DEVICE.match(text):
+        raise OptionError(
+            f"id: expected no Windows device name before a dot, received {show(value)}; Windows "
+            "cannot create such files, change it"
+        )
+    return text
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,20}\s*", value):
+        value = int(value)  # a CSV cell
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise OptionError(f"{name}: expected an integer in {low}..{high}, received {show(value)}")
+    return value
+
+
+def _size(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 2:
+        value = f"{value[0]}x{value[1]}"
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    found = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    width, height = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+    if not width or not height:
+        raise OptionError(
+            f"size: expected pixels such as 768 or '1024x768', received {show(value)}; "
+            "width comes first"
+        )
+    return width, height
+
+
+def _policy(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or value not in POLICIES):
+        raise OptionError(
+            f"policy: expected one of {', '.join(POLICIES)}, received {show(value)}; "
+            "choose one of these"
+        )
+    return value
+
+
+def _params(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):  # a CSV cell
+        try:
+            value = json.loads(value, object_pairs_hook=_unique_names)
+        except (ValueError, RecursionError):
+            pass
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise OptionError(
+            f'params: expected names and values such as {{"temperature": 0.9}}, received '
+            f"{show(value)}"
+        )
+    return value

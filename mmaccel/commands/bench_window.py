@@ -1,0 +1,319 @@
+"""`mmaccel bench` for window policies: setups measured against token by token, one table.
+
+Every setup (policy, window, dtype) runs batch by batch in a rotating order, so that slow moments of
+the machine affect all setups alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.catalog import MODELS, find_policy, load, make_policy, policy_names
+from mmaccel.commands.bench import ALL
+from mmaccel.commands.files import new_report, open_folder, write_json
+from mmaccel.commands.options import parse_window
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
+from mmaccel.contracts import check_window
+from mmaccel.errors import OptionError
+from mmaccel.loading import open_pipeline
+from mmaccel.outputs.image_files import write_whole
+from mmaccel.pipelines.models.scenes import WordImages
+from mmaccel.pipelines.text_to_image.contact_sheet import identical
+from mmaccel.pipelines.text_to_image.pipeline import warm_up
+from mmaccel.pipelines.text_to_image.model import choose_params
+from mmaccel.pipelines.text_to_image.outputs import join
+from mmaccel.results import exactness_in
+from mmaccel.samplers.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from mmaccel.contracts import Policy
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+
+_MIN_INTERVAL = 10  # images, for an interval of the mean
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A policy to measure.
+
+    Attributes:
+        name: short name.
+        policy: the policy.
+        window: its window; None where it has none.
+        dtype: of the generator.
+    """
+
+    name: str
+    policy: Policy
+    window: int | str | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Measurements of one setup at one guidance scale, means over `images` images.
+
+    Attributes:
+        policy, window, dtype, guidance: of the setup.
+        settings: repr of the policy.
+        exactness: of the policy; `to_dict` adds, as `promise`, what remains of it in this dtype.
+        images: number of images.
+        passes: forward passes that an image took part in while unfinished.
+        tokens_per_pass: tokens that an image gained in one.
+        half_width: of the 95 % interval of that mean over images; None for fewer than ten.
+        seconds: wall time per image.
+        speed_up: seconds of the first setup at the same guidance, divided by these.
+        identical: images whose tokens equal those of the first setup.
+        sampler_share: share of the time outside the forward passes of the model.
+        total_variation: total variation spent per token.
+    """
+
+    policy: str
+    window: int | str | None
+    dtype: str
+    guidance: float
+    settings: str
+    exactness: str
+    images: int
+    passes: float
+    tokens_per_pass: float
+    half_width: float | None
+    seconds: float
+    speed_up: float
+    identical: int
+    sampler_share: float
+    total_variation: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and `promise`, ready for JSON."""
+        return {**asdict(self), "promise": exactness_in(self.exactness, self.dtype)}
+
+
+def bench_window(
+    *, prompt: str | None, model: str, policies: str, windows: str, guidance: str | None,
+    count: int, seed: int, batch_size: int, temperature: float | None, size: str | None,
+    decoder: Path | None, family: str | None, device: str, dtypes: str, json_file: Path | None,
+) -> None:  # fmt: skip
+    """Measure and print; the arguments are those of `mmaccel bench`.
+
+    Raises:
+        OptionError: a wrong option, before any measurement.
+        Stopped: Ctrl-C; the file has what was measured.
+    """
+    names = policy_names() if policies == ALL else _split(policies)
+    for name in names:
+        find_policy(name, "window")
+    names = [name for name in names if name != "autoregressive"]
+    if policies == ALL:
+        names.remove("speculative")  # without a draft model it equals prompt-lookup
+    widths = list(dict.fromkeys(parse_window(text) for text in _split(windows)))
+    for width in widths:
+        check_window(width, adaptive=True)
+    scales = None if guidance is None else [_parse_number(text) for text in _split(guidance)]
+    lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
+    for name, text in lists.items():
+        if text is not None and not _split(text):
+            raise OptionError(f"--{name}: expected at least one, received none; leave it out")
+    setups = []
+    for dtype in _split(dtypes):
+        setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
+        for name in names:
+            own = [width for width in widths if width != "adaptive" or name == "jacobi"]
+            if not own and policies != ALL:
+                raise OptionError(
+                    f"--windows: expected a fixed width for {name}, received {windows!r}; "
+                    "add one such as 32"
+                )
+            for width in own:
+                setups.append(Setup(name, make_policy(name, window=width), width, dtype))
+    for scale in scales or ():
+        choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
+    pipes = {
+        dtype: open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
+        for dtype in _split(dtypes)
+    }
+    first_pipe = next(iter(pipes.values()))
+    images = first_pipe.image_model
+    params = [
+        choose_params(images.params, guidance_scale=scale, temperature=temperature)
+        for scale in dict.fromkeys(scales or (1.0, images.params.guidance_scale))
+    ]
+    if prompt is not None:
+        prompts = [prompt] * count
+    elif isinstance(images, WordImages):
+        source = MODELS.get(model, MODELS["scenes"])
+        prompts = load(source.captions)(load(source.fresh), range(count))
+    else:
+        prompts = [images.examples[k % len(images.examples)] for k in range(count)]
+    for text in prompts:
+        images.encode(text)
+    if json_file is not None:
+        open_folder(json_file.parent, "--json")
+        probe = json_file.with_name(f"{json_file.name}.trial")  # the name may be too long
+        write_whole(probe, Path.touch)
+        probe.unlink()
+    rows = measure(pipes, prompts, setups, params, seed, batch_size)
+    done = rows[0].images if rows else 0
+    if rows:
+        card = _read_card(first_pipe.source)
+        report = new_report(
+            device,
+            model=model,
+            card=card,
+            captions=prompts[:done],
+            batch_size=batch_size,
+            temperature=params[0].temperature,
+            seed=seed,
+            rows=[row.to_dict() for row in rows],
+        )
+        try:
+            write_json(json_file, report)
+        finally:
+            _print(rows, card, batch_size)
+    if done < count:
+        raise Stopped(f"stopped; measured {done} of {count_of(count, 'prompt')}")
+
+
+def measure(
+    pipes: Mapping[str, TextToImage],
+    prompts: Sequence[str],
+    setups: Sequence[Setup],
+    params: Sequence[SamplingParams],
+    seed: int,
+    batch_size: int,
+) -> list[Row]:
+    """Run every setup on every prompt.
+
+    Args:
+        pipes: the model, by dtype.
+        prompts: one per image; image k has seed `seed + k`.
+        setups: the others are compared with the first.
+        params: sampling parameters, one per guidance scale.
+        seed: of the first image.
+        batch_size: images generated together.
+
+    Returns:
+        One row per guidance scale and setup, over the prompts that every setup had before Ctrl-C,
+        or over all; none if the first batch was not finished.
+
+    Cost: a few passes per setup to warm up, then batch by batch every setup in a rotating order.
+    """
+    cells = [(f, s) for f in range(len(params)) for s in range(len(setups))]
+    seeds = [seed + k for k in range(len(prompts))]
+    runs: dict[tuple[int, int], Iterator[ImageOutput]] = {}
+    finished: dict[tuple[int, int], list[ImageOutput]] = {}
+    for f, s in cells:
+        policy, pipe = setups[s].policy, pipes[setups[s].dtype]
+        warm_up(pipe, policy, params[f], prompts[0], min(batch_size, len(prompts)))
+        runs[f, s] = pipe.stream(
+            prompts, params[f], policy=policy, seed=seeds, batch_size=batch_size
+        )
+        finished[f, s] = []
+    n_batches = -(-len(prompts) // batch_size)
+    try:
+        with progress_bar() as bar:
+            task = bar.add_task("measuring", total=n_batches * len(cells))
+            for k in range(n_batches):
+                first = k % len(cells)
+                for cell in cells[first:] + cells[:first]:
+                    finished[cell].append(next(runs[cell]))
+                    bar.advance(task)
+    except KeyboardInterrupt:
+        n_batches = min(map(len, finished.values()))
+    if not n_batches:
+        return []
+    sides = {cell: join(parts[:n_batches]) for cell, parts in finished.items()}
+    return [
+        _summarise(setups[s], params[f].guidance_scale, sides[f, s], sides[f, 0]) for f, s in cells
+    ]
+
+
+def _summarise(setup: Setup, guidance: float, images: ImageOutput, plain: ImageOutput) -> Row:
+    stats, count = images.stats, len(images.prompts)
+    return Row(
+        policy=setup.name,
+        window=setup.window,
+        dtype=setup.dtype,
+        guidance=guidance,
+        settings=stats.policy,
+        exactness=stats.exactness,
+        images=count,
+        passes=stats.row_passes / count,
+        tokens_per_pass=stats.tokens_per_pass,
+        half_width=half_width(images),
+        seconds=stats.seconds / count,
+        speed_up=plain.stats.seconds / stats.seconds,
+        identical=identical(plain, images),
+        sampler_share=1 - stats.forward_seconds / stats.seconds,
+        total_variation=stats.total_variation / stats.tokens,
+    )
+
+
+def half_width(images: ImageOutput) -> float | None:
+    """Half the 95 % interval of tokens per pass, by normal approximation over independent images.
+
+    All images have equally many tokens, so that the relative error is that of the mean passes.
+    """
+    passes, count = images.passes.double(), len(images.passes)
+    if count < _MIN_INTERVAL:
+        return None
+    relative = 1.96 * float(passes.std() / passes.mean()) / math.sqrt(count)
+    return images.stats.tokens_per_pass * relative
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise OptionError(
+            f"--guidance: expected numbers with commas, received {text!r}; write 1.0,2.0"
+        ) from error
+
+
+def _read_card(folder: Path | None) -> dict[str, Any]:
+    file = None if folder is None else folder / "card.json"
+    card = json.loads(file.read_text(encoding="utf-8")) if file and file.is_file() else {}
+    return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
+
+
+def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:
+    heads = ("passes", "tok/pass", "s/image", "speed-up", "same", "sampler", "exactness")
+    console = wide_console()
+    for guidance, dtype in dict.fromkeys((row.guidance, row.dtype) for row in rows):
+        table = make_table("policy", *heads, title=f"guidance {guidance:g}, {dtype}")
+        for row in rows:
+            if (row.guidance, row.dtype) == (guidance, dtype):
+                table.add_row(*_cells(row))
+        console.print(table, "")
+    loss = card.get("generator", {}).get("validation_bits_per_token")
+    quality = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
+    console.print(f"{count_of(rows[0].images, 'prompt')}, batch size {batch_size}, {quality}.")
+    if any(row.exactness == "relaxed" for row in rows):
+        console.print("relaxed: with the total variation spent a token.")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    half = "" if row.half_width is None else f"±{row.half_width:.2f}"
+    spent = f" {row.total_variation:.3f}" if row.exactness == "relaxed" else ""
+    return (
+        row.policy if row.window is None else f"{row.policy} {row.window}",
+        f"{row.passes:.1f}",
+        f"{row.tokens_per_pass:.2f}{half}",
+        f"{row.seconds:.3f}",
+        f"{row.speed_up:.2f}",
+        f"{row.identical}/{row.images}",
+        f"{100 * row.sampler_share:.0f} %",
+        exactness_in(row.exactness, row.dtype) + spent,
+    )

@@ -1,0 +1,229 @@
+"""One run of `mmaccel generate` for prompts of the command line: write images, then a sheet.
+
+With --compare, every batch is also generated token by token, and a table shows both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
+from mmaccel.outputs.image_files import (
+    describe,
+    describe_settings,
+    image_name,
+    short_hash,
+    write_png,
+    write_whole,
+)
+from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.text_to_image.contact_sheet import (
+    draw_comparison,
+    draw_sheet,
+    identical,
+    make_panel,
+    make_plain,
+    describe_guarantee,
+    title_of,
+    describe_difference,
+)
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
+from mmaccel.pipelines.text_to_image.outputs import Request, join
+from mmaccel.results import EXACT_DTYPE, exactness_in
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.results import Progress
+    from mmaccel.samplers.sampling_params import SamplingParams
+
+_MAX_SHOWN = 64  # images on a sheet, and in memory
+
+
+@dataclass
+class ImageJob:
+    """Images to generate, and those that are finished.
+
+    Attributes:
+        pipe: the model, opened by name.
+        prompts: one for each image.
+        seed: of the first image; image k has `seed + k`.
+        name: short name of the policy.
+        policy: the policy.
+        params: sampling parameters.
+        batch_size: images generated together.
+        out: folder for the files.
+        model, dtype: as given on the command line.
+        extras: further given options of the model.
+        decoder: file of the image decoder, where it was given.
+        negative: negative prompt.
+        compare: whether every batch is also generated token by token.
+        written: number of image files.
+    """
+
+    pipe: TextToImage
+    prompts: list[str]
+    seed: int
+    name: str
+    policy: Any
+    params: SamplingParams
+    batch_size: int
+    out: Path
+    model: str
+    dtype: str
+    extras: dict[str, Any] = field(default_factory=dict)
+    decoder: Path | None = None
+    negative: str | None = None
+    compare: bool = False
+    written: int = 0
+
+    def run(self) -> None:
+        """Generate and write all images and a sheet, and print a summary.
+
+        Raises:
+            Stopped: Ctrl-C came before the last image; the written ones remain.
+        """
+        finished: list[ImageOutput] = []
+        plain: list[ImageOutput] = []
+        plain_policy = make_plain(self.policy)
+        try:
+            with _progress(self) as on_step:
+                if self.compare:
+                    rows = min(self.batch_size, len(self.prompts))
+                    for policy in (plain_policy, self.policy):
+                        warm_up(self.pipe, policy, self.params, self.prompts[0], rows)
+                others = self.batches(plain_policy, on_step)
+                for batch in self.batches(self.policy, on_step):
+                    shown = slice(max(0, _MAX_SHOWN - batch.first))
+                    if self.compare:
+                        other = next(others)
+                        plain.append(replace(other, images=other.images[shown]))
+                    self.write(batch)
+                    finished.append(replace(batch, images=batch.images[shown]))
+            images = join(finished)
+            file = self.write_sheet(images, join(plain) if self.compare else None)
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped; {self.written} of {len(self.prompts)} images are in {self.out}"
+            ) from None
+        if self.compare:
+            print_comparison(self.name, join(plain), images, self.dtype)
+        print(f"{count_of(self.written, 'image')} in {self.out}, and {file}")
+        for note in images.stats.notes:
+            print(f"note: {note}")
+
+    def batches(self, policy: Any, on_step: Any) -> Iterator[ImageOutput]:
+        """All images by a policy, batch by batch; an image depends on its prompt and seed alone."""
+        generator = ImageGenerator(self.pipe)
+        settings = GenerationSettings(self.name, policy, self.params)
+        for first in range(0, len(self.prompts), self.batch_size):
+            requests = [
+                Request(prompt, self.seed + first + k, k, self.negative)
+                for k, prompt in enumerate(self.prompts[first : first + self.batch_size])
+            ]
+            batch = generator.draw(requests, settings, self.batch_size, on_step)
+            yield replace(batch, first=first)
+
+    def write(self, batch: ImageOutput) -> None:
+        """Write the images of a batch."""
+        for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
+            seed = self.seed + batch.first + k
+            facts = describe(prompt, seed, self.settings, batch, k)
+            name = image_name(seed, prompt, self.name, self.name_settings(len(batch.prompts)))
+            write_png(self.out / name, image, facts)
+            self.written += 1
+
+    def write_sheet(self, images: ImageOutput, plain: ImageOutput | None) -> Path:
+        """Write a sheet of the images, next to the plain ones if given; returns its path."""
+        title = title_of(self.name, self.policy)
+        if plain is not None:
+            kind, sheet = "compare", draw_comparison(title, plain, images, self.dtype)
+        else:
+            kind, sheet = "contact", _draw_contact_sheet(title, images, self.dtype)
+        # the keys are part of the file name, through the hash
+        run = {"captions": self.prompts, "seed": self.seed % 2**64}
+        run |= self.name_settings(self.batch_size)
+        file = self.out / f"{kind}-{self.name}-{short_hash(run)}.png"
+        write_whole(file, lambda path: sheet.save(path, format="PNG"))
+        return file
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What an image depends on, apart from its prompt and seed; ready for JSON."""
+        assert self.pipe.source is not None  # it was opened by name
+        return {
+            "model": self.model,
+            "weights": content_hash(self.pipe.source, self.decoder),
+            **self.extras,
+            **({} if self.decoder is None else {"decoder": str(self.decoder)}),
+            **({} if self.negative is None else {"negative": self.negative}),
+            "dtype": self.dtype,
+            "device": str(self.pipe.model.device),
+            **describe_settings(self.name, self.policy, self.params),
+        }
+
+    def name_settings(self, rows: int) -> dict[str, Any]:
+        """The settings that enter a file name, independent of how the options were spelled.
+
+        The number of rows is one of them where images are equal up to rounding only: outside
+        float32, and where an acceptance may depend on the last bit of a probability.
+        """
+        spelling = ("model", "policy", "policy_options", "decoder")
+        own = {name: value for name, value in self.settings.items() if name not in spelling}
+        own["policy"] = repr(self.policy)
+        is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
+        return own if is_exact else {**own, "rows": rows}
+
+
+def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:
+    """All images of a run on one sheet."""
+    stats, count = images.stats, len(images.prompts)
+    foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
+    return draw_sheet([make_panel(title, describe_guarantee(stats, dtype), images, foot)], columns=4)
+
+
+def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: str) -> None:
+    """Print passes, tokens per pass, seconds and identical images of both sides."""
+    count, same = len(images.prompts), identical(plain, images)
+    heads = ("passes", "tok/pass", "seconds", "speed-up", "identical", "exactness")
+    table = make_table("", *heads)
+    for side_name, side in (("token by token", plain), (name, images)):
+        stats = side.stats
+        table.add_row(
+            side_name,
+            f"{stats.row_passes / count:.1f}",
+            f"{stats.tokens_per_pass:.2f}",
+            f"{stats.seconds / count:.2f}",
+            f"{plain.stats.seconds / stats.seconds:.2f}",
+            "-" if side is plain else ("yes" if same == count else f"no, {same} of {count}"),
+            exactness_in(stats.exactness, dtype),
+        )
+    console = wide_console()
+    console.print(table)
+    console.print(f"{describe_difference(plain, images, dtype)}. Means over {count_of(count, 'image')}.")
+
+
+@contextmanager
+def _progress(job: ImageJob) -> Iterator[Any]:
+    """A progress bar that counts tokens; yields the callback for `on_step`."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    total = len(job.prompts) * job.pipe.length * (2 if job.compare else 1)
+    with progress_bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} tokens"),
+        TimeElapsedColumn(),
+    ) as bar:
+        task = bar.add_task("images", total=total)
+
+        def update(progress: Progress) -> None:
+            bar.update(task, advance=int((progress.lengths - progress.previous).sum()))
+
+        yield update

@@ -1,0 +1,19 @@
+"""Models are loaded once for all tests of this folder; most tests use the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from mmaccel import loading
+
+_open_once = cache(loading.open_pipeline)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _load_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "open_pipeline", _open_once)
+        yield

@@ -1,0 +1,118 @@
+"""`mmaccel doctor` and `mmaccel models`: packages, devices, kernels and models."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.cli import main
+from mmaccel.commands import doctor
+from mmaccel.commands.doctor import check_kernels
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.dispatch import KERNELS, VARIABLE
+from tests.architecture.source import ROOT
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_model import N_TOKENS, break_weights, build_tiny
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
+    assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert torch.__version__ in said and f"{N_TOKENS} tokens an image" in said and "Ready" in said
+    assert main(["doctor", "--model", "nothing-there"]) == 1
+    said = capsys.readouterr().out
+    assert "missing" in said and "'nothing-there'" in said and "Ready" not in said
+    assert main(["models"]) == 0
+    said = capsys.readouterr().out
+    assert "scenes" in said and "gsd" in said and "relaxed" in said
+
+
+def test_doctor_says_whether_policies_can_be_attached(tmp_path: Path, capsys) -> None:
+    for name in ("gpt2", "lfm2"):
+        build_lm(name).save_pretrained(tmp_path / name)
+    capsys.readouterr()
+    assert main(["doctor", "--model", str(tmp_path / "gpt2"), "--out", str(tmp_path)]) == 0
+    assert "family causal_lm; attach takes autoregressive, jacobi" in _flat(capsys)
+    assert main(["doctor", "--model", str(tmp_path / "lfm2"), "--out", str(tmp_path)]) == 0
+    assert "layers of other kinds" in _flat(capsys)
+    config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config | {"architectures": ["GPT9"]}))
+    assert main(["doctor", "--model", str(tmp_path / "gpt2")]) == 1
+    assert "has no GPT9" in _flat(capsys)
+
+
+def _flat(capsys: Any) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_doctor_finds_old_packages_and_broken_weights(tmp_path: Path, monkeypatch) -> None:
+    break_weights(build_tiny(tmp_path))
+    finding = doctor.check_model(str(tmp_path))
+    assert finding.state == "needed" and "expected finite logits" in finding.detail
+    monkeypatch.setattr("mmaccel.outputs.machine.package_version", lambda name: "5.9.2+cpu")
+    states = {f.what: (f.state, f.detail) for f in doctor.check_packages()}
+    assert states["torch"] == ("yes", "5.9.2+cpu")
+    assert states["transformers"] == (
+        "needed",
+        "5.9.2+cpu is too old; pip install 'transformers>=5.17'",
+    )
+
+
+def test_doctor_requires_the_versions_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = dict(line.split(">=") for line in project["dependencies"])
+    assert {name: wanted[name] for name in doctor._NEEDED} == doctor._NEEDED
+
+
+def test_every_kernel_has_a_row_with_the_reason() -> None:
+    findings = check_kernels()
+    assert [finding.what for finding in findings] == [f"kernel {name}" for name in KERNELS]
+    for finding in findings:
+        assert finding.state == "yes" and finding.detail.startswith("cpu: torch, ")
+        assert "GPU" in finding.detail or "triton" in finding.detail
+
+
+def test_both_kinds_of_device_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        dispatch, "find_obstacle", lambda kind: None if kind == "cuda" else "no GPU under it"
+    )
+    for finding in check_kernels():
+        assert finding.detail == "cpu: torch, no GPU under it; cuda: triton, cuda is there"
+
+
+@pytest.mark.parametrize(("value", "state"), [("torch", "yes"), ("triton", "no")])
+def test_the_variable_decides(value: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    for finding in check_kernels():
+        assert finding.state == state and f"{VARIABLE}={value}" in finding.detail
+
+
+def test_a_bad_value_is_one_clear_line(
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fixed = ["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]
+    assert main(fixed) == 0
+    assert "kernel unmask" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setenv(VARIABLE, "fast")
+    (finding,) = check_kernels()
+    assert finding.state == "needed" and finding.detail.count(VARIABLE) == 1
+    assert main(fixed) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "expected one of auto, torch, triton, received 'fast'; unset it" in said
+    assert "Traceback" not in said and "kernel unmask" not in said

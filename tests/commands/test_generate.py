@@ -1,0 +1,359 @@
+"""`mmaccel generate`: images and their metadata, comparisons, wrong options, Ctrl-C."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel import loading
+from mmaccel.cli import main
+from mmaccel.commands import generate_batch, generate_images
+from mmaccel.outputs import image_files
+from mmaccel.pipelines.loading.sources import content_hash
+from tests.architecture.source import ROOT
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
+
+
+@pytest.fixture
+def generate(tiny_folder: Path, tmp_path: Path):
+    """Run `mmaccel generate` on the tiny model into `tmp_path / "out"`; returns code and folder."""
+
+    def run(*arguments: str) -> tuple[int, Path]:
+        out = tmp_path / "out"
+        fixed = ["--model", str(tiny_folder), "--out", str(out)]
+        return main(["generate", *arguments, *fixed]), out
+
+    return run
+
+
+def test_images_carry_their_facts(generate, tiny_folder: Path) -> None:
+    code, out = generate(CAPTIONS[0], "--count", "2", "--seed", "7", "--window", "5")
+    *names, sheet = sorted(f.name for f in out.iterdir())
+    assert code == 0 and sheet.startswith("contact-jacobi-")
+    assert [name[:-13] for name in names] == [
+        "0007-a-red-circle-jacobi",
+        "0008-a-red-circle-jacobi",
+    ]
+    pipe = mmaccel.TextToImage.from_pretrained(tiny_folder)
+    for seed, name in zip((7, 8), names):
+        again = pipe(CAPTIONS[0], seed=[seed], policy=mmaccel.Autoregressive())
+        with Image.open(out / name) as image:
+            assert list(image.get_flattened_data()) == list(again.images[0].get_flattened_data())
+            facts, line = json.loads(image.text["mmaccel"]), image.text["parameters"]
+        assert (facts["prompt"], facts["seed"], facts["policy"]) == (CAPTIONS[0], seed, "jacobi")
+        assert facts["versions"]["torch"] == torch.__version__
+        assert facts["versions"]["mmaccel"] == mmaccel.__version__
+        assert facts["policy_options"] == {"window": 5, "drafts": "neighbour"}
+        assert facts["weights"] == content_hash(tiny_folder)
+        assert facts["tokens"] == N_TOKENS and facts["exactness"] == "bitwise"
+        assert facts["guidance_scale"] == 2.0 and facts["top_k"] is None
+        steps = f"Steps: {N_TOKENS}, Sampler: jacobi, CFG scale: 2.0, Seed: {seed}, Size: "
+        assert line.startswith(f"{CAPTIONS[0]}\n{steps}")
+        assert ', Policy: "jacobi(window=5, drafts=neighbour)", ' in line
+        assert f", Forward passes: {facts['passes']}, " in line
+
+
+def test_images_do_not_depend_on_the_batch_size(generate) -> None:
+    runs = []
+    for size in ("1", "3"):
+        _, out = generate(CAPTIONS[1], "--count", "3", "--batch-size", size, "--window", "6")
+        images = [Image.open(file) for file in sorted(out.glob("0*.png"))]
+        facts = [json.loads(image.text["mmaccel"]) for image in images]
+        own = [(f["tokens"], f["passes"], f["tokens_per_pass"]) for f in facts]
+        runs.append((own, [image.tobytes() for image in images]))
+    assert runs[0] == runs[1] and len({passes for _, passes, _ in runs[0][0]}) > 1
+    assert facts[0]["batch"]["images"] == 3
+    assert facts[0]["batch"]["stats"]["tokens"] == 3 * N_TOKENS
+
+
+def test_only_the_same_image_is_overwritten(generate) -> None:
+    runs = ([], [], ["--temperature", "0.5"], ["--window", "3"], ["--top-k", "5"])
+    found = [{f.name for f in generate(CAPTIONS[1], "--count", "1", *r)[1].iterdir()} for r in runs]
+    assert [len(names) for names in found] == [2, 2, 4, 6, 8]
+    _, out = generate(CAPTIONS[2], "--count", "1")
+    assert len(list(out.iterdir())) == 10
+
+
+def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
+    monkeypatch.setattr("mmaccel.commands.generate_images._MAX_SHOWN", 4)
+    drawn = []
+    draw = generate_images.draw_sheet
+    spy = lambda panels, **options: drawn.append(panels) or draw(panels, **options)  # noqa: E731
+    monkeypatch.setattr(generate_images, "draw_sheet", spy)
+    code, out = generate(CAPTIONS[1], "--count", "6", "--batch-size", "3")
+    ((panel,),) = drawn
+    assert code == 0 and len(list(out.glob("0*.png"))) == 6
+    assert len(panel.images) == len(panel.captions) == 4
+    assert panel.note.endswith("(the first 4 of 6)")
+
+
+def test_compare_says_yes_only_when_it_is_so(generate, capsys) -> None:
+    code, out = generate(CAPTIONS[1], "--count", "3", "--compare", "--window", "6")
+    said = capsys.readouterr().out
+    assert code == 0 and "yes" in said and "The same images, token for token" in said
+    assert len(list(out.glob("compare-jacobi-*.png"))) == 1
+    code, out = generate(CAPTIONS[1], "--count", "3", "--compare", "--policy", "mc-sjd")
+    said = capsys.readouterr().out
+    assert code == 0 and "no, " in said and "of 3 images identical" in said
+
+
+def test_compared_sheet_shows_the_same_images_on_both_sides(generate) -> None:
+    _, out = generate(CAPTIONS[1], "--count", "4", "--compare")
+    (file,) = out.glob("compare-*.png")
+    with Image.open(file) as sheet:
+        sheet.load()
+        width, height = sheet.size
+        left = sheet.crop((40, 112, 40 + 496, 112 + 240))
+        right = sheet.crop((40 + 496 + 56, 112, 40 + 496 + 56 + 496, 112 + 240))
+    assert (width, left.size) == (2 * 40 + 2 * 496 + 56, right.size)
+    assert len(set(left.get_flattened_data())) > 100
+    difference = [a != b for a, b in zip(left.get_flattened_data(), right.get_flattened_data())]
+    assert sum(difference) == 0
+
+
+def test_warming_up_takes_no_more_rows_than_there_are_images(
+    tiny_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    rows = []
+    monkeypatch.setattr(generate_images, "warm_up", lambda *arguments: rows.append(arguments[-1]))
+    options = ["--compare", "--count", "2", "--batch-size", "500", "--out", str(tmp_path)]
+    assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    assert rows == [2, 2]
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """The dtype of the model in every run of a policy."""
+    dtypes: list[torch.dtype] = []
+    decode = mmaccel.TextToImage._decode
+
+    def spy(pipe: mmaccel.TextToImage, *args: Any, **options: Any) -> Any:
+        dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
+        return decode(pipe, *args, **options)
+
+    monkeypatch.setattr(mmaccel.TextToImage, "_decode", spy)
+    return dtypes
+
+
+def test_the_dtype_is_used_and_recorded(
+    tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
+) -> None:
+    options = ["--count", "1", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
+    assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    assert set(used) == {torch.bfloat16}
+    (file,) = tmp_path.glob("0000-*.png")
+    with Image.open(file) as image:
+        assert json.loads(image.text["mmaccel"])["dtype"] == "bfloat16"
+        assert "dtype: bfloat16" in image.text["parameters"]
+
+
+BAD = [
+    (["--policy", "jacoby"], "policy: expected one of autoregressive"),
+    (["--window", "0"], "window: expected an integer in 1..4096"),
+    (["--window", "wide"], "window: expected an integer in 1..4096"),
+    (["--policy", "autoregressive", "--window", "3"], "received 'window'"),
+    (["--dtype", "int8"], "--dtype: expected one of float32, bfloat16, float16"),
+    (["--drafts", "tarot"], "drafts: expected one of"),
+    (["--count", "0"], "--count: expected at least 1, received 0"),
+    (["--batch-size", "-1"], "--batch-size: expected at least 1"),
+    (["--temperature", "-0.1"], "temperature: expected a number >= 0"),
+    (["--top-p", "0"], "top_p: expected a number in (0, 1]"),
+    (["--top-p", "1.5"], "top_p: expected a number in (0, 1]"),
+    (["--top-k", "-1"], "top_k: expected an integer >= 1"),
+    (["--min-p", "2"], "min_p: expected a number in [0, 1]"),
+    (["--seed", str(2**64)], "seed: expected a 64-bit integer"),
+    (["--count", "three"], "--count"),
+    (["--window", "4", "--set", "window=5"], "--window: expected it once, received 4"),
+    (["--max-gap", "1", "--set", "max_gap=1"], "--max-gap: expected it once, received 1"),
+    (["--policy", "gsd", "--group", "9" * 30], "group: expected an integer in 0..2**31-1"),
+    (["--policy", "gsd", "--max-gap", "5e-324"], "max_gap: expected a number in [1e-6, 1]"),
+    (["--window", "999999999999"], "window: expected an integer in 1..4096"),
+    (["--guidance", "1e999"], "guidance_scale: expected a finite number"),
+    (["--temperature", "1e999"], "temperature: expected a number >= 0"),
+    (["--device", "meta"], "device: expected a device of this machine, received 'meta'"),
+    (["--no-such-option"], "--no-such-option"),
+    (["--device", "cuda:99"], "device: expected a device of this machine"),
+    (["--model", "no-such-model"], "model: expected a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(b[0])[:40] for b in BAD])
+def test_wrong_options_are_one_line_and_write_nothing(
+    arguments: list[str], message: str, tiny_folder: Path, tmp_path: Path, capsys
+) -> None:
+    out = tmp_path / "out"
+    fixed = ["--out", str(out), *([] if "--model" in arguments else ["--model", str(tiny_folder)])]
+    assert main(["generate", CAPTIONS[0], *fixed, *arguments]) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("mmaccel: ") and message in lines[0]
+    assert captured.out == "" and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [("a green dog", "received 'green', 'dog'; it knows: a red"), (" ".join(["a"] * 13), "12")],
+)
+def test_wrong_prompts_name_the_words(generate, prompt: str, said: str, capsys) -> None:
+    code, out = generate(prompt)
+    captured = capsys.readouterr()
+    assert code == 2 and said in captured.err and captured.err.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["generate", "speak", "animate"])
+def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(
+    command: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lost").symlink_to("nowhere")
+    for out in ("a.png", "a.png/out/more", "lost"):
+        assert main([command, "a.png", "--model", "./no-model", "--out", out]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "(Not a directory); choose another" in said
+        assert f"--out: expected a folder that can be written, received '{out}'" in said
+    locked = tmp_path / "locked"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked or not mode & os.W_OK)
+    assert main([command, "a.png", "--model", "./no-model", "--out", "locked"]) == 2
+    locked.mkdir()
+    assert main([command, "a.png", "--model", "./no-model", "--out", str(locked)]) == 1
+    assert "(Permission denied)" in capsys.readouterr().err
+
+
+def test_nan_logits_fail_with_one_line(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    break_weights(build_tiny(folder))
+    arguments = ["--model", str(folder), "--out", str(tmp_path / "out")]
+    assert main(["generate", CAPTIONS[0], *arguments]) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("mmaccel: scores: expected finite logits")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_ctrl_c_keeps_finished_images_and_removes_the_unfinished(
+    generate, monkeypatch, capsys
+) -> None:
+    write = image_files.write_whole
+    finished: list[Path] = []
+
+    def stop_in_the_third(file: Path, save: Any) -> None:
+        write(file, lambda path: (save(path), len(finished) == 2 and interrupt()))
+        finished.append(file)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(image_files, "write_whole", stop_in_the_third)
+    code, out = generate(CAPTIONS[0], "--count", "9")
+    assert code == 130 and sorted(out.iterdir()) == sorted(finished) and len(finished) == 2
+    assert "mmaccel: stopped; 2 of 9 images are in" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal(tiny_folder: Path, tmp_path: Path) -> None:
+    fixed = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "100000"]
+    # a background job inherits an ignored SIGINT, which a terminal does not have
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mmaccel.cli", "generate", CAPTIONS[0], *fixed],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, text=True,
+        stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while len(list(tmp_path.glob("*.png"))) < 3:
+            assert process.poll() is None and time.monotonic() < deadline, process.stderr
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    files = list(tmp_path.iterdir())
+    assert len(files) >= 3 and all(file.suffix == ".png" for file in files)
+    for file in files:
+        with Image.open(file) as image:
+            image.load()
+            assert json.loads(image.text["mmaccel"])["tokens"] == N_TOKENS
+    assert f"mmaccel: stopped; {len(files)} of 100000 images are" in said
+
+
+def test_ctrl_c_before_the_first_image_is_reported(
+    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mmaccel.loading.open_pipeline", stop)
+    options = ["--model", str(tiny_folder), "--out", str(tmp_path / "out")]
+    assert main(["generate", CAPTIONS[0], *options]) == 130
+    assert capsys.readouterr().err == "mmaccel: stopped\n"
+
+
+def test_a_terminal_with_ascii_only(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    out, printed = tmp_path / "bilder-é-画", io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    arguments = ["--model", str(tiny_folder), "--out", str(out), "--count", "1", "--compare"]
+    assert main(["generate", CAPTIONS[0], *arguments]) == 0
+    sys.stdout.flush()
+    assert b"\\xe9" in printed.getvalue() and len(list(out.iterdir())) == 2
+
+
+def test_cycles_are_collected_again_once_a_model_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not while it loads. After a wrong command the collector is as before it."""
+    seen = []
+    load = loading.open_pipeline
+
+    def watch_load(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.isenabled())
+        return load(*args, **kwargs)
+
+    def watch_job(job: object) -> None:
+        seen.append(gc.isenabled())
+
+    monkeypatch.setattr(loading, "open_pipeline", watch_load)
+    monkeypatch.setattr(generate_images.ImageJob, "run", watch_job)
+    assert gc.isenabled()
+    assert main(["generate", "a red circle", "--out", str(tmp_path)]) == 0
+    assert seen == [False, True] and gc.isenabled()
+    assert main(["generate", "a red circle", "--top-p", "5", "--out", str(tmp_path)]) == 2
+    assert len(seen) == 2 and gc.isenabled()
+
+
+def test_cycles_are_collected_again_while_a_batch_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, and in Ray's actors."""
+    seen = []
+
+    def open_executor(options: object) -> SimpleNamespace:
+        seen.append(gc.isenabled())
+        return SimpleNamespace(close=lambda: None)
+
+    def generate_all(*args: object) -> tuple[dict[str, Any], int]:
+        seen.append(gc.isenabled())
+        return {}, 0
+
+    monkeypatch.setattr(generate_batch, "_open_executor", open_executor)
+    monkeypatch.setattr(generate_batch, "_generate", generate_all)
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a red circle\n", encoding="utf-8")
+    assert main(["generate", "--prompts", str(rows), "--out", str(tmp_path / "out")]) == 0
+    assert seen == [False, True] and gc.isenabled()
