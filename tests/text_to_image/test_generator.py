@@ -20,7 +20,7 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.generator import Finished, GenerationSettings, ImageGenerator
 from mmaccel.pipelines.text_to_image.outputs import Request
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from tests.comfy.test_running import Host
+from tests.comfy.fake_comfy import Host
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 
