@@ -141,7 +141,7 @@ def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
 
 
 class Wrong(Jacobi):
-    """Other tokens than promised."""
+    """Other tokens than guaranteed."""
 
     def sample(self, *args: Any, **options: Any) -> Generation:
         made = super().sample(*args, **options)
@@ -189,7 +189,7 @@ def test_exactness_with_features_of_images(
     policy = ("--policy", "mc-sjd", "--set", "window=4")
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     check = json.loads(file.read_text())["checks"][-1]
-    assert check["name"] == "features of images" and check["promised"] and check["holds"]
+    assert check["name"] == "features of images" and check["guaranteed"] and check["holds"]
     assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
     file.unlink()
     largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again

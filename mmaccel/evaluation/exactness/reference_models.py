@@ -49,7 +49,7 @@ class OracleDenoiser:
         """The CPU."""
         return torch.device("cpu")
 
-    def reserve(self, rows: int, places: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> None:
         """See `mmaccel.canvas_contracts.Denoiser.reserve`."""
         self.rows = rows
 
@@ -144,32 +144,34 @@ class ToyLanguage:
 
     def reserve(self, rows: int, positions: int) -> None:
         """See `mmaccel.contracts.TokenModel.reserve`."""
-        self._room = positions
-        self._memory = torch.full((rows, positions + 1), -1)  # the last: beyond the room
+        self._capacity = positions
+        self._tokens = torch.full(
+            (rows, positions + 1), -1
+        )  # the last column: positions past the end
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
-        """See `mmaccel.contracts.TokenModel.feed`."""
+        """See `mmaccel.contracts.TokenModel.prefill`."""
         self._write(tokens, start)
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """Logits `[R, W, 3]` float32; see `mmaccel.contracts.TokenModel.forward`."""
-        places = self._write(tokens, start)
-        return torch.stack([self.logits_after(self._memory, p) for p in places.unbind(1)], 1)
+        positions = self._write(tokens, start)
+        return torch.stack([self.logits_after(self._tokens, p) for p in positions.unbind(1)], 1)
 
     def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
         """Logits `[R, 3]` after the prefixes `memory[r, : last[r] + 1]`."""
         code = torch.zeros_like(last)
         for back in range(_DEPTH - 1, -1, -1):
-            place = last - back
-            token = memory.gather(1, place.clamp(min=0)[:, None])[:, 0]
-            code = code * (VOCAB + 1) + torch.where(place >= 0, token + 1, 0)
+            position = last - back
+            token = memory.gather(1, position.clamp(min=0)[:, None])[:, 0]
+            code = code * (VOCAB + 1) + torch.where(position >= 0, token + 1, 0)
         return self.table[code]
 
     def _write(self, tokens: Tensor, start: Tensor) -> Tensor:
-        places = start[:, None] + torch.arange(tokens.shape[1])
-        places = places.clamp(max=self._room)
-        self._memory.scatter_(1, places, tokens)
-        return places
+        positions = start[:, None] + torch.arange(tokens.shape[1])
+        positions = positions.clamp(max=self._capacity)
+        self._tokens.scatter_(1, positions, tokens)
+        return positions
 
     def distribution(self) -> Tensor:
         """Probability of each sequence of 5 tokens after the prompt, `[243]` float64, in the order
