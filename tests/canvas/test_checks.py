@@ -13,8 +13,8 @@ import mmaccel
 from mmaccel.canvas_contracts import CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError
-from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -51,14 +51,14 @@ class OneByOne(SelectorPolicy):
 
 @pytest.mark.parametrize("by", ["sampled", "confidence", "entropy"])
 def test_a_selector_that_sees_samples_turns_the_badge_off(by: str) -> None:
-    law = induced_law(OneByOne(by=by), OracleDenoiser(LAW), 4, 3)
+    law = enumerate_paths(OneByOne(by=by), ReferenceDenoiser(LAW), 4, 3)
     distance = float((law.joint - LAW / LAW.sum()).abs().sum() / 2)
-    badge = decode(OneByOne(by=by), OracleDenoiser(LAW)).stats.exactness
+    badge = decode(OneByOne(by=by), ReferenceDenoiser(LAW)).stats.exactness
     assert badge == ("relaxed" if by == "sampled" else "distribution")
     assert (distance > 0.05) == (badge == "relaxed")
 
 
-class Late(OracleDenoiser):
+class Late(ReferenceDenoiser):
     """No law from its second pass on."""
 
     value = float("nan")

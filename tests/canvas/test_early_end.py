@@ -13,7 +13,7 @@ import mmaccel
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -27,7 +27,7 @@ from tests.fixtures.canvas import PROMPTS, masked, prompt_of
 END = 2
 
 
-class Seen(OracleDenoiser):
+class Seen(ReferenceDenoiser):
     """Remembers how many columns each pass looked at."""
 
     def forward(self, entries: CanvasPass) -> Tensor:
@@ -138,8 +138,9 @@ def test_a_settled_run_takes_two_passes_and_is_charged() -> None:
     sure = 0.999 * torch.zeros_like(joint)
     sure[(0, 1, 0, 1, 0, 1)] = 1.0
     joint = 0.02 * joint + 0.98 * sure
-    slow = decode(mmaccel.ConfidentParallel(1.0), OracleDenoiser(joint), stops=False)
-    fast = decode(mmaccel.ConfidentParallel(1.0, settled=0.2), OracleDenoiser(joint), stops=False)
+    slow = decode(mmaccel.ConfidentParallel(1.0), ReferenceDenoiser(joint), stops=False)
+    policy = mmaccel.ConfidentParallel(1.0, settled=0.2)
+    fast = decode(policy, ReferenceDenoiser(joint), stops=False)
     assert slow.stats.passes == 6 and fast.stats.passes == 2
     assert fast.tokens.tolist() == [[0, 1, 0, 1, 0, 1]] == slow.tokens.tolist()
     assert fast.stats.nats > 0 == slow.stats.nats
@@ -209,10 +210,10 @@ def test_what_is_not_looked_at_counts_where_it_is_computed(far: int | None) -> N
 
 def test_a_budget_that_buys_nothing_is_said() -> None:
     joint = ending_at(6)
-    broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), OracleDenoiser(joint))
+    broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), ReferenceDenoiser(joint))
     assert broke.stats.passes == 6 and broke.stats.nats == 0
     assert "budget_nats: 0.01 bought no second slot at any pass" in str(broke.stats)
-    rich = decode(mmaccel.EntropyBounded(budget_nats=9.0), OracleDenoiser(joint))
+    rich = decode(mmaccel.EntropyBounded(budget_nats=9.0), ReferenceDenoiser(joint))
     assert rich.stats.passes < 6 and not rich.stats.notes
     both = add_stats([broke.stats, rich.stats])  # which did spend something
     assert both.notes == [f"{broke.stats.notes[0]} (in 1 of 2 batches)"] and both.nats > 0
@@ -227,7 +228,7 @@ def test_an_end_nobody_has_is_refused(ends: Tensor | None) -> None:
     for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
         with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
             policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]
-            policy.sample(OracleDenoiser(ending_at(3)), prompt, 6, **options)
+            policy.sample(ReferenceDenoiser(ending_at(3)), prompt, 6, **options)
 
 
 def test_values_outside_their_domain_are_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel, NoisyRank
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.selector import SelectorState
@@ -83,7 +83,7 @@ def turns_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
     ones, found = torch.ones(rows, dtype=torch.int64), []
     options: dict[str, Any] = {"params": SamplingParams(temperature=temperature)}
     options["noise"] = Noise.from_seed(2, rows)
-    model = OracleDenoiser(apart([0.97 - 0.05 * k for k in range(LENGTH)]))
+    model = ReferenceDenoiser(apart([0.97 - 0.05 * k for k in range(LENGTH)]))
     prompt = Prompt(ones[:, None], ones)
     note = lambda progress: found.append(progress.is_committed.clone())  # noqa: E731
     policy.sample(model, prompt, LENGTH, on_step=note, **options)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -165,7 +165,7 @@ def chosen(policy: Any, joint: Tensor, params: SamplingParams) -> list[list[int]
 
     noise = Noise.from_seed(6, 1)
     prompt = Prompt(ones[:, None], ones)
-    policy.sample(OracleDenoiser(joint), prompt, 6, params=params, noise=noise, on_step=note)
+    policy.sample(ReferenceDenoiser(joint), prompt, 6, params=params, noise=noise, on_step=note)
     return made
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.model_pass import ShadowLook
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
@@ -145,7 +145,7 @@ def test_a_bold_draft_redone_agrees_where_the_law_does() -> None:
 def test_an_edit_replaces_a_token_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that, shown any token, prefers the next one: edits go on until the budget ends."""
 
-    class Restless(OracleDenoiser):
+    class Restless(ReferenceDenoiser):
         def forward(self, entries: Any) -> Tensor:
             self.passes += 1
             tokens = entries.tokens.gather(1, entries.queries)
@@ -175,7 +175,7 @@ def test_stop_tokens_are_not_taken_back() -> None:
 
 def test_what_it_refuses() -> None:
     with pytest.raises(UnsupportedModelError, match="can be kept"):
-        decode(RevisedParallel(), OracleDenoiser(LAWS["markov"]))
+        decode(RevisedParallel(), ReferenceDenoiser(LAWS["markov"]))
     uniform = StoreOracle(LAWS["markov"])
     uniform.mask_token = None  # type: ignore[assignment]
     with pytest.raises(OptionError, match="expected a model with a mask token"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.revision import ShadowReviser
 from mmaccel.samplers.noise import Noise
@@ -86,7 +86,7 @@ def test_a_bold_pass_stays_within_what_the_reviser_allows() -> None:
     assert open_in(states) == [[5], []]
 
 
-class Drifting(OracleDenoiser):
+class Drifting(ReferenceDenoiser):
     """Gives token 0 to an open slot, and then prefers token 1 with `chance`."""
 
     def __init__(self, chance: float) -> None:
@@ -115,7 +115,7 @@ def test_an_edit_needs_a_probability_above_its_threshold(least: float) -> None:
 @pytest.mark.parametrize("least", [0.0, 0.4])
 def test_a_pass_does_not_edit_what_it_drew(least: float) -> None:
     """A draw is seldom the likeliest token everywhere, and stands until a pass has seen it."""
-    model = OracleDenoiser(apart([0.5] * LENGTH))
+    model = ReferenceDenoiser(apart([0.5] * LENGTH))
     edited = states_of(RevisedParallel(0.0, "edit", least=least, budget=0), model, 1.0, ROWS)
     plain = states_of(mmaccel.ConfidentParallel(0.0), model, 1.0, ROWS)
     assert len(edited) == 1 and torch.equal(edited[0], plain[0])
@@ -138,7 +138,7 @@ def test_redone_is_what_was_unsure_when_it_was_committed(
 ) -> None:
     """Whether it was committed in the first pass or in one of its own; then one slot a pass."""
     states = states_of(
-        RevisedParallel(threshold, "redo", least=least), OracleDenoiser(apart(peaks))
+        RevisedParallel(threshold, "redo", least=least), ReferenceDenoiser(apart(peaks))
     )
     drafts = {0.0: 1, 0.9: 1 + sum(peak < 0.9 for peak in peaks), 1.0: LENGTH}[threshold]
     assert open_in(states)[drafts - 1] == again

@@ -10,7 +10,7 @@ import torch
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
@@ -28,11 +28,11 @@ def run(policy: Any = None, model: Any = None, rows: int = 2, **options: Any) ->
     options.setdefault("params", SamplingParams())
     options.setdefault("noise", Noise.from_seed(0, rows))
     length = options.pop("length", 4)
-    return (policy or Stepwise()).sample(model or OracleDenoiser(LAW), prompt, length, **options)
+    return (policy or Stepwise()).sample(model or ReferenceDenoiser(LAW), prompt, length, **options)
 
 
 def test_an_interrupt_brings_what_was_committed() -> None:
-    class Slow(OracleDenoiser):
+    class Slow(ReferenceDenoiser):
         def forward(self, entries: CanvasPass) -> torch.Tensor:
             if self.passes == 2:
                 raise KeyboardInterrupt
@@ -68,7 +68,7 @@ def test_on_step_sees_every_pass_and_may_cut_rows(policy: Any) -> None:
 
 
 def test_scores_without_a_law_end_the_run() -> None:
-    class Broken(OracleDenoiser):
+    class Broken(ReferenceDenoiser):
         def forward(self, entries: CanvasPass) -> torch.Tensor:
             logits = super().forward(entries)
             return logits * float("nan") if self.passes == 3 else logits
@@ -81,7 +81,7 @@ def test_scores_without_a_law_end_the_run() -> None:
 def test_a_temperature_that_leaves_no_law_ends_the_run() -> None:
     """Scores are numbers, and are none any more behind a division by next to nothing."""
 
-    class Raised(OracleDenoiser):
+    class Raised(ReferenceDenoiser):
         def forward(self, entries: CanvasPass) -> torch.Tensor:
             return super().forward(entries) + 1e9
 
@@ -99,8 +99,8 @@ def test_what_a_callback_keeps_stays_as_it_was() -> None:
 def test_a_wrong_draft_may_be_impossible() -> None:
     """Drafts that hold what the model thinks impossible are rejected, and no error."""
     law = families(4, 3)["shuffle"]
-    plain = run(model=OracleDenoiser(law), rows=40)
-    fast = run(LosslessUnmask(4), model=OracleDenoiser(law), rows=40)
+    plain = run(model=ReferenceDenoiser(law), rows=40)
+    fast = run(LosslessUnmask(4), model=ReferenceDenoiser(law), rows=40)
     assert torch.equal(plain.tokens, fast.tokens)
 
 
@@ -119,7 +119,7 @@ def test_bad_input_is_refused_before_the_first_pass() -> None:
         (OptionError, "block-causal model", {"policy": Stepwise(cache="block")}),
         (ShapeError, "expected 2 branches", {"params": SamplingParams(guidance_scale=2.0)}),
     ):
-        model = OracleDenoiser(LAW)
+        model = ReferenceDenoiser(LAW)
         if kind is OptionError and "block-causal" in message:
             model.supports_kv_cache = True
         with pytest.raises(kind, match=message):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound
 from mmaccel.samplers.canvas.kl_stable import Stable
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -66,7 +66,7 @@ def commits_of(policy: Any, peaks: list[float]) -> list[list[int]]:
     note = lambda progress: found.append(progress.is_committed[0].clone())  # noqa: E731
     options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(0, 1)}
     prompt = Prompt(ones[:, None], ones)
-    policy.sample(OracleDenoiser(joint), prompt, LENGTH, on_step=note, **options)
+    policy.sample(ReferenceDenoiser(joint), prompt, LENGTH, on_step=note, **options)
     pairs = zip(found, found[1:], strict=False)
     return [(after & ~before).nonzero()[:, 0].tolist() for before, after in pairs]
 
@@ -137,7 +137,7 @@ def test_blocks_of_a_run_end_where_delimiters_are_likeliest(
     options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(1, 1)}
     policy = mmaccel.AdaptiveBlock((1,), 0.3, threshold=1.0)
     prompt = Prompt(ones[:, None], ones)
-    run = policy.open(OracleDenoiser(joint), prompt, LENGTH, **options)
+    run = policy.open(ReferenceDenoiser(joint), prompt, LENGTH, **options)
     run.on_step = lambda progress: found.append(int(run.canvas.start))
     policy.decode(run)
     assert found == blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound
@@ -35,7 +35,7 @@ def run_of(rows: int = 1, block: int | None = None) -> CanvasRun:
     ones = torch.ones(rows, dtype=torch.int64)
     prompt = Prompt(torch.zeros(rows, 1, dtype=torch.int64), ones)
     options = {"params": SamplingParams(), "noise": Noise.from_seed(0, rows)}
-    return Stepwise(block=block).open(OracleDenoiser(LAWS["markov"]), prompt, 6, **options)
+    return Stepwise(block=block).open(ReferenceDenoiser(LAWS["markov"]), prompt, 6, **options)
 
 
 def seen_of(
@@ -180,7 +180,7 @@ def decode(policy: Any, rows: slice, law: str, stop: int | None) -> Generation:
     ends = None if stop is None else torch.tensor([stop])
     prompt = Prompt(ones[:, None], ones, stop_tokens=ends)
     options = {"params": SamplingParams(), "noise": noise}
-    return policy.sample(OracleDenoiser(LAWS[law]), prompt, 6, **options)
+    return policy.sample(ReferenceDenoiser(LAWS[law]), prompt, 6, **options)
 
 
 @pytest.mark.parametrize("stop", [None, 2])
@@ -220,7 +220,7 @@ def test_blocks_end_behind_the_delimiter(block: int | None, starts: list[int]) -
     prompt = Prompt(ones[:, None], ones)
     policy = mmaccel.AdaptiveBlock((1,), 0.5, threshold=1.0, block=block)
     options = {"params": SamplingParams(), "noise": Noise.from_seed(1, 2)}
-    run = policy.open(OracleDenoiser(joint), prompt, 6, **options)
+    run = policy.open(ReferenceDenoiser(joint), prompt, 6, **options)
     found = []
     run.on_step = lambda progress: found.append(run.canvas.start.tolist())
     policy.decode(run)
@@ -229,9 +229,9 @@ def test_blocks_end_behind_the_delimiter(block: int | None, starts: list[int]) -
 
 def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
     ones = torch.ones(1, dtype=torch.int64)
-    prompt, canvas = Prompt(ones[:, None], ones), OracleDenoiser(LAWS["markov"])
+    prompt, canvas = Prompt(ones[:, None], ones), ReferenceDenoiser(LAWS["markov"])
     options = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
-    with pytest.raises(OptionError, match="fills a canvas for a OracleDenoiser"):
+    with pytest.raises(OptionError, match="fills a canvas for a ReferenceDenoiser"):
         mmaccel.Jacobi().sample(canvas, prompt, 6, **options)  # type: ignore[arg-type]
     window = ToyLanguage(3)
     for policy in (Stepwise(), mmaccel.AdaptiveBlock((1,)), mmaccel.RevisedParallel()):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -36,10 +36,10 @@ def test_tokens_are_those_of_stepwise_decoding(law: str, order: str, temperature
     for block, stop in cases if temperature == 1 else (cases[case % 4],):
         noise = Noise.from_seed(11, ROWS)
         options = {"params": params, "noise": noise}
-        plain_model = OracleDenoiser(LAWS[law])
+        plain_model = ReferenceDenoiser(LAWS[law])
         plain = Stepwise(order, block).sample(plain_model, prompt(stop), LENGTH, **options)
         for drafts in (1, 2, 4, 8) if temperature == 1 else (2, 5):
-            model = OracleDenoiser(LAWS[law])
+            model = ReferenceDenoiser(LAWS[law])
             policy = LosslessUnmask(drafts, order, block)
             run = policy.sample(model, prompt(stop), LENGTH, **options)
             assert torch.equal(run.tokens, plain.tokens)
@@ -53,7 +53,7 @@ def test_passes_of_independent_slots() -> None:
     """Where slots know nothing of each other, every draft is right."""
     options = {"params": SamplingParams(), "noise": Noise.from_seed(5, ROWS)}
     for drafts, passes in ((1, 6), (2, 4), (3, 3), (6, 2)):
-        model = OracleDenoiser(LAWS["independent"])
+        model = ReferenceDenoiser(LAWS["independent"])
         run = LosslessUnmask(drafts, "left").sample(model, prompt(), LENGTH, **options)
         assert run.stats.passes == model.passes == passes
 
@@ -64,12 +64,12 @@ def test_rows_do_not_see_each_other() -> None:
     policy = LosslessUnmask(3, "confidence", 3)
     noise = Noise.from_seed(2, ROWS)
     whole = policy.sample(
-        OracleDenoiser(law), prompt(2), LENGTH, params=SamplingParams(), noise=noise
+        ReferenceDenoiser(law), prompt(2), LENGTH, params=SamplingParams(), noise=noise
     )
     one = torch.ones(1, dtype=torch.int64)
     for row in (0, 7, 11):
         alone = policy.sample(
-            OracleDenoiser(law),
+            ReferenceDenoiser(law),
             Prompt(torch.zeros(1, 1, dtype=torch.int64), one, stop_tokens=torch.tensor([2])),
             LENGTH,
             params=SamplingParams(),

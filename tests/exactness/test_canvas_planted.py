@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas import predictions as evidence
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.layout import Columns
@@ -35,7 +35,7 @@ STEPWISE = Stepwise()
 
 def law_is_the_models(policy: Any = STEPWISE) -> bool:
     for joint in LAWS.values():
-        law = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
+        law = enumerate_paths(policy, ReferenceDenoiser(joint), LENGTH, TOKENS)
         distance = float((law.joint - joint / joint.sum()).abs().sum())
         if law.sees_draws or not distance < 1e-9:
             return False
@@ -44,7 +44,8 @@ def law_is_the_models(policy: Any = STEPWISE) -> bool:
 
 def budget_is_kept() -> bool:
     for joint in LAWS.values():
-        law = induced_law(EntropyBounded(budget_nats=0.5), OracleDenoiser(joint), LENGTH, TOKENS)
+        policy = EntropyBounded(budget_nats=0.5)
+        law = enumerate_paths(policy, ReferenceDenoiser(joint), LENGTH, TOKENS)
         true = joint / joint.sum()
         terms = torch.where(true > 0, true * (true / law.joint).log(), 0.0)
         if not (float(law.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6):
@@ -64,7 +65,7 @@ class Given:
         return None
 
 
-class Watching(OracleDenoiser):
+class Watching(ReferenceDenoiser):
     """Whether it was always shown the prompt and the given slot as they are."""
 
     is_left_alone = True

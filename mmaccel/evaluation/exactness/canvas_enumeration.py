@@ -28,7 +28,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import total_variation
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ _CLOSE = 1e-4  # between probabilities in float32 and float64
 
 
 @dataclass(frozen=True)
-class CanvasLaw:
+class PolicyPaths:
     """N paths of a policy over L slots of V tokens.
 
     Attributes:
@@ -67,7 +67,7 @@ class CanvasLaw:
         return float((self.chance * self.passes).sum())
 
 
-def induced_law(policy: Any, model: Denoiser, length: int, n_tokens: int) -> CanvasLaw:
+def enumerate_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> PolicyPaths:
     """What a policy decodes from a prompt of one token 0, at temperature 1, exactly.
 
     Args:
@@ -83,7 +83,7 @@ def induced_law(policy: Any, model: Denoiser, length: int, n_tokens: int) -> Can
     return _all_paths(policy, model, length, n_tokens)
 
 
-def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> CanvasLaw:
+def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> PolicyPaths:
     """Pass by pass: every path so far, with every combination of draws at the next pass."""
     outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
     draws = outcomes.new_zeros(1, length, length)  # one path, nothing drawn yet
@@ -138,7 +138,7 @@ class _Trace:
                 return False
         return True
 
-    def collect(self, n_tokens: int, weight: Tensor, sees_draws: bool) -> CanvasLaw:
+    def collect(self, n_tokens: int, weight: Tensor, sees_draws: bool) -> PolicyPaths:
         """Rows as paths; their probabilities are given, or the product of what they committed."""
         chance = weight
         if not sees_draws:
@@ -149,7 +149,7 @@ class _Trace:
         joint = chance.new_zeros(n_tokens**length).index_add_(0, outcome, chance)
         shaped = joint.view((n_tokens,) * length)
         own = (self.passes, self.nats, sees_draws, self.before, self.chosen)
-        return CanvasLaw(self.tokens, chance, shaped, *own)
+        return PolicyPaths(self.tokens, chance, shaped, *own)
 
 
 def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
@@ -219,7 +219,7 @@ def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if not can_enumerate(policy):
             continue
         found = {
-            name: (induced_law(policy, OracleDenoiser(joint), _LENGTH, _TOKENS), joint)
+            name: (enumerate_paths(policy, ReferenceDenoiser(joint), _LENGTH, _TOKENS), joint)
             for name, joint in families(_LENGTH, _TOKENS).items()
         }
         apart = {name: total_variation(own.joint, joint) for name, (own, joint) in found.items()}

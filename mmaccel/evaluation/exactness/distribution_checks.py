@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from mmaccel.evaluation.exactness.canvas_enumeration import can_enumerate, induced_law
+from mmaccel.evaluation.exactness.canvas_enumeration import can_enumerate, enumerate_paths
 from mmaccel.evaluation.exactness.g_test import power, total_variation
 from mmaccel.evaluation.exactness.identity import Check
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.exactness.reference_models import (
-    OracleDenoiser,
+    ReferenceDenoiser,
     families,
     sample_distribution,
 )
@@ -43,7 +43,9 @@ def check_distribution(policy: Any, kind: str, samples: int) -> list[Check]:
         if not can_enumerate(policy):
             return []
         apart = {
-            name: total_variation(induced_law(policy, OracleDenoiser(joint), 4, 3).joint, joint)
+            name: total_variation(
+                enumerate_paths(policy, ReferenceDenoiser(joint), 4, 3).joint, joint
+            )
             for name, joint in families().items()
         }
         worst = max(apart.values())

@@ -1,6 +1,6 @@
 """Reference models: distributions small enough for a table, so that every probability is known.
 
-`OracleDenoiser` is a denoiser that knows every conditional of a joint distribution. `ToyLanguage`
+`ReferenceDenoiser` knows every conditional of a joint distribution. `ToyLanguage`
 is a token model whose logits come from a table over prefixes, so that a sampler that forgets to
 roll back, or forwards the wrong position, reads the wrong prefix. The probability of every whole
 sequence is a product of softmaxes; counts of sampled sequences are compared with it by
@@ -26,7 +26,7 @@ _DEPTH = 7  # tokens that count: the prompt and all others
 _PROMPT = (1, 2)
 
 
-class OracleDenoiser:
+class ReferenceDenoiser:
     """A joint distribution over L slots of V tokens; id V is the mask token.
 
     Args:
