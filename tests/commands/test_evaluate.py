@@ -215,7 +215,7 @@ def test_speed_writes_its_report(tiny_folder: Path, tmp_path: Path, capsys: Any)
         with Image.open(out / name) as image:
             assert image.size == (770, 462) and len(set(image.get_flattened_data())) > 20
     text = (out / "speed.md").read_text()
-    assert "| 2 | policy |" in text and "promise: bitwise" in text
+    assert "| 2 | policy |" in text and "exactness: bitwise" in text
     assert "speed.md" in capsys.readouterr().out
 
 
