@@ -202,6 +202,6 @@ def _check_line(file: Path, number: int, line: str, facts: Any) -> None:
     name = facts["file"]
     if Path(name).name != name or not (file.parent / name).is_file():
         raise OptionError(
-            f"{file.name}: expected the name of a file in the same folder, received {name[:60]!r} on "
+            f"{file.name}: expected the name of a file in its folder, received {name[:60]!r} on "
             f"line {number}; correct it, or take the line out"
         )
