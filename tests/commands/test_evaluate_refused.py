@@ -150,8 +150,8 @@ def test_an_image_too_large_to_be_meant_well(
         ('{"file": "0.png", "prompt": 5}', "on line 1"),
         ('{"file": ["0.png"], "prompt": "a"}', "on line 1"),
         ('{"file": "0.png", "prompt": "a", "seed": "3"}', "on line 1"),
-        ('{"file": "9.png", "prompt": "a"}', "a file beside it, received '9.png'"),
-        ('{"file": "../0.png", "prompt": "a"}', "a file beside it"),
+        ('{"file": "9.png", "prompt": "a"}', "a file in its folder, received '9.png'"),
+        ('{"file": "../0.png", "prompt": "a"}', "a file in its folder"),
         ('{"file": "0.png", "prompt": "a"}\n{"file": "0.png", "prompt": "b"}', "again on line 2"),
     ],
 )
