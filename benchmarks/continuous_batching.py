@@ -1,8 +1,8 @@
-"""What it is worth that a finished row's place is taken by the next prompt.
+"""What continuous batching gains: the next prompt takes the batch slot of a finished row.
 
     python benchmarks/continuous_batching.py --json benchmarks/results/scenes-cpu-continuous.json
 
-- continuous: `TextToImage.serve`, so many places, one after another taken by all captions;
+- continuous: `TextToImage.serve`, that many batch slots, taken by all captions one after another;
 - batches: `TextToImage.stream`, fixed batches of so many, each as long as its slowest row;
 - singles: the same with one row;
 - library: transformers' `generate` of the same model, image by image.
@@ -10,7 +10,7 @@
 All run on the same captions (caption k has seed k) under the same guidance, in turn, the order
 turning from round to round. The first three have to make the same tokens, or the script stops.
 Seconds are those of tokens; rendering is left out. Passes and positions are counted at the model by
-a hook: rows times width of all that it is fed, prompts included. On a processor, positions decide;
+a hook: rows times width of all passes, prompts included. On a CPU, positions decide;
 they do not depend on what else the machine does.
 """
 
@@ -58,13 +58,13 @@ class Job:
 
 
 class Bench:
-    """The model twice, as the pipeline and as transformers load it, and what they are fed."""
+    """The model twice, as the pipeline and as transformers load it, and counts of its passes."""
 
     def __init__(self, name: str, captions: list[str], guidance: float) -> None:
         self.routes, self.captions, self.guidance = Routes(name), captions, guidance
         self.pipe = self.routes.pipe
         self.params = SamplingParams(guidance_scale=guidance)
-        self._fed = [0, 0]
+        self._counts = [0, 0]
         for model in (self.routes.model, self.pipe.model.model):  # type: ignore[union-attr]
             model.register_forward_pre_hook(self._count, with_kwargs=True)
 
@@ -76,14 +76,14 @@ class Bench:
             "singles": lambda: self._batches(policy, 1, job),
             "library": self._library,
         }
-        self._fed[:] = 0, 0
+        self._counts[:] = 0, 0
         job.seconds.append(ways[way]())
-        job.passes, job.positions = self._fed
+        job.passes, job.positions = self._counts
 
     def _count(self, _: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         ids = options["input_ids"] if "input_ids" in options else args[0]
-        self._fed[0] += 1
-        self._fed[1] += ids.numel()
+        self._counts[0] += 1
+        self._counts[1] += ids.numel()
 
     def _continuous(self, policy: Policy | None, rows: int, job: Job) -> float:
         def deliver(served: mmaccel.RequestOutput) -> None:
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=64, help="fresh captions")
     parser.add_argument("--rows", default="8,16", help="with commas")
     parser.add_argument("--windows", default="32,16,1", help="with commas; 1 is Autoregressive")
-    parser.add_argument("--policy", help="short name, in the place of windows")
+    parser.add_argument("--policy", help="short name, instead of windows")
     parser.add_argument("--set", action="append", default=[], help="a field of it as name=value")
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--repeat", type=int, default=2)

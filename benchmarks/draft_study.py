@@ -72,7 +72,7 @@ def study(
     """Tokens per pass, and the share of right drafts at each distance `[window - 1]`."""
     passes: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def look(progress: Progress) -> None:
+    def note(progress: Progress) -> None:
         passes.append((progress.tokens.clone(), progress.lengths, progress.previous))
 
     made = pipe(
@@ -80,7 +80,7 @@ def study(
         policy=mmaccel.Jacobi(window, drafts),
         seed=list(range(len(captions))),
         guidance_scale=guidance,
-        on_step=look,
+        on_step=note,
     )
     length = made.tokens.shape[1]
     right, seen = torch.zeros(window - 1), torch.zeros(window - 1)

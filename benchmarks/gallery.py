@@ -3,7 +3,7 @@
     python benchmarks/gallery.py --pictures 10000 --json benchmarks/results/gallery-cpu.json
 
 Images are a few, written again under many names. The time is the browser's own, from
-the navigation to the first frame behind the load event; the page is opened anew each time.
+the navigation to the first frame after the load event; the page is opened anew each time.
 """
 
 from __future__ import annotations

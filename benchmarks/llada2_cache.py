@@ -1,4 +1,4 @@
-"""Wall time of diffusers' `LLaDA2Pipeline` with and without kept keys and values.
+"""Wall time of diffusers' `LLaDA2Pipeline` with and without a key/value cache.
 
 A tiny model with random weights, so that the figures say what the recomputation costs and nothing
 of quality. Both runs make the same tokens, or the script stops.

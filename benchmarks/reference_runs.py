@@ -685,7 +685,7 @@ def denoisers() -> Runs:
     for k, name in enumerate((*names, "block-causal llama")):
         for n, (label, policy, given) in enumerate(cycle(SOME_CANVAS, options, k)):
             if policy[0] == "adaptive-block" and name in by_blocks:
-                continue  # is for models that look at everything
+                continue  # is for models of full attention
             batch = (3, 3, 1)[n % 3]
             yield f"{name} | {label}, batch {batch}", partial(make, name, policy, given, batch)
     for name in ("sdar", "block-causal llama"):
@@ -740,7 +740,7 @@ def diffusion_gemma() -> Runs:
     """DiffusionGemma in transformers and in diffusers' pipeline."""
     policies = {
         name: value for name, value in SOME_CANVAS.items() if name != "lossless-unmask"
-    }  # this model cannot look at several canvases at once
+    }  # this model takes one canvas a row
 
     def generate(policy: Any, batch: int) -> Row:
         from tests.fixtures.diffusion_gemma import build_model
@@ -1093,8 +1093,8 @@ def main() -> int:
     made = make_runs(asked.only, asked.processes)
     print(f"{len(made)} runs, {time.perf_counter() - began:.0f} s", file=sys.stderr)
     if asked.write:
-        kept = {name: row for name, row in recorded["runs"].items() if asked.only not in name}
-        runs = kept | made
+        others = {name: row for name, row in recorded["runs"].items() if asked.only not in name}
+        runs = others | made
         lines = [f"  {json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs)]
         command = f"python benchmarks/reference_runs.py --write {file}"
         text = f' "command": {json.dumps(command)},\n'

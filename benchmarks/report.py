@@ -89,7 +89,7 @@ def first_screen_table(report: Report) -> str:
     ]
     return f"Guidance {scale:g}:\n\n" * bool(rows) + _table(
         rows,
-        ("policy", "promise", "passes", "tokens a pass", "s an image", "speed-up", "same tokens"),
+        ("policy", "exactness", "passes", "tokens a pass", "s an image", "speed-up", "same tokens"),
     )
 
 
@@ -181,7 +181,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
             + ("" if r["window"] is None else f", window {r['window']}")
             + ("" if _is_exact(r) else f", {r['dtype']}")
         ),
-        "promise": lambda r: exactness_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
+        "exactness": lambda r: exactness_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
         "passes": lambda r: f"{r['passes']:.1f}",
         "tokens a pass": lambda r: f"{r['tokens_per_pass']:.2f}" + _half_width(r),
         "s an image": lambda r: f"{r['seconds']:.3f}",

@@ -21,7 +21,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def recorded(folder: Path) -> dict[str, list[str]]:
-    """Commands that made results, by the results' names, but for GPUs' (`scripts/gpu_check.py`).
+    """Commands that made results, by the results' names.
+
+    Results of GPUs are left out (`scripts/gpu_check.py` makes them), and so are the reference runs,
+    which record what the code made and are compared, not measured (`benchmarks/reference_runs.py`).
 
     Raises:
         SystemExit: a result that does not say how it was made.
@@ -29,7 +32,7 @@ def recorded(folder: Path) -> dict[str, list[str]]:
     found = {}
     for file in sorted([*folder.glob("*.json"), *folder.glob("*/speed.json")]):
         name = file.stem if file.parent == folder else file.parent.name
-        if name.startswith("gpu-"):
+        if name.startswith("gpu-") or name == "reference_runs":
             continue
         command = shlex.split(json.loads(file.read_text(encoding="utf-8")).get("command", ""))
         if command[:1] not in (["mmaccel"], ["python"]):

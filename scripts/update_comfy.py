@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mmaccel.comfy.written import written_files
+from mmaccel.comfy.workflows import generated_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     """Returns 1 if `--check` found a file that differs."""
     stale = []
-    for name, text in written_files(ROOT).items():
+    for name, text in generated_files(ROOT).items():
         file = ROOT / name
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             stale.append(name)

@@ -42,7 +42,7 @@ LENGTH = 48
 _VOCAB = 64
 
 
-class Bed:
+class Case:
     """A model to decode with, and prompts for it.
 
     Args:
@@ -69,12 +69,12 @@ def tiny_llama(device: torch.device) -> Any:
     return model.to(device).eval()
 
 
-def make_beds(device: torch.device) -> list[Bed]:
+def make_cases(device: torch.device) -> list[Case]:
     """`scenes` and the tiny Llama."""
     pipe = TextToImage.from_pretrained("scenes", device=device)
     examples = [pipe.image_model.encode(text) for text in pipe.image_model.examples]
 
-    def captions(rows: int, guided: bool) -> Prompt:
+    def prompts(rows: int, guided: bool) -> Prompt:
         return pipe.image_model.prompt([examples[r % len(examples)] for r in range(rows)], guided)
 
     def ragged(rows: int, guided: bool) -> Prompt:
@@ -84,8 +84,8 @@ def make_beds(device: torch.device) -> list[Bed]:
         return Prompt(tokens, lengths, branches)
 
     return [
-        Bed("scenes", pipe.model, captions),
-        Bed("tiny llama", CausalLMWindow(tiny_llama(device)), ragged),
+        Case("scenes", pipe.model, prompts),
+        Case("tiny llama", CausalLMWindow(tiny_llama(device)), ragged),
     ]
 
 
@@ -102,11 +102,11 @@ def engine_runner(
 
 
 def decode(
-    bed: Bed, policy: Policy, rows: int, scale: float, cuda_graphs: bool,
+    case: Case, policy: Policy, rows: int, scale: float, cuda_graphs: bool,
     sync_every: int, make_runner: MakeRunner = engine_runner, length: int = LENGTH,
 ) -> Generation:  # fmt: skip
     """One run."""
-    window, prompt, params = bed.window, bed.prompt(rows, scale != 1), SamplingParams(scale)
+    window, prompt, params = case.window, case.prompt(rows, scale != 1), SamplingParams(scale)
     window.runner = make_runner(cuda_graphs, sync_every, window, prompt, policy, params)
     try:
         noise = Noise.from_seed(5, rows, window.device)
@@ -116,7 +116,7 @@ def decode(
 
 
 def compare(
-    bed: Bed, make_runner: MakeRunner = engine_runner, policies: Sequence[Policy] = POLICIES,
+    case: Case, make_runner: MakeRunner = engine_runner, policies: Sequence[Policy] = POLICIES,
     batches: Sequence[tuple[int, int]] = BATCHES, scales: Sequence[float] = SCALES,
     length: int = LENGTH,
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
@@ -125,12 +125,11 @@ def compare(
         plain: dict[int, Tensor] = {}
         for rows, sync_every in batches:
             if rows not in plain:
-                made = decode(bed, policy, rows, scale, False, 1, make_runner, length)
+                made = decode(case, policy, rows, scale, False, 1, make_runner, length)
                 plain[rows] = made.tokens
-            made = decode(bed, policy, rows, scale, True, sync_every, make_runner, length)
-            name = (
-                f"{bed.name}, {policy!r}, guidance {scale:g}, batch {rows}, sync every {sync_every}"
-            )
+            made = decode(case, policy, rows, scale, True, sync_every, make_runner, length)
+            name = f"{case.name}, {policy!r}, guidance {scale:g}, batch {rows}"
+            name += f", sync every {sync_every}"
             yield name, find_mistake(plain[rows], made.tokens, made.stats.runner)
 
 
@@ -186,9 +185,9 @@ def check_bitwise(
     Raises:
         CheckError: some differ or ran without a graph; all of them are named.
     """
-    runs = [run for bed in make_beds(device) for run in compare(bed, make_runner, **options)]
-    kept = {key: options[key] for key in ("policies", "length") if key in options}
-    runs += compare_attached(tiny_llama(device), **kept)
+    runs = [run for case in make_cases(device) for run in compare(case, make_runner, **options)]
+    chosen = {key: options[key] for key in ("policies", "length") if key in options}
+    runs += compare_attached(tiny_llama(device), **chosen)
     failed = {name: wrong for name, wrong in runs if wrong}
     passed = len(runs) - len(failed)
     if failed:

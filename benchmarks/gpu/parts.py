@@ -1,4 +1,4 @@
-"""Running the parts of a check on a GPU one by one: each result is kept as soon as it is there.
+"""Running the parts of a check on a GPU one by one: each result is saved as soon as it exists.
 
 The report is a JSON object: `device`, `versions`, `sources` (a digest of the code that was run),
 `commit`, `command`, `date`, `left` (parts that the budget left for the next call) and `parts`, by
@@ -141,7 +141,7 @@ def _attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exceptio
             torch.cuda.synchronize(device)  # what went wrong in this part is this part's
     except CheckError as error:
         return {"status": "failed", "message": str(error), **error.found}, error
-    except Exception as error:  # kept in the report, and the exit status says so
+    except Exception as error:  # saved in the report, and the exit status says so
         message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         return {"status": "failed", "message": message}, error
     return {"status": "passed", **found}, None

@@ -3,7 +3,7 @@
 A step is a pass of an ordinary run: forward, sampling parameters, noise, acceptance, pointers and
 stop test, and the host's reads of them. A `Stopwatch` stands between the run and its step runner.
 It starts when every graph is captured and a first replay is over, so that what it reads is the time
-of passes as they go on for the rest of a run. The context is the room of the cache, all of which a
+of passes as they go on for the rest of a run. The context is the size of the cache, all of which a
 captured pass reads.
 """
 
@@ -152,7 +152,7 @@ def time_step(
         CheckError: the run ended before four passes were timed.
     """
     length = min(context // 2, width * (n_passes + _N_LOST + _SYNC_EVERY))
-    shape = (2, context - length + 1)  # the last token is not fed
+    shape = (2, context - length + 1)  # the last token is not forwarded
     prompt = Prompt(
         torch.ones(shape, dtype=torch.int64, device=window.device),
         torch.full((2,), shape[1], device=window.device), 2,

@@ -1,6 +1,6 @@
 """Figures measured on GPUs, and the tables that show them in the docs.
 
-`FIGURES` is the one place that says which figures there are. A part of the check fills one by
+`FIGURES` lists all figures. A part of the check fills one by
 returning `{"figures": {key: value}}`. The newest run of a part counts, and where several parts fill
 one, the worst of them stands. Rows under "timings" go into the table of kernels
 (`timing.time_kernel` makes them); "steps", "attention", "scenes" and "canvas" have tables too.
@@ -190,7 +190,7 @@ def scenes_table(reports: Reports) -> str:
 def canvas_table(reports: Reports) -> str:
     """The masked model end to end by device."""
     heads = (
-        "batch", "policy", "promise", "passes", "same tokens", "first call, s an image",
+        "batch", "policy", "exactness", "passes", "same tokens", "first call, s an image",
         "s an image", "images/s", "speed-up",
     )  # fmt: skip
     return _by_device(reports, "canvas", heads, _canvas)

@@ -34,7 +34,7 @@ class Timing:
         name: what is timed, with its sizes and dtype.
         prepare: makes the arguments on a device.
         n_bytes: bytes that have to move at least: operands read once, results written once.
-        figure: key of `tables.FIGURES` that the Triton twin's ms fill, if any; of several
+        figure: key of `tables.FIGURES` that the Triton version's ms fill, if any; of several
             rows the slowest.
         options: arguments by name.
     """
@@ -90,17 +90,17 @@ def _scores(
 
 
 def _coupling(device: torch.device) -> Arguments:
-    laws = torch.randn(2, 32, 131_072, device=device)
+    logits = torch.randn(2, 32, 131_072, device=device)
     drafts = torch.randint(131_072, (2, 31), device=device)
     coins, redraws = torch.rand(2, 31, device=device), torch.rand(2, 32, device=device)
-    return laws, (laws[:, 1:] + 0.1).softmax(-1), drafts, coins, redraws
+    return logits, (logits[:, 1:] + 0.1).softmax(-1), drafts, coins, redraws
 
 
 def cache(
     rows: int, query_heads: int, heads: int, width: int, head: int, room: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries `[R, Hq, W, D]`, keys and values `[R, Hkv, S, D]` as the window cache lays them out,
-    and the start of a window that ends where the room ends.
+    and the start of a window that ends where the cache ends.
     """
     q = _random(rows, query_heads, width, head)(device)
     k, v = (_random(rows, room, heads, head)(device).transpose(1, 2) for _ in range(2))
@@ -211,13 +211,13 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def time_kernel(kernel: str, device: torch.device) -> dict[str, Any]:
     """All timings of a kernel, as a part of the report keeps them."""
-    torch_twin = import_module(f"mmaccel.kernels.{kernel}")
-    triton_twin = import_module(f"mmaccel.kernels.{kernel}_triton")
+    torch_module = import_module(f"mmaccel.kernels.{kernel}")
+    triton_module = import_module(f"mmaccel.kernels.{kernel}_triton")
     peak, rows = copy_bandwidth(device), []
     figures: dict[str, float] = {}
     for timing in TIMINGS[kernel]:
         args = timing.prepare(device)
-        slow, fast = (getattr(twin, timing.function) for twin in (torch_twin, triton_twin))
+        slow, fast = (getattr(module, timing.function) for module in (torch_module, triton_module))
         options = dict(timing.options)
         torch_ms = time_call(lambda: slow(*args, **options))  # noqa: B023
         triton_ms = time_call(lambda: fast(*args, **options))  # noqa: B023

@@ -1,1 +1,1 @@
-"""ComfyUI nodes: one table of nodes, written out in the schema the ComfyUI at hand knows."""
+"""ComfyUI nodes: one table of nodes, exported in the schema that the installed ComfyUI has."""

@@ -1,4 +1,4 @@
-"""ComfyUI as the nodes see it. Nothing of it is imported before a node runs."""
+"""ComfyUI as a `Host`, one class for each schema. ComfyUI is imported when a node runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ _PREVIEW = 512  # pixels of a preview's longer side
 
 
 class _ComfyUI:
-    """What both schemas have in common."""
+    """What both schemas share."""
 
     def check_interrupt(self) -> None:
-        """Raise ComfyUI's own exception where the user pressed the button; nobody here catches it.
-
-        ComfyUI forgets the wish as it raises.
-        """
+        """Raise ComfyUI's own exception if the user asked to interrupt; nothing here catches it."""
         from comfy import model_management
 
         model_management.throw_exception_if_processing_interrupted()
 
     def video(self, frames: Tensor, fps: float) -> Any:
-        """See `Host.video`: what its own nodes save, show and take apart."""
+        """See `Host.video`."""
         from comfy_api.input_impl import VideoFromComponents
         from comfy_api.util import VideoComponents
 
@@ -38,8 +35,8 @@ class _ComfyUI:
 
         return str(model_management.get_torch_device())
 
-    def make_room(self, size: int, device: str) -> None:
-        """See `Host.make_room`: ComfyUI keeps the models of earlier nodes where they last ran."""
+    def free_memory(self, size: int, device: str) -> None:
+        """See `Host.free_memory`: ComfyUI leaves the models of earlier nodes on their device."""
         import torch
         from comfy import model_management
 

@@ -1,8 +1,7 @@
-"""What the speech and the video nodes share: loading a model with its codec, and running it."""
+"""What the speech and video nodes share: loading a model with its codec, and running it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +10,18 @@ from typing import Any
 import torch
 
 from mmaccel.catalog import find_policy
-from mmaccel.comfy.kept_models import KeptModels, state_of
-from mmaccel.comfy.open_model import AUTO, CUDA_GRAPHS, check_where, place_widgets
+from mmaccel.comfy.load_model import ModelCache, check_engine, describe_files
 from mmaccel.comfy.policies import NamedPolicy, default_policy
-from mmaccel.comfy.record import tell_run
-from mmaccel.comfy.request import SEEDS
-from mmaccel.comfy.table import PREFIX, Host, Made, NodeSpec, Output, Widget
+from mmaccel.comfy.progress import MediaProgress
+from mmaccel.comfy.stats import RunRecord
+from mmaccel.comfy.table import PREFIX, Host, NodeResult, NodeSpec, Output, Widget
+from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
 from mmaccel.pipelines.loading.sources import content_files, find_model, is_hub_id
-from mmaccel.pipelines.media import RunProgress
 from mmaccel.pipelines.runner.engine import UseGraphs
-from mmaccel.results import Stats
-
-_REPORT = 0.1  # seconds between two reports of passes at least
 
 
 @dataclass(frozen=True, eq=False)
-class OpenMedia:
+class LoadedMedia:
     """A loaded model with its codec.
 
     Attributes:
@@ -48,14 +43,14 @@ def load_node(
 
     Args:
         id, title, summary, folder: of the node; `PREFIX` and its words are added to the first two.
-        model: id of the hub that a new node shows.
+        model: the hub id that a new node shows.
         codec: tooltip of the codec.
-        part: what the dtype is of.
+        part: the part of the model that the dtype applies to.
         output: the socket for the loaded model.
         pipeline: class whose `from_pretrained` loads it.
-        extra: widgets of this pipeline alone, which are arguments of `from_pretrained`.
+        extra: widgets for further arguments of `from_pretrained`.
     """
-    kept: KeptModels[OpenMedia] = KeptModels()
+    cache: ModelCache[LoadedMedia] = ModelCache()
 
     def load(
         host: Host,
@@ -66,19 +61,19 @@ def load_node(
         dtype: str,
         cuda_graphs: UseGraphs,
         **own: Any,
-    ) -> Made:
-        place = host.device() if device == AUTO else device
+    ) -> NodeResult:
+        where = host.device() if device == AUTO else device
         files = _files(model, codec)
-        key = (model, codec, place, dtype, *own.items(), cuda_graphs, state_of(files))
+        key = (model, codec, where, dtype, *own.items(), cuda_graphs, describe_files(files))
 
-        def open_model() -> OpenMedia:
+        def open_model() -> LoadedMedia:
             pipe = pipeline.from_pretrained(
-                model, codec=codec or None, device=place, dtype=getattr(torch, dtype),
+                model, codec=codec or None, device=where, dtype=getattr(torch, dtype),
                 cuda_graphs=cuda_graphs, **own,
             )  # fmt: skip
-            return OpenMedia(model, dtype, pipe)
+            return LoadedMedia(model, dtype, pipe)
 
-        return Made((kept.find(key, host, place, files, open_model),))
+        return NodeResult((cache.find(key, host, where, files, open_model),))
 
     note = "A folder, or an id of the Hugging Face hub such as owner/name, which is downloaded."
     return NodeSpec(
@@ -88,14 +83,14 @@ def load_node(
         inputs=(
             Widget("model", "path", model, note),
             Widget("codec", "path", "", codec),
-            *place_widgets(part),
+            *device_widgets(part),
             *extra,
             CUDA_GRAPHS,
         ),
         outputs=(output,),
         run=load,
         check=check_load,
-        fingerprint=files_state,
+        fingerprint=describe_model_files,
         folder=folder,
     )
 
@@ -107,110 +102,56 @@ def check_load(
 
     Raises:
         OptionError: no such folder or device.
-        MissingBackendError: CUDA graphs on another device.
+        MissingBackendError: CUDA graphs on a CPU.
     """
     if not is_hub_id(model):
         find_model(model, {})
     if codec and not is_hub_id(codec):
         find_model(codec, {}, "codec")
-    check_where(device, dtype, cuda_graphs)
+    check_engine(device, dtype, cuda_graphs)
 
 
-def files_state(*, model: str, codec: str, **others: Any) -> str:
+def describe_model_files(*, model: str, codec: str, **others: Any) -> str:
     """A text that changes when the files of a model change; empty where they are on the hub."""
     is_local = all(Path(name).exists() for name in (model, codec) if name)
-    return state_of(_files(model, codec)) if is_local else ""
+    return describe_files(_files(model, codec)) if is_local else ""
 
 
 def _files(model: str, codec: str) -> list[Path]:
-    """The files of the model, and of a codec that was named; a default codec is on the hub."""
+    """The files of the model, and of a codec that is named; a default codec is on the hub."""
     files = content_files(find_model(model, {}))
     return [*files, *(content_files(find_model(codec, {}, "codec")) if codec else [])]
 
 
-def seed_widget(note: str) -> Widget:
-    """The seed; `note` says what it is the seed of."""
-    note += " A browser counts exactly up to 9007199254740992; larger ones come out rounded."
-    return Widget("seed", "int", 0, note, 0, SEEDS - 1, 1, is_seed=True)
-
-
-@dataclass(frozen=True)
-class MediaRecord:
-    """A finished run; as text, a table and a line for each payload."""
-
-    model: OpenMedia
-    chosen: NamedPolicy
-    stats: Stats
-    lines: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """The text."""
-        return tell_run(self.model, self.chosen, self.stats, self.lines)
-
-
 def generate(
-    host: Host, model: OpenMedia, policy: NamedPolicy | None, inputs: Any, rows: int,
+    host: Host, model: LoadedMedia, policy: NamedPolicy | None, inputs: Any, rows: int,
     line: Callable[[Any], str], **options: Any,
-) -> tuple[Any, MediaRecord]:  # fmt: skip
+) -> tuple[Any, RunRecord]:  # fmt: skip
     """Run a pipeline with interrupts and progress.
 
     Args:
-        host: is asked for interrupts before the first pass and after each pass and payload.
-        model: what runs.
+        host: checked for interrupts before the first pass and after each pass and payload.
+        model: the model.
         policy: how to decode; None is an exact policy.
-        inputs: the pipeline's first argument.
-        rows: payloads that it makes.
+        inputs: first argument of the pipeline.
+        rows: payloads (utterances or clips) of the run.
         line: describes a finished payload.
         **options: further arguments of the pipeline.
 
     Returns:
-        What the pipeline returned, and its record.
+        What the pipeline returned, and the record of the run.
 
     Raises:
         OptionError: a policy of another kind, or inputs that the model does not take.
     """
     chosen = policy or default_policy(model.pipe.model)
     find_policy(chosen.name, "window")
-    watch, lines = Watch(host, rows), {}
+    progress, lines = MediaProgress(host, rows), {}
 
     def finish(payload: Any) -> None:
         lines[payload.index] = line(payload)
-        watch.finish(payload.index)
+        progress.finish(payload.index)
 
     host.check_interrupt()
-    made = model.pipe(inputs, policy=chosen.policy, deliver=finish, on_step=watch, **options)
-    own = tuple(lines[index] for index in sorted(lines))
-    return made, MediaRecord(model, chosen, made.stats, own)
-
-
-class Watch:
-    """An `on_step` that asks the host for interrupts and reports progress; it changes nothing.
-
-    Args:
-        host: what it raises ends the run.
-        rows: payloads of the run.
-    """
-
-    def __init__(self, host: Host, rows: int) -> None:
-        self._host, self._run = host, RunProgress(rows)
-        self._reported, self._last = time.monotonic(), -1
-
-    def finish(self, index: int) -> None:
-        """A payload is finished."""
-        self._host.check_interrupt()
-        self._run.finish(index)
-        self._report()
-
-    def __call__(self, progress: Any) -> None:
-        """See `mmaccel.results.OnStep`."""
-        self._host.check_interrupt()
-        self._run.update(progress)
-        if time.monotonic() - self._reported >= _REPORT:
-            self._report()
-            self._reported = time.monotonic()
-
-    def _report(self) -> None:
-        """Report, unless nothing has changed since the last report."""
-        if self._run.tokens != self._last:
-            self._last = self._run.tokens
-            self._host.report(self._last, self._run.total, None)
+    made = model.pipe(inputs, policy=chosen.policy, deliver=finish, on_step=progress, **options)
+    return made, RunRecord(model, chosen, made.stats, [lines[index] for index in sorted(lines)])

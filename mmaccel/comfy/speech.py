@@ -1,4 +1,4 @@
-"""The nodes that load a speech model and say texts."""
+"""The nodes that load a speech model and speak texts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.comfy.law_widgets import OWN, law_widgets
-from mmaccel.comfy.media import OpenMedia, generate, load_node, seed_widget
-from mmaccel.comfy.open_model import AUTO
+from mmaccel.comfy.media import LoadedMedia, generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
-from mmaccel.comfy.request import SEEDS, read_captions
 from mmaccel.comfy.table import (
     AUDIO,
     POLICY,
@@ -19,11 +16,20 @@ from mmaccel.comfy.table import (
     SPEAKER,
     STATS,
     Host,
-    Made,
+    NodeResult,
     NodeSpec,
     Output,
     Socket,
     Widget,
+)
+from mmaccel.comfy.widgets import (
+    AUTO,
+    NO_FLOAT,
+    OWN,
+    SEEDS,
+    read_prompts,
+    sampling_widgets,
+    seed_widget,
 )
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call
@@ -52,22 +58,22 @@ LOAD_SPEAKER = load_node(
 
 
 def generate_speech(
-    host: Host, *, speech_model: OpenMedia, policy: NamedPolicy | None, text: str, voice: str,
+    host: Host, *, speech_model: LoadedMedia, policy: NamedPolicy | None, text: str, voice: str,
     seed: int, **options: Any,
-) -> Made:  # fmt: skip
-    """Say texts, the same as `mmaccel speak` says with these settings.
+) -> NodeResult:  # fmt: skip
+    """Speak texts, as `mmaccel speak` does with these settings.
 
     Raises:
         OptionError: a text the model cannot say, or a policy of another kind; before any pass.
     """
-    texts = read_captions(text)
+    texts = read_prompts(text)
     speech, record = generate(
         host, speech_model, policy, texts, len(texts), _describe,
         seed=[(seed + k) % SEEDS for k in range(len(texts))], voice=voice.strip() or None,
         **options,
     )  # fmt: skip
     sample_rate = speech_model.pipe.speech.sample_rate
-    return Made(({"waveform": pad_sounds(speech), "sample_rate": sample_rate}, record))
+    return NodeResult(({"waveform": pad_sounds(speech), "sample_rate": sample_rate}, record))
 
 
 def _describe(made: Utterance) -> str:
@@ -90,11 +96,11 @@ def check_speech(*, text: str, seed: int, repetition_penalty: float | None, **va
     """Check what can be checked before a model is loaded.
 
     Raises:
-        OptionError: no text, or a seed, a filter, a penalty or a duration outside its domain.
+        OptionError: no text, or a number outside its domain.
     """
     names = ("max_seconds", "temperature", "top_k", "top_p", "min_p")
     own = {name: values[name] for name in names}
-    check_call(read_captions(text), seed, repetition_penalty=repetition_penalty, **own)
+    check_call(read_prompts(text), seed, repetition_penalty=repetition_penalty, **own)
 
 
 SPEAK = NodeSpec(
@@ -115,7 +121,7 @@ SPEAK = NodeSpec(
         ),
         Widget(
             "max_seconds", "float", 0.0,
-            "Cut longer ones; 0 is 30, or less where the model has no room for so many.",
+            "Cut longer ones; 0 is 30, or less where the model's context is shorter.",
             0, 3600, 0.5, stands_for=((0.0, None),),
         ),
         Widget(
@@ -123,11 +129,11 @@ SPEAK = NodeSpec(
             "Utterances decoded at a time at most: more take more memory, and less time each.",
             1, 256, 1,
         ),
-        *law_widgets(),
+        *sampling_widgets(),
         Widget(
             "repetition_penalty", "float", -1.0,
             f"Makes tokens that occurred less likely; 1 is none. {OWN}",
-            -1, 10, 0.05, stands_for=((-1.0, None),),
+            -1, 10, 0.05, stands_for=NO_FLOAT,
         ),
     ),
     outputs=(

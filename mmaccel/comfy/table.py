@@ -1,6 +1,6 @@
-"""What a node is: inputs, outputs, what runs it and what refuses bad values, in no schema yet.
+"""What a node is, independent of ComfyUI's schemas: inputs, outputs, its function and its check.
 
-`nodes.py` lists the nodes; `v1.py` and `v3.py` turn the list into ComfyUI's classes.
+`nodes.py` lists the nodes; `schemas.py` turns the list into ComfyUI's classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Widget:
 
     Attributes:
         name: of the input, and of the argument that takes it.
-        kind: "ids" is text that holds whole numbers, "path" one that names a file or a model.
+        kind: "ids" is a text of whole numbers, "path" one that names a file or a model.
         default: what a new node shows.
         tooltip: one or two sentences.
         least, most, step: of a number.
@@ -62,7 +62,7 @@ class Socket:
 
 @dataclass(frozen=True)
 class Output:
-    """What a node hands on."""
+    """An output of a node."""
 
     name: str
     kind: str
@@ -70,21 +70,21 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a node made: its outputs in order, and a text for the page or None."""
+class NodeResult:
+    """What a node returns: its outputs in order, and a text for the page or None."""
 
     values: tuple[Any, ...]
     text: str | None = None
 
 
 class Host(Protocol):
-    """What a node asks of the program it runs in."""
+    """The program that a node runs in."""
 
     def check_interrupt(self) -> None:
         """Raise the host's own exception if the user wants this run to end."""
 
     def report(self, done: int, total: int, image: Image | None) -> None:
-        """Show progress, and an image of what there is so far."""
+        """Show progress, and a preview."""
 
     def video(self, frames: Tensor, fps: float) -> Any:
         """The host's own video of frames `[F, height, width, 3]`, float in 0..1."""
@@ -92,8 +92,8 @@ class Host(Protocol):
     def device(self) -> str:
         """Where the host computes, as torch names it."""
 
-    def make_room(self, size: int, device: str) -> None:
-        """Let the host move what it keeps on a device out of the way of so many bytes."""
+    def free_memory(self, size: int, device: str) -> None:
+        """Let the host free `size` bytes on a device."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,11 @@ class NodeSpec:
         title: its name on the page.
         summary: what it does.
         inputs, outputs: in the order of the page.
-        run: `run(host, **inputs)`, with what the widgets' values mean.
-        check: `check(**widgets)`, with what they mean; raises `OptionError` before anything runs.
-        fingerprint: of the same, a text that changes where equal inputs give another result.
-        is_output: whether it runs although nothing hangs on it.
+        run: `run(host, **inputs)`, with the widgets' values as the library takes them.
+        check: `check(**widgets)`, with the same; raises `OptionError` before anything runs.
+        fingerprint: `fingerprint(**widgets)`, a text that changes when equal inputs give another
+            result.
+        is_output: whether it runs although no other node uses its outputs.
         folder: where the page lists it, below the pack's own.
     """
 
@@ -117,7 +118,7 @@ class NodeSpec:
     summary: str
     inputs: tuple[Widget | Socket, ...]
     outputs: tuple[Output, ...]
-    run: Callable[..., Made]
+    run: Callable[..., NodeResult]
     check: Callable[..., None]
     fingerprint: Callable[..., str] | None = None
     is_output: bool = False

@@ -1,4 +1,4 @@
-"""From what a widget holds to what the library takes, and what is refused on the way."""
+"""From the values of widgets to the arguments of the library, with the checks on the way."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from mmaccel.comfy.table import Made, NodeSpec, Widget
+from mmaccel.comfy.table import NodeResult, NodeSpec, Widget
 from mmaccel.errors import MMAccelError, OptionError
 
 
-def meaning_of(widget: Widget, value: Any) -> Any:
-    """What a widget's value is to the library.
+def to_argument(widget: Widget, value: Any) -> Any:
+    """A widget's value as the library takes it.
 
     Raises:
-        OptionError: a text that is to hold whole numbers and does not.
+        OptionError: "ids" with something else than whole numbers.
     """
-    for shown, meant in widget.stands_for:
+    for shown, argument in widget.stands_for:
         if value == shown:
-            return meant
+            return argument
     if widget.kind == "ids":
         return _read_ids(widget.name, value)
     if widget.kind == "path":
@@ -27,7 +27,7 @@ def meaning_of(widget: Widget, value: Any) -> Any:
     return float(value) if widget.kind == "float" and isinstance(value, int) else value
 
 
-def meanings(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
+def to_arguments(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a node's widgets as the library takes them.
 
     Args:
@@ -36,16 +36,16 @@ def meanings(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
             as its default.
     """
     given = {w: w.default if values.get(w.name) is None else values[w.name] for w in spec.widgets}
-    return {widget.name: meaning_of(widget, value) for widget, value in given.items()}
+    return {widget.name: to_argument(widget, value) for widget, value in given.items()}
 
 
 def refusal(spec: NodeSpec, values: Mapping[str, Any]) -> str | None:
     """Why a node cannot run with these values of its widgets; None if it can.
 
-    The library speaks first: its message says what to do. The table's own bounds come after it.
+    The library checks first, because its messages say what to do; the bounds of the table follow.
     """
     try:
-        spec.check(**meanings(spec, values))
+        spec.check(**to_arguments(spec, values))
         for widget in spec.widgets:
             if values.get(widget.name) is not None:
                 check_widget(widget, values[widget.name])
@@ -54,27 +54,27 @@ def refusal(spec: NodeSpec, values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> Made:
-    """Run a node with everything ComfyUI gives it.
+def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> NodeResult:
+    """Run a node with the values of its widgets and links.
 
     Raises:
-        OptionError: values that were not known before it ran and are refused now.
+        OptionError: a bad value that came over a link.
     """
-    said = refusal(spec, values)  # again: what came over a link was checked by nobody
-    if said is not None:
-        raise OptionError(said)
+    message = refusal(spec, values)  # values that come over a link were not checked before
+    if message is not None:
+        raise OptionError(message)
     links = {socket.name: values.get(socket.name) for socket in spec.sockets}
-    # ComfyUI runs nodes in inference mode. A model loaded there could be used nowhere else, and the
-    # command line, whose images these are, does not run in it.
+    # ComfyUI runs nodes in inference mode. A model loaded there could be used nowhere else, and
+    # the command line, which gives the same images, does not run in it.
     with torch.inference_mode(False), torch.no_grad():
-        return spec.run(host, **meanings(spec, values), **links)
+        return spec.run(host, **to_arguments(spec, values), **links)
 
 
 def check_widget(widget: Widget, value: Any) -> None:
-    """Refuse a value that the widget itself would not let through.
+    """Refuse a value outside the widget's choices or bounds.
 
     Raises:
-        OptionError: with what it takes.
+        OptionError: such a value.
     """
     if widget.choices and value not in widget.choices:
         raise OptionError(
@@ -86,11 +86,10 @@ def check_widget(widget: Widget, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     least, most = widget.least, widget.most
     assert least is not None and most is not None  # every number in the table has both
-    if not (is_number and least <= value <= most):  # which NaN is not
+    if not (is_number and least <= value <= most):  # False for NaN
         raise OptionError(
             f"{widget.name}: expected a number in {_show(least)}..{_show(most)}, "
-            f"received {value!r}; "
-            f"{widget.default} is what a new node has"
+            f"received {value!r}; {widget.default} is what a new node has"
         )
 
 

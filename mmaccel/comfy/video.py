@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.comfy.law_widgets import law_widgets
-from mmaccel.comfy.media import OpenMedia, generate, load_node, seed_widget
+from mmaccel.comfy.media import LoadedMedia, generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import (
     ANIMATOR,
@@ -17,11 +16,12 @@ from mmaccel.comfy.table import (
     STATS,
     VIDEO,
     Host,
-    Made,
+    NodeResult,
     NodeSpec,
     Output,
     Socket,
 )
+from mmaccel.comfy.widgets import sampling_widgets, seed_widget
 from mmaccel.pipelines.image_to_video.pipeline import CODEC, ImageToVideo
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import choose_params
@@ -44,18 +44,18 @@ LOAD_ANIMATOR = load_node(
 
 
 def generate_video(
-    host: Host, *, video_model: OpenMedia, policy: NamedPolicy | None, start: Tensor,
+    host: Host, *, video_model: LoadedMedia, policy: NamedPolicy | None, start: Tensor,
     **options: Any,
-) -> Made:  # fmt: skip
-    """Continue frames, the same as `mmaccel animate` does with these settings.
+) -> NodeResult:  # fmt: skip
+    """Continue frames, as `mmaccel animate` does with these settings.
 
     Raises:
         OptionError: a policy of another kind; before any pass.
     """
-    frames = start[..., :3].clamp(0, 1)  # without transparency, which no model here sees
+    frames = start[..., :3].clamp(0, 1)  # no model here takes transparency
     clips, record = generate(host, video_model, policy, frames, 1, _describe, **options)
     pixels = clips[0].frames.float().div(255)
-    return Made((host.video(pixels, clips[0].fps), pixels, record))
+    return NodeResult((host.video(pixels, clips[0].fps), pixels, record))
 
 
 def _describe(made: Clip) -> str:
@@ -69,7 +69,7 @@ def check_video(*, seed: int, **params: Any) -> None:
     """Check what can be checked before a model is loaded.
 
     Raises:
-        OptionError: a seed or a filter outside its domain.
+        OptionError: a seed or a sampling parameter outside its domain.
     """
     check_seed(seed)
     choose_params(SamplingParams(), **params)
@@ -88,7 +88,7 @@ ANIMATE = NodeSpec(
         ),
         Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
         seed_widget("The same as with mmaccel animate."),
-        *law_widgets(),
+        *sampling_widgets(),
     ),
     outputs=(
         Output("video", VIDEO, "The clip, the given frames first."),

@@ -46,8 +46,8 @@ def measure_text(
     Yields:
         A dict per policy: see `_row`; `quality` is the share of right answers, of all and by task,
         and `total_variation`, the mean distance of 100 draws from the true distribution over the
-        prompts of tasks whose right answers can be counted, with its `floor`, what noise alone
-        gives.
+        prompts of tasks whose right answers can be counted, with its `floor`, the distance that
+        sampling noise alone gives.
     """
     text = GrammarText(folder, device)
     groups = [make_examples(EVALUATION_SEED, range(count), task) for task in TASKS]
@@ -55,7 +55,7 @@ def measure_text(
     few = [p for p in examples if p[0] in _ENUMERABLE and len(right_answers(p)) <= 24]
     few = few[:: max(1, len(few) // _PROMPTS)][:_PROMPTS]
     plain: dict[str, Tensor | None] = {}
-    laws: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     for label, policy in policies.items():
         own = _decode_text(text, policy, examples, seed)
         tokens, stats = own
@@ -67,9 +67,9 @@ def measure_text(
         row = _row("grammar-masked", label, policy, stats, tokens, plain, quality)
         is_stepwise = row["same"] == len(tokens) and stats.exactness == "bitwise"
         key = _order(policy) if is_stepwise else label
-        if key not in laws:  # the same tokens have the same distribution
-            laws[key] = _measure_distribution(text, policy, few, seed)
-        quality |= laws[key]
+        if key not in measured:  # the same tokens have the same distribution
+            measured[key] = _measure_distribution(text, policy, few, seed)
+        quality |= measured[key]
         yield row
 
 
@@ -99,25 +99,25 @@ def measure_images(
     plain: dict[str, Tensor | None] = {}
     seeds = [seed + k for k in range(len(captions))]
     for label, policy in policies.items():
-        with count_entries(pipe.model.model) as fed:  # type: ignore[union-attr]
+        with count_entries(pipe.model.model) as computed:  # type: ignore[union-attr]
             made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
         plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
         tokens = made.tokens.to(pipe.model.device)
         pixels = pipe.image_model.tokenizer.decode(tokens)  # type: ignore[attr-defined]
         quality = dict(score_images(pixels.cpu(), list(captions)))
         row = _row(name, label, policy, made.stats, made.tokens, plain, quality)
-        yield row | {"positions": sum(fed) / len(captions)}
+        yield row | {"positions": sum(computed) / len(captions)}
 
 
 @contextmanager
 def count_entries(model: Any) -> Iterator[list[int]]:
     """Gives a list that every pass of a model appends its entries to, rows times columns."""
-    fed: list[int] = []
+    computed: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(
-        lambda _, ids: fed.append(ids[0].numel())
+        lambda _, ids: computed.append(ids[0].numel())
     )
     try:
-        yield fed
+        yield computed
     finally:
         hook.remove()
 

@@ -56,7 +56,7 @@ class Suite:
         per_prompt: images or clips of a prompt that it asks for.
         read: its prompts from a file or folder.
         plan: names and writers of a prompt's files.
-        check: refuses a prompt or files that have no place in the layout.
+        check: refuses a prompt or files that do not fit the layout.
         kinds: suffixes of the files it takes.
         prompts: what holds its prompts, in words.
     """
@@ -149,14 +149,14 @@ def keep_complete(
 
 
 def _deal(prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int) -> list[list[Item]]:
-    shelf: dict[str, list[Item]] = {}
+    by_prompt: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
-        shelf.setdefault(_plain(item.prompt or ""), []).append(item)
+        by_prompt.setdefault(_plain(item.prompt or ""), []).append(item)
     dealt = []
     for prompt in prompts:
-        own = shelf.get(_plain(prompt.text), [])
+        own = by_prompt.get(_plain(prompt.text), [])
         dealt.append(own[:per_prompt])
-        shelf[_plain(prompt.text)] = own[per_prompt:]
+        by_prompt[_plain(prompt.text)] = own[per_prompt:]
     return dealt
 
 
@@ -340,7 +340,7 @@ def _check_name(prompt: Prompt, items: Sequence[Item]) -> None:
     if len({item.file.suffix.lower() for item in items}) > 1:
         raise OptionError(
             f"clips: expected one kind of file, received several for {prompt.text[:80]!r}; the "
-            "suite looks for the first one's suffix alone"
+            "suite reads files with the first one's suffix alone"
         )
 
 

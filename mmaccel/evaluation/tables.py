@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-_CANVAS_HEADS = ("policy", "promise", "passes", "tokens a pass", "positions", "nats", "same tokens")
+_CANVAS_HEADS = (
+    "policy",
+    "exactness",
+    "passes",
+    "tokens a pass",
+    "positions",
+    "nats",
+    "same tokens",
+)
 SHOWN = {  # column: its name in the report
     "right": "right",
     "distance": "total_variation",

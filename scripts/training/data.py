@@ -34,7 +34,7 @@ def make_pool(folder: str | Path, name: str, seed: int, count: int, workers: int
 
     Args:
         folder: made where missing.
-        name: stem of the two files; existing complete files are kept.
+        name: stem of the two files; existing complete files stay.
         seed: which collection.
         count: number of images.
         workers: processes.

@@ -2,7 +2,7 @@
 
 Muon (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982, whose step-size matching is used)
 moves the matrices, AdamW the rest; the step size rises, stays, and falls linearly over the last
-steps. The averaged weights are what is kept. State is written every few minutes by renaming a
+steps. The averaged weights are the result. State is written every few minutes by renaming a
 complete file, so a stopped run goes on where it was.
 """
 
@@ -63,7 +63,7 @@ class GeneratorTraining:
         rate_rest: peak step size of AdamW.
         warmup: steps of rise.
         average: decay of the averaged weights.
-        snapshots: steps at which the averaged weights are kept.
+        snapshots: steps at which the averaged weights are saved.
         compiled: `torch.compile` the model (needs a C compiler; a quarter faster on a CPU).
         start: folder of a trained generator to begin from, where the work folder has no state of
             its own; steps and images are counted anew, or from `begin`.
@@ -114,8 +114,8 @@ def train_generator(
         state = torch.load(state_file, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         average.load_state_dict(state["average"])
-        for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(kept)
+        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
         step, seconds = state["step"], state["seconds"]
     if plan.compiled:  # in place, so that the names of the weights stay
         model.model.compile(dynamic=False)
@@ -206,7 +206,7 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
 
 
 def load_generator(folder: str | Path, device: str = "cpu") -> Any:
-    """The generator kept in a folder, float32, in evaluation mode."""
+    """The generator saved in a folder, float32, in evaluation mode."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

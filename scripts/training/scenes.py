@@ -162,7 +162,7 @@ def measure_tokenizer(
 def measure_loss(
     model: Any, work: str | Path, count: int = 2000, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Validation loss on `count` images of the pool `validation`, all captions kept."""
+    """Validation loss on `count` images of the pool `validation`, without dropping captions."""
     words = CaptionWords(load_tokenizer(Path(work) / "tokenizer").vocab_size)
     data = TokenPool(work, "validation", words, drop=0.0)
     size = 50

@@ -100,12 +100,12 @@ def measure_loss(model: SceneFeatures, images: Tensor, wanted: dict[str, Tensor]
         images: `[B, 3, 64, 64]` uint8.
         wanted: of `make_targets`.
     """
-    told = model.read(model(images))
+    predicted = model.read(model(images))
     is_there = wanted["shapes"] < len(SHAPES)
-    loss = cross_entropy(told["ground"], wanted["ground"])
-    loss = loss + 3 * cross_entropy(told["shapes"].flatten(0, 1), wanted["shapes"].flatten())
-    loss = loss + cross_entropy(told["sizes"][is_there], wanted["sizes"][is_there])
-    return loss + 20 * (told["places"] - wanted["places"])[is_there].square().mean()
+    loss = cross_entropy(predicted["ground"], wanted["ground"])
+    loss = loss + 3 * cross_entropy(predicted["shapes"].flatten(0, 1), wanted["shapes"].flatten())
+    loss = loss + cross_entropy(predicted["sizes"][is_there], wanted["sizes"][is_there])
+    return loss + 20 * (predicted["places"] - wanted["places"])[is_there].square().mean()
 
 
 def _mirror(images: Tensor, wanted: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -121,21 +121,23 @@ def _mirror(images: Tensor, wanted: dict[str, Tensor]) -> tuple[Tensor, dict[str
 def measure_accuracy(count: int) -> dict[str, float]:
     """Shares of unseen images, objects or pairs of objects of which the heads are right."""
     images, wanted = draw_examples(VALIDATION_SEED, count)
-    told = load_features().read(extract_features(images))
+    predicted = load_features().read(extract_features(images))
     is_there = wanted["shapes"] < len(SHAPES)
-    shapes = told["shapes"].argmax(-1)
+    shapes = predicted["shapes"].argmax(-1)
     right = []
     for scene in range(count):
         for a, b in combinations(is_there[scene].nonzero()[:, 0].tolist(), 2):
-            real, seen = (p[scene, a] - p[scene, b] for p in (wanted["places"], told["places"]))
+            real, seen = (
+                p[scene, a] - p[scene, b] for p in (wanted["places"], predicted["places"])
+            )
             if float(real.abs().max()) > 5 / 64:  # one inside the other has no direction
                 axis = int(real.abs().argmax())
                 right.append(bool(seen[axis].sign() == real[axis].sign()))
     found = {
-        "ground": (told["ground"].argmax(-1) == wanted["ground"]).float().mean(),
+        "ground": (predicted["ground"].argmax(-1) == wanted["ground"]).float().mean(),
         "colours": ((shapes < len(SHAPES)) == is_there).all(1).float().mean(),
         "shapes": (shapes == wanted["shapes"])[is_there].float().mean(),
-        "sizes": (told["sizes"].argmax(-1) == wanted["sizes"])[is_there].float().mean(),
+        "sizes": (predicted["sizes"].argmax(-1) == wanted["sizes"])[is_there].float().mean(),
         "directions": torch.tensor(right).float().mean(),
     }
     return {name: round(float(value), 4) for name, value in found.items()}
@@ -166,8 +168,8 @@ def add_noise(images: Tensor, strength: float) -> Tensor:
 
 def blur(images: Tensor, side: int) -> Tensor:
     """Means over squares of an odd side, on `[N, 3, h, w]`."""
-    reach = side // 2
-    return avg_pool2d(pad(images, (reach,) * 4, mode="replicate"), side, 1)
+    margin = side // 2
+    return avg_pool2d(pad(images, (margin,) * 4, mode="replicate"), side, 1)
 
 
 DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {

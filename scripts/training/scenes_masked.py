@@ -108,7 +108,7 @@ def build_masked(words: CaptionWords, shift: int) -> Any:
 
     Args:
         words: fixes the other ids.
-        shift: kept as `logit_shift`.
+        shift: saved as `logit_shift`.
     """
     model = build_generator(words)
     model.resize_token_embeddings(words.vocab_size + 1, mean_resizing=False)

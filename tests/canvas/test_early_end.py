@@ -12,7 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -34,7 +34,7 @@ from tests.fixtures.canvas import (
 END = 2
 
 
-class Recording(OracleDenoiser):
+class Recording(ReferenceDenoiser):
     """Records how many columns each pass attended to."""
 
     def forward(self, entries: CanvasPass) -> Tensor:
@@ -138,8 +138,8 @@ def test_a_converged_run_takes_two_passes_and_is_charged() -> None:
     sure = 0.999 * torch.zeros_like(joint)
     sure[(0, 1, 0, 1, 0, 1)] = 1.0
     joint = 0.02 * joint + 0.98 * sure
-    slow = decode(mmaccel.ConfidentParallel(1.0), OracleDenoiser(joint), stops=False)
-    fast = decode(mmaccel.ConfidentParallel(1.0, settled=0.2), OracleDenoiser(joint), stops=False)
+    slow = decode(mmaccel.ConfidentParallel(1.0), ReferenceDenoiser(joint), stops=False)
+    fast = decode(mmaccel.ConfidentParallel(1.0, settled=0.2), ReferenceDenoiser(joint), stops=False)
     assert slow.stats.passes == 6 and fast.stats.passes == 2
     assert fast.tokens.tolist() == [[0, 1, 0, 1, 0, 1]] == slow.tokens.tolist()
     assert fast.stats.nats > 0 == slow.stats.nats
@@ -209,10 +209,10 @@ def test_computed_positions_count_though_nothing_attends_to_them(far: int | None
 
 def test_a_budget_that_buys_nothing_is_noted() -> None:
     joint = ending_at(6)
-    broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), OracleDenoiser(joint))
+    broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), ReferenceDenoiser(joint))
     assert broke.stats.passes == 6 and broke.stats.nats == 0
     assert "budget_nats: 0.01 bought no second slot at any pass" in str(broke.stats)
-    rich = decode(mmaccel.EntropyBounded(budget_nats=9.0), OracleDenoiser(joint))
+    rich = decode(mmaccel.EntropyBounded(budget_nats=9.0), ReferenceDenoiser(joint))
     assert rich.stats.passes < 6 and not rich.stats.notes
     both = add_stats([broke.stats, rich.stats])  # which did spend something
     assert both.notes == [f"{broke.stats.notes[0]} (in 1 of 2 batches)"] and both.nats > 0
@@ -224,7 +224,7 @@ def test_early_ends_need_a_stop_token_of_the_model(ends: list[int] | None) -> No
     for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
         with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
             policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]
-            fixtures.decode(policy, OracleDenoiser(ending_at(3)), 6, stop=ends)
+            fixtures.decode(policy, ReferenceDenoiser(ending_at(3)), 6, stop=ends)
 
 
 def test_early_ends_are_relaxed() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel, NoisyRank
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.selector import SelectorState
@@ -70,7 +70,7 @@ def test_every_pass_has_noise_of_its_own() -> None:
 def passes_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
     """`[B, L]`, the pass that committed each slot; lower slots have higher confidence."""
     peaks = [0.97 - 0.05 * k for k in range(LENGTH)]
-    model = OracleDenoiser(independent(*[[peak, 1 - peak] for peak in peaks]))
+    model = ReferenceDenoiser(independent(*[[peak, 1 - peak] for peak in peaks]))
     found = canvases(policy, model, LENGTH, rows, temperature=temperature, noise=2)
     return (found < 0).sum(0)
 

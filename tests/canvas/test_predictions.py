@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -135,7 +135,7 @@ def test_rules_of_confidence_choose_the_same_slots_at_every_temperature(
 ) -> None:
     """Independent slots: draws change no distribution."""
     peaks = [0.95, 0.6, 0.85, 0.75, 0.5, 0.9]
-    model = OracleDenoiser(independent(*[[p, (1 - p) * 0.7, (1 - p) * 0.3] for p in peaks]))
+    model = ReferenceDenoiser(independent(*[[p, (1 - p) * 0.7, (1 - p) * 0.3] for p in peaks]))
     found = [
         commits(policy, model, 6, params=SamplingParams(**given), noise=6) for given in ({}, params)
     ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.revision import ShadowPass, ShadowReviser
 from mmaccel.samplers.canvas.stepwise import Stepwise
@@ -163,7 +163,7 @@ def test_a_shadow_pass_commits_seven_tenths_but_5_to_20() -> None:
     assert open_after(RevisedParallel(0.0, least=0.0), KVReference(PEAKS)) == [[5], []]
 
 
-class Drifting(OracleDenoiser):
+class Drifting(ReferenceDenoiser):
     """Predicts token 0 for an open slot, and the next token for a filled one, with `chance`."""
 
     def __init__(self, chance: float) -> None:
@@ -192,7 +192,7 @@ def test_an_edit_needs_a_probability_above_its_threshold(least: float) -> None:
 @pytest.mark.parametrize("least", [0.0, 0.4])
 def test_a_pass_does_not_edit_what_it_drew(least: float) -> None:
     """Draws are not all the likeliest tokens, and stay until a pass has seen them."""
-    model, options = OracleDenoiser(apart([0.5] * LENGTH)), {"rows": 8, "noise": 9}
+    model, options = ReferenceDenoiser(apart([0.5] * LENGTH)), {"rows": 8, "noise": 9}
     policy = RevisedParallel(0.0, "edit", least=least, budget=0)
     edited = canvases(policy, model, LENGTH, **options)
     plain = canvases(mmaccel.ConfidentParallel(0.0), model, LENGTH, **options)
@@ -216,7 +216,7 @@ def test_slots_committed_at_low_confidence_are_redone_with_their_neighbours(
 ) -> None:
     """Whether committed in the first pass or in one of their own; then one slot a pass."""
     policy = RevisedParallel(threshold, "redo", least=least)
-    found = open_after(policy, OracleDenoiser(apart(peaks)))
+    found = open_after(policy, ReferenceDenoiser(apart(peaks)))
     drafts = {0.0: 1, 0.9: 1 + sum(peak < 0.9 for peak in peaks), 1.0: LENGTH}[threshold]
     assert found[drafts - 1] == again
     assert [len(slots) for slots in found[drafts - 1 :]] == list(range(len(again), -1, -1))
@@ -240,7 +240,7 @@ def test_a_reviser_that_finds_nothing_leaves_stepwise_decoding() -> None:
 
 def test_shadows_need_a_cache_and_a_mask_token() -> None:
     with pytest.raises(UnsupportedModelError, match="can be kept"):
-        decode(RevisedParallel(), OracleDenoiser(JOINTS["markov"]), LENGTH)
+        decode(RevisedParallel(), ReferenceDenoiser(JOINTS["markov"]), LENGTH)
     uniform = KVReference(JOINTS["markov"])
     uniform.mask_token = None  # type: ignore[assignment]
     with pytest.raises(OptionError, match="expected a model with a mask token"):

@@ -13,8 +13,8 @@ from mmaccel import EntropyBounded, LosslessUnmask, RevisedParallel, Stepwise
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.contracts import Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
-from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -30,10 +30,10 @@ SMOOTH = 0.01 / 81 + 0.99 * JOINT
 
 
 def run(policy: Any = None, model: Any = None, rows: int = 2, **options: Any) -> Any:
-    return decode(policy or Stepwise(), model or OracleDenoiser(JOINT), 4, rows, **options)
+    return decode(policy or Stepwise(), model or ReferenceDenoiser(JOINT), 4, rows, **options)
 
 
-class Late(OracleDenoiser):
+class Late(ReferenceDenoiser):
     """Invalid logits from its second pass on."""
 
     value = float("nan")
@@ -60,7 +60,7 @@ class LateShadow(KVReference):
 
 
 def test_an_interrupt_carries_what_was_committed() -> None:
-    class Interrupted(OracleDenoiser):
+    class Interrupted(ReferenceDenoiser):
         def forward(self, entries: CanvasPass) -> Tensor:
             if self.passes == 2:
                 raise KeyboardInterrupt
@@ -128,7 +128,7 @@ def test_invalid_logits_of_shadows_that_check_nothing_are_ignored() -> None:
 
 
 def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
-    class Raised(OracleDenoiser):
+    class Raised(ReferenceDenoiser):
         def forward(self, entries: CanvasPass) -> Tensor:
             return super().forward(entries) + 1e9
 
@@ -139,8 +139,8 @@ def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
 def test_a_wrong_draft_may_be_impossible() -> None:
     """Drafts with tokens that the model gives probability 0 are rejected without an error."""
     joint = families(4, 3)["shuffle"]
-    plain = run(model=OracleDenoiser(joint), rows=40)
-    fast = run(LosslessUnmask(4), model=OracleDenoiser(joint), rows=40)
+    plain = run(model=ReferenceDenoiser(joint), rows=40)
+    fast = run(LosslessUnmask(4), model=ReferenceDenoiser(joint), rows=40)
     assert torch.equal(plain.tokens, fast.tokens)
 
 
@@ -161,7 +161,7 @@ def test_bad_input_is_refused_before_the_first_pass() -> None:
         given = {"policy": Stepwise(), "length": 4, "prompt": [1], "params": SamplingParams()}
         given = {**given, "noise": Noise.from_seed(0, 1), **options}
         policy, length, lengths = (given.pop(name) for name in ("policy", "length", "prompt"))
-        prompt, model = Prompt(torch.tensor([[0, 3]]), torch.tensor(lengths)), OracleDenoiser(JOINT)
+        prompt, model = Prompt(torch.tensor([[0, 3]]), torch.tensor(lengths)), ReferenceDenoiser(JOINT)
         model.supports_kv_cache = "block-causal" in message
         if kind is None:
             assert policy.sample(model, prompt, length, **given).stats.passes == 4
@@ -193,8 +193,8 @@ class OneByOne(SelectorPolicy):
 
 @pytest.mark.parametrize("by", ["sampled", "confidence", "entropy"])
 def test_a_selector_that_sees_samples_makes_the_run_relaxed(by: str) -> None:
-    found = induced_law(OneByOne(by=by), OracleDenoiser(SMOOTH), 4, 3)
+    found = enumerate_paths(OneByOne(by=by), ReferenceDenoiser(SMOOTH), 4, 3)
     distance = float((found.joint - SMOOTH / SMOOTH.sum()).abs().sum() / 2)
-    exactness = run(OneByOne(by=by), OracleDenoiser(SMOOTH)).stats.exactness
+    exactness = run(OneByOne(by=by), ReferenceDenoiser(SMOOTH)).stats.exactness
     assert exactness == ("relaxed" if by == "sampled" else "distribution")
     assert (distance > 0.05) == (exactness == "relaxed")

@@ -14,7 +14,7 @@ import mmaccel
 from mmaccel.catalog import find_policy
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound
 from mmaccel.samplers.canvas.kl_stable import Stable
@@ -197,7 +197,7 @@ def test_stability_is_forgotten_where_a_block_is_new() -> None:
 def test_which_slots_a_rule_commits(policy: Any, passes: list[list[int]]) -> None:
     """Independent slots, whose distributions never change; the last two are stable and not sure."""
     joint = independent(*[[peak, 1 - peak] for peak in (0.96, 0.95, 0.94, 0.93, 0.65, 0.55)])
-    assert commits(policy, OracleDenoiser(joint), LENGTH, temperature=0.0) == passes
+    assert commits(policy, ReferenceDenoiser(joint), LENGTH, temperature=0.0) == passes
 
 
 SLOTS = {  # distributions of three tokens; tokens 1 and 2 are delimiters, where there are two
@@ -248,7 +248,7 @@ def test_blocks_of_a_run_end_where_delimiters_are_likeliest(
     ones = torch.ones(2, dtype=torch.int64)
     options = {"params": SamplingParams(temperature=0.0), "noise": Noise.from_seed(1, 2)}
     run = policy.open(
-        OracleDenoiser(independent(*slots)), Prompt(ones[:, None], ones), LENGTH, **options
+        ReferenceDenoiser(independent(*slots)), Prompt(ones[:, None], ones), LENGTH, **options
     )
     found = []
     run.on_step = lambda progress: found.append(run.canvas.start.tolist())
@@ -276,19 +276,19 @@ def test_blocks_of_a_run_end_where_delimiters_are_likeliest(
 def test_rows_are_independent_and_every_pass_commits(policy: Any, stop: list[int] | None) -> None:
     noise = Noise.from_seed(5, 6)
     for joint in (JOINTS["markov"], JOINTS["shuffle"]):
-        whole = decode(policy, OracleDenoiser(joint), LENGTH, noise=noise, stop=stop)
+        whole = decode(policy, ReferenceDenoiser(joint), LENGTH, noise=noise, stop=stop)
         assert int(whole.passes.max()) == whole.stats.passes <= 6
         assert sum(whole.stats.accepted) == whole.stats.row_passes  # none without a commit
         for row in range(6):
             own = row_of(noise, row)
-            alone = decode(policy, OracleDenoiser(joint), LENGTH, noise=own, stop=stop)
+            alone = decode(policy, ReferenceDenoiser(joint), LENGTH, noise=own, stop=stop)
             assert torch.equal(alone.tokens[0], whole.tokens[row])
             assert alone.passes[0] == whole.passes[row]
 
 
 def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
-    with pytest.raises(OptionError, match="fills a canvas for a OracleDenoiser"):
-        decode(mmaccel.Jacobi(), OracleDenoiser(JOINTS["markov"]), LENGTH)
+    with pytest.raises(OptionError, match="fills a canvas for a ReferenceDenoiser"):
+        decode(mmaccel.Jacobi(), ReferenceDenoiser(JOINTS["markov"]), LENGTH)
     for policy in (Stepwise(), mmaccel.AdaptiveBlock((1,)), mmaccel.RevisedParallel()):
         with pytest.raises(OptionError, match="token after token for a ToyLanguage"):
             decode(policy, ToyLanguage(3), LENGTH)

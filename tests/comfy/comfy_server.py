@@ -23,10 +23,10 @@ from tests.architecture.source import ROOT
 
 HOME = os.environ.get("COMFYUI_PATH", "")
 PYTHON = os.environ.get("COMFYUI_PYTHON", sys.executable)
-SHELF = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
+WORKFLOWS = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
 FIRST_SCHEMA = (
     "from mmaccel.comfy.nodes import NODES\n"
-    "from mmaccel.comfy.v1 import v1_exports\n"
+    "from mmaccel.comfy.schemas import v1_exports\n"
     "globals().update(v1_exports(NODES.values()))\n"
 )
 

@@ -1,10 +1,8 @@
-"""ComfyUI as far as the nodes touch it, for tests without one.
-
-Written from what a ComfyUI 0.8 was seen to do; `test_server.py` holds the nodes to a real one.
-"""
+"""A fake ComfyUI, with what the nodes use of a ComfyUI 0.8; `test_server.py` runs a real one."""
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,24 +10,31 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel.comfy.nodes import NODES
+from mmaccel.comfy.policies import NamedPolicy
+from mmaccel.comfy.schemas import v1_class, v3_class
+from mmaccel.comfy.stats import RunRecord
+from mmaccel.comfy.table import PREFIX, NodeResult
+from mmaccel.comfy.values import run_node
+
 
 class Interrupted(Exception):
     """ComfyUI's own derives from `Exception` too: a broad `except` would swallow it."""
 
 
 class FakeComfy:
-    """What was reported, and the wish to stop.
+    """What the nodes reported, and when they are interrupted.
 
     Attributes:
         reports: (done, total, image or None), in order.
-        room: (bytes, device) that was asked for, in order.
-        stop_at: number of the check that raises, from 1; 0 never does.
-        checks: so far.
+        freed: (bytes, device) that were asked to be freed, in order.
+        stop_at: number of the interrupt check that raises, from 1; 0 never raises.
+        checks: interrupt checks so far.
     """
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, int, Any]] = []
-        self.room: list[tuple[int, Any]] = []
+        self.freed: list[tuple[int, Any]] = []
         self.stop_at = self.checks = 0
 
     def throw(self) -> None:
@@ -82,7 +87,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
     management = SimpleNamespace(
         throw_exception_if_processing_interrupted=fake.throw,
         get_torch_device=lambda: torch.device("cpu"),
-        free_memory=lambda size, device: fake.room.append((size, device)),
+        free_memory=lambda size, device: fake.freed.append((size, device)),
     )
     modules: dict[str, dict[str, Any]] = {
         "comfy": {"model_management": management, "utils": SimpleNamespace(ProgressBar=Bar)},
@@ -118,3 +123,59 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
     return fake
+
+
+class Host:
+    """A host that counts; the check number `stop_at`, from 1, raises."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.stop_at, self.checks = stop_at, 0
+        self.reports: list[tuple[int, int, Any]] = []
+        self.freed: list[tuple[int, str]] = []
+
+    def check_interrupt(self) -> None:
+        self.checks += 1
+        if self.checks == self.stop_at:
+            raise Interrupted
+
+    def report(self, done: int, total: int, image: Any) -> None:
+        self.reports.append((done, total, image))
+
+    def device(self) -> str:
+        return "cpu"
+
+    def free_memory(self, size: int, device: str) -> None:
+        self.freed.append((size, device))
+
+    def video(self, frames: torch.Tensor, fps: float) -> tuple[torch.Tensor, float]:
+        return frames, fps
+
+
+def run(name: str, host: Host | None = None, **values: Any) -> NodeResult:
+    """Run a node by its id without the prefix."""
+    return run_node(NODES[f"{PREFIX}{name}"], host or Host(), values)
+
+
+def policy(name: str, **values: Any) -> NamedPolicy:
+    """The output of a policy's node."""
+    chosen: NamedPolicy = run(f"{name}Policy", **values).values[0]
+    return chosen
+
+
+def call(with_v3: bool, name: str, **values: Any) -> Any:
+    """Run a node through its class in one of the schemas; its outputs and its text."""
+    spec = NODES[f"{PREFIX}{name}"]
+    if with_v3:
+        output = v3_class(spec).execute(**values)
+        return output.args, output.ui and output.ui["text"]
+    cls: Any = v1_class(spec)
+    output = getattr(cls(), cls.FUNCTION)(**values)
+    if isinstance(output, dict):
+        return output["result"], output["ui"]["text"]
+    return output, None
+
+
+def passes_of(record: RunRecord) -> list[int]:
+    """Forward passes of each image, as the text says."""
+    found = [re.search(r" in (\d+) forward passes: ", line) for line in record.lines]
+    return [int(match[1]) for match in found if match]

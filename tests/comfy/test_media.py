@@ -16,17 +16,15 @@ from PIL import Image
 
 from mmaccel import ImageToVideo, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.comfy.media import OpenMedia, files_state
+from mmaccel.comfy.media import LoadedMedia, describe_model_files
 from mmaccel.comfy.nodes import NODES
+from mmaccel.comfy.schemas import v1_class, v3_class
 from mmaccel.comfy.speech import pad_sounds
-from mmaccel.comfy.v1 import v1_class
-from mmaccel.comfy.v3 import v3_class
 from mmaccel.comfy.values import refusal
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
 from mmaccel.results import Stats
-from tests.comfy.fake_comfy import Interrupted, install
-from tests.comfy.test_running import Host, policy, run
+from tests.comfy.fake_comfy import Host, Interrupted, install, policy, run
 from tests.fixtures.media import build_media, image
 from tests.fixtures.speech import TEXTS
 
@@ -41,7 +39,7 @@ class Nodes:
     Attributes:
         word: of both nodes' ids.
         parts: model and codec.
-        pipeline: class behind the nodes.
+        pipeline: class of the nodes.
         inputs: of the generating node.
         length: tokens that a payload may have.
         outputs: kinds of the generating node's sockets.
@@ -60,13 +58,13 @@ class Nodes:
         """The input that takes the loaded model."""
         return f"{self.word.lower()}_model"
 
-    def load(self, host: Host | None = None, **values: Any) -> OpenMedia:
+    def load(self, host: Host | None = None, **values: Any) -> LoadedMedia:
         """The loaded model."""
         own = {"model": str(self.parts[0]), "codec": f'"{self.parts[1]}"'} | values
-        opened: OpenMedia = run(f"Load{self.word}Model", host, **own).values[0]
+        opened: LoadedMedia = run(f"Load{self.word}Model", host, **own).values[0]
         return opened
 
-    def make(self, model: OpenMedia, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
+    def make(self, model: LoadedMedia, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
         """The generating node's outputs."""
         own = {self.socket: model} | self.inputs | values
         return run(f"Generate{self.word}", host, **own).values
@@ -90,11 +88,11 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def model(nodes: Nodes) -> OpenMedia:
+def model(nodes: Nodes) -> LoadedMedia:
     return nodes.load()
 
 
-def test_payloads_are_the_command_lines(nodes: Nodes, model: OpenMedia, tmp_path: Path) -> None:
+def test_payloads_are_the_command_lines(nodes: Nodes, model: LoadedMedia, tmp_path: Path) -> None:
     values = nodes.make(model, policy=policy("Jacobi", window=6))
     if nodes.word == "Speech":
         arguments = ["speak", *TEXTS, "--seed", "3", "--max-seconds", str(SECONDS)]
@@ -141,7 +139,7 @@ def read_webp(file: Path) -> torch.Tensor:
     return torch.stack(frames)
 
 
-def test_fields_reach_the_pipeline(nodes: Nodes, model: OpenMedia) -> None:
+def test_fields_are_passed_to_the_pipeline(nodes: Nodes, model: LoadedMedia) -> None:
     base = nodes.content(nodes.make(model))
     more = torch.rand(12, 20, 30, 4, generator=torch.Generator().manual_seed(1))
     changes: list[dict[str, Any]] = [dict(seed=8), dict(temperature=0.2), dict(top_k=2)]
@@ -152,7 +150,7 @@ def test_fields_reach_the_pipeline(nodes: Nodes, model: OpenMedia) -> None:
     for change in changes:
         other = nodes.content(nodes.make(model, **change))
         assert other.shape != base.shape or not torch.equal(other, base), change
-    bright = torch.cat((START, torch.zeros(1, 32, 48, 1)), -1) + 1e-7  # as other nodes may make it
+    bright = torch.cat((START, torch.zeros(1, 32, 48, 1)), -1) + 1e-7  # as other nodes return it
     same: list[dict[str, Any]] = {
         "Speech": [dict(temperature=0.8, repetition_penalty=1.0, top_p=1.0, batch_size=3)],
         "Video": [dict(temperature=1.0, top_p=0.8, top_k=0), dict(start=bright)],
@@ -163,7 +161,7 @@ def test_fields_reach_the_pipeline(nodes: Nodes, model: OpenMedia) -> None:
         assert "9 of them given" in run("Stats", stats=nodes.make(model, start=more)[-1]).text
 
 
-def test_no_pass_is_begun_once_the_interrupt_was_seen(nodes: Nodes, model: OpenMedia) -> None:
+def test_no_pass_is_begun_after_an_interrupt(nodes: Nodes, model: LoadedMedia) -> None:
     passes: list[object] = []
     hook = model.pipe.model.model.register_forward_pre_hook(lambda *_: passes.append(_))
     try:
@@ -176,12 +174,12 @@ def test_no_pass_is_begun_once_the_interrupt_was_seen(nodes: Nodes, model: OpenM
 
 
 def test_progress_ends_full(
-    nodes: Nodes, model: OpenMedia, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, model: LoadedMedia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = nodes.rows * nodes.length
     for seconds in (-1.0, 1e9):
         host = Host()
-        monkeypatch.setattr("mmaccel.comfy.media._REPORT", seconds)
+        monkeypatch.setattr("mmaccel.comfy.progress._REPORT", seconds)
         nodes.make(model, host, policy=policy("Autoregressive"))
         done = [report[0] for report in host.reports]
         assert done == sorted(set(done)) and done[-1] == total
@@ -201,7 +199,7 @@ def test_silence_after_the_shorter_ones() -> None:
     assert pad_sounds(Speech([utterance()], Stats())).tolist() == [[[0.0]]]
 
 
-def test_a_model_is_loaded_once_and_room_is_made(nodes: Nodes) -> None:
+def test_a_model_is_loaded_once_and_memory_is_freed_for_it(nodes: Nodes) -> None:
     host = Host()
     first = nodes.load(host)
     assert nodes.load(host) is first
@@ -209,11 +207,11 @@ def test_a_model_is_loaded_once_and_room_is_made(nodes: Nodes) -> None:
         file.stat().st_size for part in nodes.parts for file in part.iterdir()
         if file.suffix in (".safetensors", ".pt", ".jit")
     )  # fmt: skip
-    ((size, device),) = host.room
+    ((size, device),) = host.freed
     assert device == "cpu" and 2 * weights <= size < 2.5 * weights
 
 
-def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_loaded(nodes: Nodes) -> None:
+def test_bad_values_are_refused_before_anything_is_loaded(nodes: Nodes) -> None:
     spec, local = NODES[f"MMAccelLoad{nodes.word}Model"], {"model": str(nodes.parts[0])}
     assert refusal(spec, local) is None
     assert refusal(spec, {}) is None  # an id of the hub, which only asking it can tell
@@ -244,7 +242,7 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_loaded(nodes
 
 
 def test_what_only_the_model_knows_is_said_in_its_node(
-    nodes: Nodes, model: OpenMedia, tiny_folder: Path
+    nodes: Nodes, model: LoadedMedia, tiny_folder: Path
 ) -> None:
     with pytest.raises(OptionError, match="policy: expected one of"):
         nodes.make(model, policy=policy("EntropyBounded"))
@@ -259,11 +257,13 @@ def test_what_only_the_model_knows_is_said_in_its_node(
 
 def test_other_files_are_another_model(nodes: Nodes) -> None:
     model, codec = map(str, nodes.parts)
-    before = files_state(model=model, codec=codec)
+    before = describe_model_files(model=model, codec=codec)
     weights(nodes).touch()
-    assert files_state(model=model, codec=codec) != before
-    assert files_state(model="owner/name", codec="") == ""
-    assert files_state(model=model, codec="owner/name") == ""  # which only asking the hub tells
+    assert describe_model_files(model=model, codec=codec) != before
+    assert describe_model_files(model="owner/name", codec="") == ""
+    assert (
+        describe_model_files(model=model, codec="owner/name") == ""
+    )  # which only asking the hub tells
 
 
 def weights(nodes: Nodes) -> Path:
@@ -271,7 +271,9 @@ def weights(nodes: Nodes) -> Path:
     return next(f for f in nodes.parts[1].iterdir() if f.suffix in (".safetensors", ".jit"))
 
 
-def test_first_schema_runs_on_comfyui(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_schemas_have_the_native_sockets(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     comfy = install(monkeypatch, with_v3=False)
     loader: Any = v1_class(NODES[f"MMAccelLoad{nodes.word}Model"])
     node: Any = v1_class(NODES[f"MMAccelGenerate{nodes.word}"])
@@ -286,15 +288,12 @@ def test_first_schema_runs_on_comfyui(nodes: Nodes, monkeypatch: pytest.MonkeyPa
         video, frames, _ = values
         assert torch.equal(video.images, frames) and video.frame_rate == 25 and video.audio is None
     assert comfy.reports[-1][0] == comfy.reports[-1][1]
-
-
-def test_third_schema_has_the_native_sockets(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, with_v3=True)
     schema = v3_class(NODES[f"MMAccelGenerate{nodes.word}"]).define_schema()
     assert [output.io_type for output in schema.outputs] == nodes.outputs
 
 
-def test_what_is_chosen_reaches_the_loader_and_nothing_keeps_the_model(
+def test_widgets_are_passed_to_the_loader_and_the_cache_is_weak(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, dict[str, Any]]] = []
@@ -312,8 +311,8 @@ def test_what_is_chosen_reaches_the_loader_and_nothing_keeps_the_model(
     assert nodes.load(**chosen) is first
     others = [{"dtype": "float16"}, {"cuda_graphs": "auto"}]
     others += [{"family": "llasa"}] if own else []
-    kept = [nodes.load(**(chosen | other)) for other in others]
-    assert len(asked) == 1 + len(others) and first not in kept
+    loaded = [nodes.load(**(chosen | other)) for other in others]
+    assert len(asked) == 1 + len(others) and first not in loaded
     weights(nodes).touch()  # its files were written again
     assert nodes.load(**chosen) is not first
     gone = ref(first)
@@ -322,8 +321,8 @@ def test_what_is_chosen_reaches_the_loader_and_nothing_keeps_the_model(
     assert gone() is None
 
 
-def test_seeds_go_round_and_batches_and_voices_are_handed_on(
-    nodes: Nodes, model: OpenMedia, monkeypatch: pytest.MonkeyPatch
+def test_seeds_wrap_around_and_batches_and_voices_are_passed_on(
+    nodes: Nodes, model: LoadedMedia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if nodes.word == "Video":
         record = nodes.make(model, seed=2**64 - 2)[-1]

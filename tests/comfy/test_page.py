@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.comfy.comfy_server import HOME, PYTHON, SHELF, make_base, running
+from tests.comfy.comfy_server import HOME, PYTHON, WORKFLOWS, make_base, running
 from tests.comfy.page import Page
 
 pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")
-FILES = sorted(SHELF.glob("*.json"))
+FILES = sorted(WORKFLOWS.glob("*.json"))
 GREY = [128, 128, 128]
 
 
@@ -45,7 +45,7 @@ def read(file: Path) -> Any:
 def test_an_image_of_the_screen(name: str, page: Page, tmp_path: Path) -> None:
     """As it is shown in docs/comfyui.md: the workflow as it is, with what it made."""
     folder = Path(os.environ.get("MMACCEL_SCREENSHOTS") or tmp_path)
-    page.open(read(SHELF / f"{name}.json"), name)
+    page.open(read(WORKFLOWS / f"{name}.json"), name)
     page.save(tmp_path / "before.png")
     said, data = page.run()
     assert said == "execution_success", data
@@ -68,7 +68,7 @@ def count_vivid(image: Image.Image) -> int:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_the_page_reads_a_workflow_as_the_other_format_says(file: Path, page: Page) -> None:
     page.open(read(file), file.stem)
-    sent, wanted = page.prompt(), read(SHELF / "api" / file.name)
+    sent, wanted = page.prompt(), read(WORKFLOWS / "api" / file.name)
     assert set(sent) == set(wanted)
     for number, node in wanted.items():
         assert sent[number]["class_type"] == node["class_type"]
@@ -85,7 +85,7 @@ def test_a_run_shows_its_images(
     name: str, sizes: list[list[int]] | None, page: Page, tmp_path: Path
 ) -> None:
     """Nothing lies on anything else once all is there, and no preview is left unfinished."""
-    workflow = read(SHELF / f"{name}.json")
+    workflow = read(WORKFLOWS / f"{name}.json")
     # token by token for long enough that a preview is drawn on the way
     workflow["nodes"][1]["widgets_values"][0] = 2
     page.open(workflow, name)

@@ -23,7 +23,7 @@ from PIL import Image
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
-from tests.comfy.comfy_server import HOME, PYTHON, SHELF, environment, make_base, running
+from tests.comfy.comfy_server import HOME, PYTHON, WORKFLOWS, environment, make_base, running
 from tests.fixtures.speech import TEXTS, build_speech
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 from tests.fixtures.video import build_video
@@ -55,9 +55,14 @@ def send(url: str, *jobs: dict[str, Any]) -> Any:
     return json.loads(done.stdout)
 
 
+def read_graph(name: str) -> Graph:
+    graph: Graph = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    return graph
+
+
 def tiny_graph(name: str, folder: Path, **generate: Any) -> Graph:
     """An example workflow with the tiny model."""
-    graph: Graph = json.loads((SHELF / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    graph = read_graph(name)
     graph["1"]["inputs"]["model"] = str(folder)
     graph["3"]["inputs"] |= {"prompt": "\n".join(CAPTIONS[:2]), **generate}
     return graph
@@ -79,7 +84,7 @@ def test_every_node_is_listed_and_the_templates_too(talk: Any, base: Path) -> No
     log = (base / "server.log").read_text(encoding="utf-8")
     assert "IMPORT FAILED" not in log and "Cannot import" not in log
     if (base / "custom_nodes" / "mmaccel-nodes" / "example_workflows").is_dir():
-        names = {file.stem for file in SHELF.glob("*.json")}
+        names = {file.stem for file in WORKFLOWS.glob("*.json")}
         assert set(found["templates"]["mmaccel-nodes"]) == names
 
 
@@ -127,7 +132,9 @@ print(json.dumps([rate, [x / scale for frame in frames for x in frame.reshape(-1
 
 def test_speech_is_the_command_lines(talk: Any, base: Path, tmp_path: Path) -> None:
     model, codec = build_speech("llasa", tmp_path)
-    graph: Graph = json.loads((SHELF / "api" / "mmaccel_speech.json").read_text(encoding="utf-8"))
+    graph: Graph = json.loads(
+        (WORKFLOWS / "api" / "mmaccel_speech.json").read_text(encoding="utf-8")
+    )
     graph["1"]["inputs"] |= {"model": str(model), "codec": str(codec)}
     graph["3"]["inputs"] |= {"text": TEXTS[0], "seed": 11, "max_seconds": 0.05}
     (result,) = talk({"graph": graph})["jobs"]
@@ -163,7 +170,9 @@ def test_video_is_the_command_lines(talk: Any, base: Path, tmp_path: Path) -> No
     values = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
     (base / "input").mkdir(exist_ok=True)
     Image.fromarray(values).save(base / "input" / "start.png")
-    graph: Graph = json.loads((SHELF / "api" / "mmaccel_video.json").read_text(encoding="utf-8"))
+    graph: Graph = json.loads(
+        (WORKFLOWS / "api" / "mmaccel_video.json").read_text(encoding="utf-8")
+    )
     graph["1"]["inputs"] |= {"model": str(model), "codec": str(codec)}
     graph["3"]["inputs"]["seed"] = 11
     graph["7"]["inputs"]["image"] = "start.png"
@@ -275,4 +284,4 @@ def test_the_executor_alone(base: Path, tiny_folder: Path) -> None:
     assert found["passes"] == stop_at  # none is begun after the one in which it was asked for
     assert dict(found["stopped"]["messages"])["execution_interrupted"]["node_id"] == "3"
     assert [m[0] for m in found["after"]["messages"]][-1] == "execution_success"
-    assert found["kept"] == 0  # the model goes with ComfyUI's cache
+    assert found["cached"] == 0  # the model goes with ComfyUI's cache

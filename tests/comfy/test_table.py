@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from mmaccel.catalog import POLICIES, load, make_policy
-from mmaccel.comfy.field_notes import field_notes
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.policy_widgets import policy_inputs
+from mmaccel.comfy.policies import field_tooltips, policy_inputs
+from mmaccel.comfy.schemas import v1_class, v3_exports
 from mmaccel.comfy.table import NodeSpec, Socket, Widget
-from mmaccel.comfy.v1 import v1_class
-from mmaccel.comfy.v3 import v3_exports
-from mmaccel.comfy.values import check_widget, meaning_of, meanings, refusal
+from mmaccel.comfy.values import check_widget, refusal, to_argument, to_arguments
 from mmaccel.errors import OptionError
 from tests.comfy.fake_comfy import install
 
@@ -47,7 +45,7 @@ def test_a_policys_node_has_its_open_fields_in_order_and_its_own_defaults(name: 
     spec = _POLICY_NODES[name]
     wanted = [f.name for f in fields(cls) if f.name not in POLICIES[name].preset]
     assert [entry.name for entry in spec.inputs] == wanted
-    made = spec.run(None, **meanings(spec, {}), **{s.name: None for s in spec.sockets})
+    made = spec.run(None, **to_arguments(spec, {}), **{s.name: None for s in spec.sockets})
     assert made.values[0].policy == make_policy(name) and made.values[0].name == name
 
 
@@ -95,7 +93,7 @@ def test_a_widget_refuses_what_is_no_number_in_its_bounds() -> None:
 @pytest.mark.parametrize("pair", _TEXTS, ids=named)
 def test_choices_are_what_the_policy_says_it_takes(pair: Any) -> None:
     name, widget = pair
-    real = [c for c in widget.choices if meaning_of(widget, c) == c]
+    real = [c for c in widget.choices if to_argument(widget, c) == c]
     for choice in widget.choices:
         assert refusal(_POLICY_NODES[name], {widget.name: choice}) is None
     said = refusal(_POLICY_NODES[name], {widget.name: "nonsense"})
@@ -122,29 +120,7 @@ def test_a_tooltip_names_what_the_page_shows() -> None:
     assert said("gsd", "window") == "Tokens fed per pass."
 
 
-def test_what_can_be_seen_to_be_wrong_with_a_model_is_refused_before_it_is_loaded() -> None:
-    node = NODES["MMAccelLoadModel"]
-    assert "decoder: expected a file, received '/no/file'" in str(
-        refusal(node, {"decoder": "/no/file"})
-    )
-    assert "expected a model on a CUDA device, received one on cpu" in str(
-        refusal(node, {"device": "cpu", "cuda_graphs": "on"})
-    )
-    assert (
-        refusal(node, {"device": "auto", "cuda_graphs": "on"}) is None
-    )  # only ComfyUI knows where
-    if not torch.cuda.is_available():
-        assert "expected a device of this machine" in str(refusal(node, {"device": "cuda"}))
-
-
-def test_a_seed_has_64_bits_and_is_named_in_full() -> None:
-    node = NODES["MMAccelGenerateImage"]
-    assert refusal(node, {"seed": 2**64 - 1}) is None
-    said = str(refusal(node, {"seed": 2**64}))
-    assert "in 0..18446744073709551615, received 18446744073709551616" in said
-
-
-def test_an_order_that_looks_at_draws_is_not_offered_where_it_is_refused() -> None:
+def test_an_order_that_depends_on_draws_is_not_offered_where_it_is_refused() -> None:
     def order(name: str) -> tuple[str, ...]:
         return next(w.choices for n, w in _TEXTS if n == name and w.name == "order")
 
@@ -155,7 +131,7 @@ def test_an_order_that_looks_at_draws_is_not_offered_where_it_is_refused() -> No
 def test_values_that_stand_for_others() -> None:
     def policy(name: str, **values: Any) -> Any:
         spec = _POLICY_NODES[name]
-        return spec.run(None, **meanings(spec, values)).values[0].policy
+        return spec.run(None, **to_arguments(spec, values)).values[0].policy
 
     assert policy("jacobi", window=0) == make_policy("jacobi", window="adaptive")
     assert policy("stepwise", block=0).block is None and policy("stepwise", block=4).block == 4
@@ -166,53 +142,77 @@ def test_values_that_stand_for_others() -> None:
     )
     assert policy("lossless-unmask", layout="auto").layout is None
     assert policy("adaptive-block", delimiters="198, 13 7").delimiters == (198, 13, 7)
-    assert "delimiters: expected token ids such as 198, 13, received 'x'" in str(
-        refusal(_POLICY_NODES["adaptive-block"], {"delimiters": "x"})
-    )
     assert policy("confident-parallel", drop_suffix=False).drop_suffix is False  # 0 for None?
 
 
-def test_values_that_do_not_go_together_are_refused_too() -> None:
-    both = refusal(_POLICY_NODES["entropy-bounded"], {"gamma": 0.1, "budget_nats": 1.0})
-    assert str(both).startswith("gamma, budget_nats: expected one of both")
-    load_node = NODES["MMAccelLoadModel"]
-    assert "expected both or neither, received 64 and 0" in str(refusal(load_node, {"width": 64}))
-    assert "received 'no-such-model'" in str(refusal(load_node, {"model": "no-such-model"}))
-    assert refusal(load_node, {"model": "owner/name"}) is None  # only asking the hub can tell
-    assert "dtype: expected one of float32" in str(refusal(load_node, {"dtype": "int8"}))
-    generate = NODES["MMAccelGenerateImage"]
-    assert "temperature" in str(refusal(generate, {"temperature": -0.5}))
-    assert "top_p" in str(refusal(generate, {"top_p": 0.0}))
-    assert "count: expected a number in 0..4096" in str(refusal(generate, {"count": 5000}))
+@pytest.mark.parametrize(
+    ("node", "values", "said"),
+    [
+        ("EntropyBoundedPolicy", dict(gamma=0.1, budget_nats=1.0), "gamma, budget_nats: expected"),
+        ("AdaptiveBlockPolicy", dict(delimiters="x"), "delimiters: expected token ids such as"),
+        ("JacobiPolicy", dict(window=4097), "window: expected an integer in 1..4096"),
+        ("JacobiPolicy", dict(window=None), None),  # a link fills it later
+        ("LoadModel", dict(width=64), "expected both or neither, received 64 and 0"),
+        ("LoadModel", dict(model="no-such-model"), "received 'no-such-model'"),
+        ("LoadModel", dict(model="owner/name"), None),  # only the hub can say
+        ("LoadModel", dict(dtype="int8"), "dtype: expected one of float32"),
+        ("LoadModel", dict(decoder="/no/file"), "decoder: expected a file, received '/no/file'"),
+        (
+            "LoadModel",
+            dict(device="cpu", cuda_graphs="on"),
+            "expected a model on a CUDA device, received one on cpu",
+        ),
+        ("LoadModel", dict(device="auto", cuda_graphs="on"), None),  # only ComfyUI knows where
+        ("GenerateImage", dict(temperature=-0.5), "temperature"),
+        ("GenerateImage", dict(top_p=0.0), "top_p"),
+        ("GenerateImage", dict(count=5000), "count: expected a number in 0..4096"),
+        ("GenerateImage", dict(seed=2**64 - 1), None),
+        (
+            "GenerateImage",
+            dict(seed=2**64),
+            "in 0..18446744073709551615, received 18446744073709551616",
+        ),
+    ],
+)
+def test_bad_values_are_refused_before_anything_runs(
+    node: str, values: dict[str, Any], said: str | None
+) -> None:
+    spec = NODES[f"MMAccel{node}"]
+    refused = refusal(spec, values)
+    assert refused is None if said is None else said in str(refused)
+    cls: Any = v1_class(spec)
+    assert cls.VALIDATE_INPUTS(**values) == (refused or True)
 
 
-def test_a_value_that_comes_over_a_link_is_not_judged_before_it_is_there() -> None:
-    assert refusal(_POLICY_NODES["jacobi"], {"window": None}) is None
+def test_a_device_of_another_machine_is_refused() -> None:
+    if not torch.cuda.is_available():
+        said = refusal(NODES["MMAccelLoadModel"], {"device": "cuda"})
+        assert "expected a device of this machine" in str(said)
 
 
-def test_notes_are_the_nearest_that_say_something() -> None:
-    class Far:
-        """Far.
+def test_tooltips_come_from_the_nearest_class_that_documents_a_field() -> None:
+    class Parent:
+        """Parent.
 
         Attributes:
-            a: far a.
-            b: far b,
+            a: parent a.
+            b: parent b,
                 in two lines.
         """
 
-    class Near(Far):
-        """Near.
+    class Child(Parent):
+        """Child.
 
         Args:
-            a: as in `Far`.
-            b, c: near, one of `mmaccel.x.NAMES`.
+            a: as in `Parent`.
+            b, c: child, one of `mmaccel.x.NAMES`.
 
         Raises:
             d: not a field.
         """
 
-    assert field_notes(Near) == {"a": "Far a.", "b": "Near.", "c": "Near."}
-    assert field_notes(Far)["b"] == "Far b, in two lines."
+    assert field_tooltips(Child) == {"a": "Parent a.", "b": "Child.", "c": "Child."}
+    assert field_tooltips(Parent)["b"] == "Parent b, in two lines."
 
 
 @pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)
@@ -237,12 +237,6 @@ def test_first_schema(spec: NodeSpec) -> None:
         assert shown["seed"][1]["control_after_generate"] is True
         assert shown["seed"][1]["max"] == 2**64 - 1
         assert "policy" in given["optional"]
-    assert cls.VALIDATE_INPUTS(**spec.defaults()) is True
-
-
-def test_the_first_schema_refuses_before_anything_runs() -> None:
-    cls: Any = v1_class(_POLICY_NODES["jacobi"])
-    assert "window: expected an integer in 1..4096" in cls.VALIDATE_INPUTS(window=4097)
 
 
 def test_the_third_schema_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

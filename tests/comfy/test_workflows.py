@@ -11,12 +11,12 @@ import pytest
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import Widget
 from mmaccel.comfy.values import refusal
-from mmaccel.comfy.written import written_files
+from mmaccel.comfy.workflows import generated_files
 from tests.architecture.source import ROOT
 
-SHELF = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
-API = sorted((SHELF / "api").glob("*.json"))
-PAGE = sorted(SHELF.glob("*.json"))
+WORKFLOWS = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
+API = sorted((WORKFLOWS / "api").glob("*.json"))
+PAGE = sorted(WORKFLOWS.glob("*.json"))
 # what a ComfyUI 0.8 lists in /object_info: inputs, then outputs
 THEIRS: dict[str, tuple[dict[str, str], list[str]]] = {
     "SaveImage": ({"images": "IMAGE", "filename_prefix": "text"}, []),
@@ -44,7 +44,7 @@ def read(file: Path) -> Any:
 
 def test_files_are_written_from_the_table() -> None:
     stale = [
-        name for name, text in written_files(ROOT).items()
+        name for name, text in generated_files(ROOT).items()
         if not (ROOT / name).is_file() or (ROOT / name).read_text(encoding="utf-8") != text
     ]  # fmt: skip
     assert stale == [], "run scripts/update_comfy.py"
@@ -74,7 +74,7 @@ def test_api_format(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PAGE, ids=lambda f: f.stem)
 def test_format_of_the_page(file: Path) -> None:
-    page, graph = read(file), read(SHELF / "api" / file.name)
+    page, graph = read(file), read(WORKFLOWS / "api" / file.name)
     nodes = {node["id"]: node for node in page["nodes"]}
     assert page["version"] == 0.4 and len(nodes) == len(page["nodes"]) == page["last_node_id"]
     seen = set()

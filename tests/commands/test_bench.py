@@ -284,7 +284,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(
 ) -> None:
     from mmaccel.evaluation.exactness import canvas_enumeration as canvas_toys
 
-    induced, calls = canvas_toys.induced_law, [0]
+    induced, calls = canvas_toys.enumerate_paths, [0]
 
     def stopped(*args: Any) -> Any:
         calls[0] += 1
@@ -292,7 +292,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(
             raise KeyboardInterrupt
         return induced(*args)
 
-    monkeypatch.setattr(canvas_toys, "induced_law", stopped)
+    monkeypatch.setattr(canvas_toys, "enumerate_paths", stopped)
     file = tmp_path / "found.json"
     options = ["--policies", "stepwise,threshold 0.9", "--json", str(file)]
     assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 130

@@ -57,19 +57,19 @@ SWAPS = {
 
 @pytest.mark.parametrize("verdict", list(SWAPS))
 def test_a_wrong_word_fails_its_own_verdict(verdict: str) -> None:
-    tried = caught = 0
+    tested = caught = 0
     for old, new in SWAPS[verdict]:
         for k, caption in enumerate(CAPTIONS):
             wrong = caption.replace(old, new)
             if wrong == caption or (verdict == "colours" and new in caption):
                 continue
-            if tried >= 30:
+            if tested >= 30:
                 break
-            tried += 1
-            judged = check_images(IMAGES[k : k + 1], [wrong])[0]
-            caught += not getattr(judged, verdict) and not judged.whole
-    assert tried >= 15
-    assert caught >= 0.97 * tried
+            tested += 1
+            checked = check_images(IMAGES[k : k + 1], [wrong])[0]
+            caught += not getattr(checked, verdict) and not checked.whole
+    assert tested >= 15
+    assert caught >= 0.97 * tested
 
 
 def test_a_colour_too_many_is_wrong() -> None:
@@ -102,8 +102,8 @@ def test_an_object_of_an_asked_colour_too_many_is_wrong() -> None:
     caption = ["a red circle above a blue square on grass"]
     assert check_images(drawn_scene("grass", RED, BLUE), caption)[0].whole
     for extra in (thing("red", "star", 50, 15, 9), thing("red", "circle", 50, 15, 8.5)):
-        judged = check_images(drawn_scene("grass", RED, BLUE, extra), caption)[0]
-        assert not judged.colours and not judged.whole
+        checked = check_images(drawn_scene("grass", RED, BLUE, extra), caption)[0]
+        assert not checked.colours and not checked.whole
 
 
 def test_bands_of_several_grounds_are_no_ground() -> None:

@@ -1,4 +1,4 @@
-"""Features of scenes: what the heads are told and say."""
+"""Features of scenes: targets and predictions of the heads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def thing(colour: str, shape: str, size: str, x: float, y: float) -> SceneObject
 def test_targets_by_hand() -> None:
     pair = (thing("green", "star", "large", 16, 48), thing("white", "circle", "small", 64, 0))
     scene = Scene(pair, ("above",), "water", 0.0, 1.0, 0.0, 0.0, 0.01)
-    told = make_targets([scene])
-    assert told["ground"].tolist() == [2]
-    assert told["shapes"].tolist() == [[5, 3, 5, 5, 5, 5, 0]]  # 5: no object of this colour
-    assert told["sizes"][0, 1] == 1 and told["sizes"][0, 6] == 0
-    assert told["places"][0, 1].tolist() == [-0.25, 0.25]
-    assert told["places"][0, 6].tolist() == [0.5, -0.5]
+    targets = make_targets([scene])
+    assert targets["ground"].tolist() == [2]
+    assert targets["shapes"].tolist() == [[5, 3, 5, 5, 5, 5, 0]]  # 5: no object of this colour
+    assert targets["sizes"][0, 1] == 1 and targets["sizes"][0, 6] == 0
+    assert targets["places"][0, 1].tolist() == [-0.25, 0.25]
+    assert targets["places"][0, 6].tolist() == [0.5, -0.5]
 
 
 def test_features_are_standard_and_of_bytes_as_of_floats() -> None:
@@ -51,5 +51,5 @@ def test_standardising_does_not_change_what_is_read() -> None:
     features = model(drawn)
     assert torch.allclose(features.mean(0), torch.zeros(64), atol=1e-4)
     assert torch.allclose(features.std(0), torch.ones(64), atol=1e-4)
-    for name, told in model.read(features).items():
-        assert torch.allclose(told, before[name], atol=1e-4)
+    for name, predicted in model.read(features).items():
+        assert torch.allclose(predicted, before[name], atol=1e-4)

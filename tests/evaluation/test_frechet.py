@@ -1,6 +1,8 @@
-"""Fréchet distance: normal laws whose distance is known, batches, ranks, bad features."""
+"""Fréchet distance: known distances, batches, ranks, its floor, bad features."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -15,21 +17,23 @@ from mmaccel.evaluation.quality.frechet import (
     merge_moments,
 )
 
+ITEMS = [0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 11.0, 12.0]
+
 
 def exactly(mean: list[float], covariance: list[list[float]], n: int = 5) -> Moments:
-    """Moments that say what they are told."""
+    """Moments of this mean and covariance."""
     return Moments(n, np.array(mean), np.array(covariance) * (n - 1))
 
 
-def test_normal_laws_along_the_axes_by_hand() -> None:
+def test_normal_distributions_along_the_axes_by_hand() -> None:
     # variances 1, 4, 9 and 4, 4, 1: (1 - 2)^2 + (2 - 2)^2 + (3 - 1)^2, means 3 and 4 apart
     first = exactly([0, 0, 0], np.diag([1.0, 4, 9]).tolist())
     second = exactly([3, 4, 0], np.diag([4.0, 4, 1]).tolist())
     assert frechet_distance(first, second).distance == pytest.approx(25 + 5, rel=1e-12)
 
 
-def test_a_turned_law_by_hand() -> None:
-    """Variances 1 and 9, and the same turned by 45 degrees: det of the product is 81, its trace is
+def test_a_rotated_distribution_by_hand() -> None:
+    """Variances 1 and 9, and the same rotated by 45 degrees: det of the product is 81, its trace is
     1 + 9 + ... = 50, so that the trace of its root is sqrt(50 + 2 * 9)."""
     straight = exactly([0, 0], [[1, 0], [0, 9]])
     turned = exactly([0, 0], [[5, 4], [4, 5]])
@@ -82,15 +86,6 @@ def test_batches_give_what_all_together_give() -> None:
     assert total.covariance == pytest.approx(np.cov((features - 1e6).T), rel=1e-6)
 
 
-def test_the_floor_is_what_one_law_gives() -> None:
-    rng = np.random.default_rng(3)
-    few = [rng.normal(size=(20, 8)) for _ in range(2)]
-    many = [rng.normal(size=(2000, 8)) for _ in range(2)]
-    assert frechet_floor(*few) > 20 * frechet_floor(*many) > 0
-    assert frechet_of(*many).distance < 3 * frechet_floor(*many)
-    assert frechet_of(many[0], many[1] + 1).distance > 100 * frechet_floor(*many)
-
-
 @pytest.mark.parametrize(
     ("first", "error", "words"),
     [
@@ -115,3 +110,36 @@ def test_bad_moments() -> None:
         frechet_distance(good, exactly([0, np.inf], [[1, 0], [0, 1]]))
     with pytest.raises(ShapeError, match="received 2 and 1"):
         merge_moments(good, exactly([0], [[1]]))
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    """Of two sets of numbers: means and deviations, each less the other, squared and added."""
+    apart = np.mean(one) - np.mean(other)
+    return float(apart**2 + (np.std(one, ddof=1) - np.std(other, ddof=1)) ** 2)
+
+
+def mean_over_splits(n: int) -> tuple[float, float]:
+    """Mean and standard deviation of all splits into n and the rest."""
+    found = []
+    for chosen in combinations(range(len(ITEMS)), n):
+        rest = [x for k, x in enumerate(ITEMS) if k not in chosen]
+        found.append(distance([ITEMS[k] for k in chosen], rest))
+    return float(np.mean(found)), float(np.std(found))
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_all_splits_of_the_given_sizes_by_brute_force(n: int) -> None:
+    wanted, spread = mean_over_splits(n)
+    halves, _ = mean_over_splits(len(ITEMS) // 2)
+    close = 5 * spread / 4000**0.5
+    items = np.array(ITEMS)[:, None]
+    found = frechet_floor(items[:n], items[n:], splits=4000)
+    assert found == pytest.approx(wanted, abs=close)
+    assert abs(wanted - halves) > 2 * close  # or the comparison above would say little
+
+
+def test_the_seed_chooses_the_splits() -> None:
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(9, 2)), rng.normal(size=(30, 2))
+    assert frechet_floor(one, other, seed=4) == frechet_floor(one, other, seed=4)
+    assert frechet_floor(one, other, seed=4) != frechet_floor(one, other, seed=5)

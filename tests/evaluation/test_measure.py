@@ -29,7 +29,7 @@ def test_every_result_can_be_made_again(script: dict) -> None:
         assert {f"{made}.json", made} & set(command), name
 
 
-def test_commands_are_run_and_failures_are_told(
+def test_commands_are_run_and_failures_are_reported(
     script: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "scripts").mkdir()

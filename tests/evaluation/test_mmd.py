@@ -1,7 +1,4 @@
-"""The p-value of the permutation test: the labels as they were observed are one of the labellings.
-
-The rest of the test is with KID, whose statistic it shares.
-"""
+"""The permutation test: its p-value, groups, power and refusals."""
 
 from __future__ import annotations
 
@@ -10,8 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.evaluation.exactness import mmd
-from mmaccel.evaluation.exactness.mmd import permutation_test
+from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
+from mmaccel.evaluation.quality.kid import squared_mmd
 
 
 @pytest.mark.parametrize("permutations", [19, 99, 999])
@@ -27,7 +26,7 @@ def test_sets_that_nothing_mixes_have_the_least_p_value_and_never_0(permutations
 def test_labellings_are_counted_by_hand(
     monkeypatch: pytest.MonkeyPatch, drawn_as_large: int, wanted: float
 ) -> None:
-    """Of 19 drawn ones, and the observed one beside them."""
+    """Of 19 drawn ones, and the observed one."""
     values = np.array([1.0, *[1.0] * drawn_as_large, *[0.5] * (19 - drawn_as_large)])
     monkeypatch.setattr(mmd, "_statistics", lambda kernel, labels: values)
     found = permutation_test(np.zeros((3, 1)), np.ones((3, 1)), permutations=19)
@@ -40,14 +39,98 @@ def test_the_first_labelling_is_the_observed_one_and_the_others_have_its_sizes(
     seen: list[np.ndarray] = []
     statistics = mmd._statistics
 
-    def look(kernel: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def record(kernel: np.ndarray, labels: np.ndarray) -> np.ndarray:
         seen.append(labels)
         return statistics(kernel, labels)
 
-    monkeypatch.setattr(mmd, "_statistics", look)
+    monkeypatch.setattr(mmd, "_statistics", record)
     rng = np.random.default_rng(1)
     permutation_test(rng.normal(size=(2, 3)), rng.normal(size=(4, 3)), permutations=400)
     (labels,) = seen
     assert labels.shape == (401, 6) and labels[0].tolist() == [True] * 2 + [False] * 4
     drawn = {tuple(np.flatnonzero(row).tolist()) for row in labels[1:]}
     assert drawn == set(combinations(range(6), 2))  # all 15 of them, the observed one too
+
+
+def test_labellings_that_tie_count() -> None:
+    assert permutation_test(np.ones((4, 2)), np.ones((5, 2)), permutations=19).p_value == 1.0
+
+
+def test_all_labellings_of_six_items_by_brute_force() -> None:
+    rng = np.random.default_rng(4)
+    items = rng.normal(size=(6, 2))
+    items[3:, 0] += 1.2
+    scale = np.median([sum((items[i] - items[j]) ** 2) for i, j in combinations(range(6), 2)])
+
+    def k(i: int, j: int) -> float:
+        return float(np.exp(-sum((items[i] - items[j]) ** 2) / (2 * scale)))
+
+    def statistic(one: tuple[int, ...]) -> float:
+        other = [i for i in range(6) if i not in one]
+        own = sum(2 * k(i, j) for s in (one, other) for i, j in combinations(s, 2)) / 6
+        return own - 2 * sum(k(i, j) for i in one for j in other) / 9
+
+    every = [statistic(one) for one in combinations(range(6), 3)]
+    observed = statistic((0, 1, 2))
+    share = np.mean([value >= observed - 1e-12 for value in every])
+    test = permutation_test(items[:3], items[3:], permutations=4000)
+    assert test.statistic == pytest.approx(observed, rel=1e-9)
+    assert test.p_value == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 4000))
+    assert 0.05 < share < 0.7  # or the comparison above would say little
+
+
+def test_a_test_of_one_distribution_rejects_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    p_values = [
+        permutation_test(rng.normal(size=(8, 2)), rng.normal(size=(8, 2)), permutations=39).p_value
+        for _ in range(400)
+    ]
+    assert np.mean([p <= 0.05 for p in p_values]) == pytest.approx(0.05, abs=0.035)
+    assert np.mean([p <= 0.5 for p in p_values]) == pytest.approx(0.5, abs=0.08)
+
+
+def test_labels_are_permuted_within_groups() -> None:
+    """Two prompts of unlike images, counted differently on the two sides: one distribution a
+    prompt, but not one distribution of all items."""
+    rng = np.random.default_rng(6)
+    near, far = rng.normal(size=(40, 2)), rng.normal(size=(40, 2)) + 20
+    first, second = np.concatenate([near[:30], far[:10]]), np.concatenate([near[30:], far[10:]])
+    groups = ([0] * 30 + [1] * 10, [0] * 10 + [1] * 30)
+    assert permutation_test(first, second).p_value < 0.01
+    assert permutation_test(first, second, groups=groups).p_value > 0.05
+    moved = second + 1.5  # and what differs within a prompt is seen
+    assert permutation_test(first, moved, groups=groups).p_value < 0.01
+    with pytest.raises(OptionError, match="items of both sets"):
+        permutation_test(first, second, groups=([0] * 40, [1] * 40))
+    with pytest.raises(ShapeError, match="expected 40 and 40 numbers, received 1 and 40"):
+        permutation_test(first, second, groups=([0], [1] * 40))
+    with pytest.raises(OptionError, match="at least 19"):
+        permutation_test(first, second, permutations=18)
+
+
+def test_power_rises_with_the_shift_and_the_items() -> None:
+    items = np.random.default_rng(7).normal(size=(100, 3)) * [3, 1, 1]
+    options = {"shifts": (0.0, 0.5, 1.0, 2.0), "trials": 20, "level": 0.05, "permutations": 39}
+    few, many = (measure_power(items, n, n, **options) for n in (10, 60))
+    assert few.chances[0.0] <= 0.25 and many.chances[0.0] <= 0.25
+    assert many.visible is not None and few.visible is not None and many.visible < few.visible
+    assert max(many.chances) == many.visible  # no shift is tested after the one that was seen
+    assert measure_power(items, 3, 3, **(options | {"shifts": (0.0,)})).visible is None
+    with pytest.raises(OptionError, match="at least 99 for level 0.01, received 39"):
+        measure_power(items, 9, 9, permutations=39, level=0.01)
+
+
+def test_features_that_float64_cannot_hold_are_refused_and_not_called_a_difference() -> None:
+    """Distances that overflow are NaN, of which no labelling is "as large": a p-value of 0."""
+    items = np.random.default_rng(0).normal(size=(20, 3))
+    with pytest.raises(NumericsError, match="scale them"):
+        permutation_test(items[:10] * 1e200, items[10:] * 1e200)
+    with pytest.raises(NumericsError, match=r"up to .*e\+120"):
+        squared_mmd(items[:10] * 1e120, items[10:] * 1e120)
+
+
+def test_far_from_zero_distances_keep_their_digits() -> None:
+    items = np.random.default_rng(0).normal(size=(40, 3)).round(3)
+    near = permutation_test(items[:20], items[20:] + 1, permutations=99)
+    far = permutation_test(items[:20] + 1e9, items[20:] + 1 + 1e9, permutations=99)
+    assert far.statistic == pytest.approx(near.statistic, rel=1e-4)

@@ -81,7 +81,7 @@ def test_a_slower_policy_loses() -> None:
     assert "| 4 | policy | 1.0000 | 0.5000 | 0.2500 | 0.2500 |" in text  # stages of 2 seconds
 
 
-def test_sides_change_places_and_share_captions_and_seeds() -> None:
+def test_sides_alternate_and_share_prompts_and_seeds() -> None:
     calls: list[tuple[Any, ...]] = []
     waits: list[int] = []
 
@@ -94,8 +94,8 @@ def test_sides_change_places_and_share_captions_and_seeds() -> None:
     pipe = SimpleNamespace(stream=stream, model=SimpleNamespace(device=torch.device("cpu")))
     made = list(
         measure_speed(
-            pipe, {"plain": "P", "policy": "Q"}, ["a", "b", "c"], SamplingParams(), batch_sizes=[2, 1],
-            runs=3, warm_up=1, seed=10, synchronise=lambda: waits.append(1),
+            pipe, {"plain": "P", "policy": "Q"}, ["a", "b", "c"], SamplingParams(),
+            batch_sizes=[2, 1], runs=3, warm_up=1, seed=10, synchronise=lambda: waits.append(1),
         )
     )  # fmt: skip
     assert [(r.batch_size, r.side, r.index, r.place) for r in made[:8]] == [
@@ -163,5 +163,5 @@ def test_the_peak_is_of_a_stretch() -> None:
     )  # fmt: skip
     before, high, after = done.stdout.split()
     if before == "None":
-        pytest.skip("this system does not tell a process's largest memory")
+        pytest.skip("this system does not report a process's largest memory")
     assert int(high) - int(before) > 200 * 2**20 and int(high) - int(after) > 200 * 2**20

@@ -1,5 +1,5 @@
 """Baselines of `mmaccel evaluate speed`: transformers' generate makes the same tokens, counted the
-same way; what cannot run is said; what was measured before something went wrong is kept."""
+same way; a baseline that cannot run is reported; results before an error are saved."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ def evaluate(*arguments: object) -> int:
     return main(["evaluate", *map(str, arguments)])
 
 
-@pytest.fixture(scope="module")
-def pipe(tiny_folder: Path) -> TextToImage:
-    return TextToImage.from_pretrained(tiny_folder)
-
-
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are traced, and run as they are: the same shapes and counts in a second."""
@@ -45,7 +40,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.0}, {}, {"guidance_scale": 1.0}, {"top_k": 5, "temperature": 0.7}],
+    [{"temperature": 0.0}, {"guidance_scale": 1.0}, {"top_k": 5, "temperature": 0.7}],
     ids=str,
 )
 def test_tokens_and_counts_are_those_of_the_plain_loop(
@@ -119,12 +114,12 @@ def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
     assert torch.equal(tokens, plain.tokens) and stats.captures == 1
 
 
-def test_what_stands_against_a_baseline_is_said(
+def test_the_obstacle_of_a_baseline_is_reported(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = pipe.image_model.params
     assert [find_obstacle(pipe, name, CAPTIONS[0], params) for name in BASELINES] == [""] * 3
-    other: Any = SimpleNamespace(images=object(), model=pipe.model)
+    other: Any = SimpleNamespace(image_model=object(), model=pipe.model)
     assert "makes no images of object" in find_obstacle(other, "static", CAPTIONS[0], params)
     with_processor = SamplingParams(processor=lambda scores, line, columns: scores)
     assert "processor" in find_obstacle(pipe, "static", CAPTIONS[0], with_processor)
@@ -143,13 +138,13 @@ def test_what_stands_against_a_baseline_is_said(
 
 def test_the_report_has_the_baselines(tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "speed"
-    policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "2,1")
+    policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "2")
     sides = ("--baseline", "compiled")
     options = ("--out", out, "--warm-up", 1, "--no-plots")
     assert evaluate("speed", tiny_folder, *policy, *sides, *options) == 0
     report = json.loads((out / "speed.json").read_text())
     names = ["plain", "policy", "compiled"]
-    assert [row["side"] for row in report["rows"]] == names * 2
+    assert [row["side"] for row in report["rows"]] == names
     assert report["baselines"] == ["compiled"] and report["left_out"] == {}
     for row in report["rows"]:
         is_policy = row["side"] == "policy"
@@ -159,10 +154,10 @@ def test_the_report_has_the_baselines(tiny_folder: Path, tmp_path: Path, capsys:
         ) != is_policy
     lines = [json.loads(line) for line in (out / "speed.jsonl").read_text().splitlines()]
     first = [x for x in lines if x["side"] == "compiled" and x["index"] < 0]
-    assert len(lines) == 2 * 3 * 21 and [x["captures"] > 0 for x in first] == [True, True]
+    assert len(lines) == 3 * 21 and [x["captures"] > 0 for x in first] == [True]
     text = (out / "speed.md").read_text()
     assert "compiled: transformers' generate with a cache of fixed size and a compiled" in text
-    assert "| 1 | compiled |" in text and "## First run at a size" in text
+    assert "| 2 | compiled |" in text and "## First run at a size" in text
     assert "compiled" in capsys.readouterr().out
 
 
@@ -192,7 +187,7 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
     ],
     ids=["cuda", "cpu", "interrupt"],
 )
-def test_sizes_that_were_measured_are_kept(
+def test_sizes_that_were_measured_are_saved(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any,
     error: BaseException, code: int, words: str,
 ) -> None:  # fmt: skip

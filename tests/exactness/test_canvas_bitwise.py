@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -24,10 +24,10 @@ def test_tokens_are_those_of_stepwise_decoding(name: str, order: str, temperatur
     cases = ((None, None), (3, None), (None, [2]), (2, [2]))
     for block, stop in cases if temperature == 1 else (cases[case % 4],):
         options = {"temperature": temperature, "noise": 11, "stop": stop}
-        plain_model = OracleDenoiser(JOINTS[name])
+        plain_model = ReferenceDenoiser(JOINTS[name])
         plain = decode(Stepwise(order, block), plain_model, LENGTH, ROWS, **options)
         for drafts in (1, 2, 4, 8) if temperature == 1 else (2, 5):
-            model = OracleDenoiser(JOINTS[name])
+            model = ReferenceDenoiser(JOINTS[name])
             policy = LosslessUnmask(drafts, order, block)
             run = decode(policy, model, LENGTH, ROWS, **options)
             assert torch.equal(run.tokens, plain.tokens)
@@ -40,7 +40,7 @@ def test_tokens_are_those_of_stepwise_decoding(name: str, order: str, temperatur
 def test_passes_of_independent_slots() -> None:
     """Every draft of independent slots is right."""
     for drafts, passes in ((1, 6), (2, 4), (3, 3), (6, 2)):
-        model = OracleDenoiser(JOINTS["independent"])
+        model = ReferenceDenoiser(JOINTS["independent"])
         run = decode(LosslessUnmask(drafts, "left"), model, LENGTH, ROWS, noise=5)
         assert run.stats.passes == model.passes == passes
 
@@ -48,9 +48,9 @@ def test_passes_of_independent_slots() -> None:
 def test_rows_do_not_depend_on_their_batch() -> None:
     joint, policy = JOINTS["markov"], LosslessUnmask(3, "confidence", 3)
     noise = Noise.from_seed(2, ROWS)
-    whole = decode(policy, OracleDenoiser(joint), LENGTH, noise=noise, stop=[2])
+    whole = decode(policy, ReferenceDenoiser(joint), LENGTH, noise=noise, stop=[2])
     for row in (0, 7, 11):
         own = row_of(noise, row)
-        alone = decode(policy, OracleDenoiser(joint), LENGTH, noise=own, stop=[2])
+        alone = decode(policy, ReferenceDenoiser(joint), LENGTH, noise=own, stop=[2])
         assert torch.equal(alone.tokens[0], whole.tokens[row])
         assert alone.passes[0] == whole.passes[row]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.canvas_enumeration import CanvasLaw, induced_law
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import PolicyPaths, enumerate_paths
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
@@ -24,8 +24,8 @@ JOINTS = families(LENGTH, TOKENS)
 ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton")
 
 
-def enumerated(policy: object, joint: Tensor) -> CanvasLaw:
-    found = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
+def enumerated(policy: object, joint: Tensor) -> PolicyPaths:
+    found = enumerate_paths(policy, ReferenceDenoiser(joint), LENGTH, TOKENS)
     assert float(found.joint.sum()) == pytest.approx(1, abs=1e-9)
     return found
 
@@ -41,7 +41,7 @@ def divergence(true: Tensor, other: Tensor) -> float:
 
 def total_correlation(joint: Tensor, canvas: Tensor, chosen: Tensor) -> float:
     """Nats between the joint of chosen slots and the product of their marginals, at a canvas."""
-    model = OracleDenoiser(joint)
+    model = ReferenceDenoiser(joint)
     agrees = ((model.table == canvas) | (canvas < 0)).all(1)
     weight = agrees * model.joint.flatten()
     if not weight.sum():
@@ -160,6 +160,6 @@ def test_the_divergence_bound_charges_a_case_computed_by_hand() -> None:
     noise, ones = Noise.from_seed(1, 5), torch.ones(5, dtype=torch.int64)
     prompt = Prompt(torch.zeros(5, 1, dtype=torch.int64), ones)
     options = {"params": SamplingParams(), "noise": noise}
-    run = policy.sample(OracleDenoiser(joint), prompt, LENGTH, **options)
+    run = policy.sample(ReferenceDenoiser(joint), prompt, LENGTH, **options)
     assert run.stats.passes == 2 and run.stats.accepted == [5, 0, 5]
     assert run.stats.nats == pytest.approx(5 * 0.964115, abs=1e-4)

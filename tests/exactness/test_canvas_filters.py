@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.stepwise import Stepwise
@@ -37,7 +37,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-class Pairs(OracleDenoiser):
+class Pairs(ReferenceDenoiser):
     """Uniform where a canvas is impossible; what follows there has probability 0 in any case."""
 
     def forward(self, entries: CanvasPass) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.canvas_enumeration import induced_law
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas import predictions
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.layout import Columns
@@ -35,7 +35,7 @@ STEPWISE = Stepwise()
 
 def distribution_is_the_models(policy: Any = STEPWISE) -> bool:
     for joint in JOINTS.values():
-        found = induced_law(policy, OracleDenoiser(joint), LENGTH, TOKENS)
+        found = enumerate_paths(policy, ReferenceDenoiser(joint), LENGTH, TOKENS)
         distance = float((found.joint - joint / joint.sum()).abs().sum())
         if found.sees_draws or not distance < 1e-9:
             return False
@@ -44,7 +44,7 @@ def distribution_is_the_models(policy: Any = STEPWISE) -> bool:
 
 def budget_is_kept() -> bool:
     for joint in JOINTS.values():
-        found = induced_law(EntropyBounded(budget_nats=0.5), OracleDenoiser(joint), LENGTH, TOKENS)
+        found = enumerate_paths(EntropyBounded(budget_nats=0.5), ReferenceDenoiser(joint), LENGTH, TOKENS)
         true = joint / joint.sum()
         terms = torch.where(true > 0, true * (true / found.joint).log(), 0.0)
         if not (float(found.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6):
@@ -64,7 +64,7 @@ class Given:
         return None
 
 
-class Watching(OracleDenoiser):
+class Watching(ReferenceDenoiser):
     """Records whether every pass had the prompt and the given slot unchanged."""
 
     is_left_alone = True

@@ -10,10 +10,10 @@ import torch
 from benchmarks.gpu.bitwise import (
     POLICIES,
     SCALES,
-    Bed,
+    Case,
     compare,
     compare_attached,
-    make_beds,
+    make_cases,
     tiny_llama,
 )
 from mmaccel.contracts import Policy
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.skipif(
 
 
 @cache
-def beds() -> dict[str, Bed]:
-    return {bed.name: bed for bed in make_beds(torch.device("cuda"))}
+def cases() -> dict[str, Case]:
+    return {case.name: case for case in make_cases(torch.device("cuda"))}
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("name", ["scenes", "tiny llama"])
 def test_the_same_tokens_captured(name: str, policy: Policy, scale: float) -> None:
-    runs = dict(compare(beds()[name], policies=[policy], scales=[scale]))
+    runs = dict(compare(cases()[name], policies=[policy], scales=[scale]))
     assert len(runs) == 4 and {run: wrong for run, wrong in runs.items() if wrong} == {}
 
 

@@ -1,4 +1,4 @@
-"""The check on GPUs without one: parts, resuming, the budget, failures, cases on a processor."""
+"""The check on GPUs without one: parts, resuming, the budget, failures, cases on a CPU."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_parts_run_once_for_the_same_device_versions_and_sources(bench: Bench) -
         bench.runs = ""
         bench.run({**FACTS, key: value})
         assert bench.runs == "abc"
-        bench.run()  # back to what the other tests start from
+        bench.run()  # back to the first facts
 
 
 def test_one_part_alone(bench: Bench) -> None:
@@ -88,14 +88,10 @@ def test_the_budget_leaves_the_rest_and_says_so(bench: Bench) -> None:
     assert bench.runs == "ab"
     assert bench.run(budget=0)["left"] == [] and bench.runs == "abc"  # the first always runs
     assert bench.run(budget=0, again=True)["left"] == ["b", "c"]
-
-
-def test_parts_of_other_sources_are_left_not_done(bench: Bench) -> None:
-    bench.run()
     assert bench.run({**FACTS, "sources": "y"}, budget=0)["left"] == ["b", "c"]
 
 
-def test_a_failure_is_kept_and_the_others_run(bench: Bench) -> None:
+def test_a_failure_is_saved_and_the_others_run(bench: Bench) -> None:
     bench.error = AssertionError("3 is not 4")
     report = bench.run()
     assert bench.runs == "abc" and failed_parts(report) == ["b"] and report["left"] == []
@@ -104,7 +100,7 @@ def test_a_failure_is_kept_and_the_others_run(bench: Bench) -> None:
     assert failed_parts(bench.run()) == [] and bench.runs == "abcb"
 
 
-def test_an_error_of_the_device_is_kept_and_raised(bench: Bench) -> None:
+def test_an_error_of_the_device_is_saved_and_raised(bench: Bench) -> None:
     for said in ("CUDA error: an illegal memory access", "Triton Error [CUDA]: misaligned"):
         bench.file.unlink(missing_ok=True)
         bench.runs, bench.error = "", RuntimeError(said)
@@ -114,8 +110,8 @@ def test_an_error_of_the_device_is_kept_and_raised(bench: Bench) -> None:
         assert bench.runs == "ab" and report["left"] == ["c"] and failed_parts(report) == ["b"]
 
 
-def test_what_ends_a_call_keeps_no_part_from_being_run(bench: Bench) -> None:
-    """An error of the device in b, twice: c is run by the second call, and b behind it."""
+def test_an_error_that_ends_a_call_does_not_skip_parts(bench: Bench) -> None:
+    """An error of the device in b, twice: c is run by the second call, and then b."""
     bench.error = RuntimeError("CUDA error: an illegal memory access")
     bench.error.add_note("in large, bfloat16")
     for _ in range(2):
@@ -149,12 +145,12 @@ def test_a_part_that_failed_holds_no_memory_while_the_next_runs(tmp_path: Path) 
         held.append(weakref.ref(model))
         raise ValueError("no such shape")
 
-    def look(device: torch.device) -> dict[str, Any]:
+    def measure(device: torch.device) -> dict[str, Any]:
         return {"alive": held[0]() is not None}
 
-    both = [Part("fail", fail), Part("look", look)]
+    both = [Part("fail", fail), Part("measure", measure)]
     report = run_parts(both, tmp_path / "gpu-a.json", FACTS, CPU)
-    assert report["parts"]["look"]["alive"] is False
+    assert report["parts"]["measure"]["alive"] is False
 
 
 def test_the_report_is_replaced_whole(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +166,7 @@ def test_the_report_is_replaced_whole(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert bench.file.read_text(encoding="utf-8") == before
 
 
-def test_cases_run_on_a_processor_and_failures_are_named() -> None:
+def test_cases_run_on_a_cpu_and_failures_are_named() -> None:
     seen: list[tuple[str, torch.dtype]] = []
 
     def check(name: str) -> Case:

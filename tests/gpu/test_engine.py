@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import bitwise
-from benchmarks.gpu.bitwise import Bed, check_bitwise, compare, find_mistake, tiny_llama
+from benchmarks.gpu.bitwise import Case, check_bitwise, compare, find_mistake, tiny_llama
 from benchmarks.gpu.canvas import POLICIES, measure_canvas
 from benchmarks.gpu.check import engine_parts
 from benchmarks.gpu.models import SIZES, Size, build, key_bytes, open_window, sketch
@@ -157,12 +157,12 @@ def test_steps_of_a_model_and_their_ratios() -> None:
 
 def test_every_pass_sees_the_context_and_no_more() -> None:
     clock, model = Time(), build_lm("llama")
-    window, rooms = CausalLMWindow(model), []
+    window, sizes = CausalLMWindow(model), []
     reserve = window.reserve
-    window.reserve = lambda rows, room: (rooms.append((rows, room)), reserve(rows, room))[1]  # type: ignore[method-assign, assignment]
+    window.reserve = lambda rows, size: (sizes.append((rows, size)), reserve(rows, size))[1]  # type: ignore[method-assign, assignment]
     for policy, width in ((Autoregressive(), 1), (Jacobi(4), 4)):
         time_step(window, policy, width, 90, clock, lambda *_: Ticking(clock), 4)
-    assert rooms == [(2, 90), (2, 90)]
+    assert sizes == [(2, 90), (2, 90)]
 
 
 def test_a_run_too_short_to_time_is_an_error() -> None:
@@ -176,22 +176,22 @@ def choose(cuda_graphs: Any, sync_every: int, *_: Any, cache: GraphCache | None 
     return EagerRunner(sync_every) if cuda_graphs is False else Replay(sync_every, cache)
 
 
-def llama_bed() -> Bed:
+def llama_case() -> Case:
     def prompt(rows: int, guided: bool) -> Any:
         lists = [[5, 9, 11][: 1 + r % 3] for r in range(rows)]
         return make_prompt(lists + lists[::-1] * guided, 1 + guided)
 
-    return Bed("tiny", CausalLMWindow(tiny_llama(CPU)), prompt)
+    return Case("tiny", CausalLMWindow(tiny_llama(CPU)), prompt)
 
 
 def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    beds = [llama_bed()]
-    monkeypatch.setattr(bitwise, "make_beds", lambda device: beds)
+    cases = [llama_case()]
+    monkeypatch.setattr(bitwise, "make_cases", lambda device: cases)
     monkeypatch.setattr(Engine, "check", lambda *_: None)
-    kept = [True]
+    shared = [True]
 
     def runner(self: Engine, *_: Any) -> Any:
-        return choose(self.cuda_graphs, self.sync_every, cache=self.cache if kept[0] else None)
+        return choose(self.cuda_graphs, self.sync_every, cache=self.cache if shared[0] else None)
 
     monkeypatch.setattr(Engine, "runner", runner)
     batches = ((1, 1), (3, 4))
@@ -205,7 +205,7 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
     assert set(caught.value.found["failed"].values()) == {
         "expected captured passes, received eager"
     }
-    kept[0] = False
+    shared[0] = False
     with pytest.raises(CheckError, match="4 of 8 runs failed: attached, Jacobi") as caught:
         check_bitwise(CPU, choose, **one)
     assert set(caught.value.found["failed"].values()) == {
@@ -214,10 +214,10 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_other_tokens_are_found() -> None:
-    bed = llama_bed()
+    case = llama_case()
     turns = iter(range(100))
-    bed.prompt = lambda rows, guided: make_prompt([[5 + next(turns)]] * rows)
-    runs = list(compare(bed, choose, [Jacobi(4)], [(1, 1)], [1.0], 14))
+    case.prompt = lambda rows, guided: make_prompt([[5 + next(turns)]] * rows)
+    runs = list(compare(case, choose, [Jacobi(4)], [(1, 1)], [1.0], 14))
     assert len(runs) == 1 and runs[0][1].endswith("of 14 tokens differ")
     tokens = torch.tensor([[1, 2]])
     assert (
@@ -228,12 +228,12 @@ def test_other_tokens_are_found() -> None:
     )
 
 
-def test_beds_have_prompts_for_every_batch() -> None:
-    for bed in bitwise.make_beds(CPU):
+def test_every_model_has_prompts_for_every_batch() -> None:
+    for case in bitwise.make_cases(CPU):
         for rows, guided in ((1, False), (3, True), (8, True)):
-            prompt = bed.prompt(rows, guided)
+            prompt = case.prompt(rows, guided)
             assert (prompt.batch, prompt.branches) == (rows, 1 + guided)
-            assert int(prompt.tokens.max()) < bed.window.model.config.vocab_size
+            assert int(prompt.tokens.max()) < case.window.model.config.vocab_size
 
 
 class FakeRoutes:
@@ -322,7 +322,7 @@ def test_canvases_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert made["figures"] == {"canvas_lossless_speed_up": slowest}
 
 
-def test_other_tokens_than_the_reference_s_are_told(
+def test_other_tokens_than_the_reference_s_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe, call = TextToImage.from_pretrained(masked_beside_plain(tmp_path)[0]), TextToImage.__call__

@@ -23,5 +23,5 @@ else:
 
 
 @pytest.mark.parametrize(("case", "dtype"), RUNS)
-def test_twin_equals_specification(case, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_a_kernel_equals_its_reference(case, dtype) -> None:  # type: ignore[no-untyped-def]
     assert find_fault(case, torch.device("cuda"), dtype) == ""

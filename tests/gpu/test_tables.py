@@ -34,15 +34,15 @@ def size_of(value: Any) -> int:
     ("kernel", "timing"),
     [pytest.param(k, t, id=f"{k}: {t.name}") for k, rows in TIMINGS.items() for t in rows],
 )
-def test_timings_are_calls_that_both_twins_take(kernel: str, timing: Timing) -> None:
-    """Shapes fit, the Triton twin refuses nothing, and bytes are those of operands and results."""
+def test_timings_are_calls_that_both_versions_take(kernel: str, timing: Timing) -> None:
+    """Shapes fit, Triton refuses nothing, and bytes are those of operands and results."""
     pytest.importorskip("triton")
     args = timing.prepare(META)
     made = getattr(import_module(f"mmaccel.kernels.{kernel}"), timing.function)(
         *args, **timing.options
     )
-    twin = import_module(f"mmaccel.kernels.{kernel}_triton")
-    assert getattr(twin, f"refuse_{timing.function}")(*args, **timing.options) is None
+    triton_module = import_module(f"mmaccel.kernels.{kernel}_triton")
+    assert getattr(triton_module, f"refuse_{timing.function}")(*args, **timing.options) is None
     moved = size_of(args) + size_of(made)
     if kernel != "compact":  # which reads a part of its store
         assert 0.97 * moved < timing.n_bytes <= moved

@@ -55,7 +55,7 @@ def test_hidden_slots_are_slots_and_as_many_as_asked() -> None:
 
 
 class Echo(torch.nn.Module):
-    """Says at each position the id that stands there, loudly; remembers what it was shown."""
+    """Predicts at each position the id that stands there, and records its inputs."""
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_losses_are_read_where_the_logits_stand(shift: int) -> None:
     assert losses.tolist() == pytest.approx(wanted)
 
 
-def test_all_look_at_all_but_padding() -> None:
+def test_all_attend_to_all_but_padding() -> None:
     mask = see_all(torch.tensor([[True, True, False], [True, True, True]]))
     assert mask.shape == (2, 1, 3, 3)
     low = torch.finfo(torch.float32).min
@@ -99,7 +99,7 @@ def test_rows_or_tokens_weigh_the_same() -> None:
     assert float(masked_loss(losses, hidden, power=0.0)) == pytest.approx(17 / 4)
 
 
-def test_a_causal_model_given_the_mask_looks_both_ways() -> None:
+def test_a_causal_model_given_the_mask_attends_both_ways() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -136,7 +136,7 @@ PAIR = Pair(None, slots=2, tokens=2, mask_id=2, pad_id=3, shift=0)
 
 
 @pytest.mark.parametrize("order", ["random", "confidence", "left"])
-def test_one_slot_a_pass_follows_the_law_and_two_do_not(order: str) -> None:
+def test_one_slot_a_pass_follows_the_distribution_and_two_do_not(order: str) -> None:
     Pair.passes = 0
     tokens, logs = unmask(PAIR, [[1]] * 400, seed=0, order=order)
     assert Pair.passes == 2
@@ -164,7 +164,7 @@ def test_guidance_goes_from_the_free_prompt_towards_the_caption() -> None:
         unmask(PAIR, [[1]], seed=0, order="upwards")
 
 
-def test_slots_are_read_behind_prompts_of_any_length() -> None:
+def test_slots_are_read_after_prompts_of_any_length() -> None:
     torch.manual_seed(0)
     model = build_grammar().eval()
     reader = grammar_reader(model)

@@ -63,8 +63,8 @@ def test_dropping_replaces_captions_by_the_empty_one(work: Path) -> None:
     words = CaptionWords(15)
     dropped = TokenPool(work, "train", words, drop=1.0).batch(0, 4)[0]
     assert dropped[:, :2].tolist() == [[words.bos, words.boi]] * 4
-    kept = TokenPool(work, "train", words, drop=0.0).batch(0, 4)[0]
-    assert (kept[:, 1] > words.pad).all()
+    saved = TokenPool(work, "train", words, drop=0.0).batch(0, 4)[0]
+    assert (saved[:, 1] > words.pad).all()
 
 
 def test_step_size_rises_stays_and_falls() -> None:
@@ -96,8 +96,8 @@ def test_a_stopped_run_goes_on(work: Path) -> None:
     for folder in ("snapshots/step-1", "snapshots/step-3", "generator"):
         model = AutoModelForCausalLM.from_pretrained(work / folder)
         assert model.config.vocab_size == CaptionWords(15).vocab_size
-    kept = torch.load(work / "generator.pt", weights_only=True)
-    assert kept["step"] == 3
+    saved = torch.load(work / "generator.pt", weights_only=True)
+    assert saved["step"] == 3
 
 
 def test_training_begins_from_trained_weights(work: Path) -> None:
@@ -108,13 +108,13 @@ def test_training_begins_from_trained_weights(work: Path) -> None:
         steps=1, fall=1, batch=4, snapshots=(), rate=0.0, rate_rest=0.0, start=str(work / "trained")
     )
     train_generator(work, scenes.Scenes(work), still)
-    kept = torch.load(work / "generator.pt", weights_only=True)["model"]
+    saved = torch.load(work / "generator.pt", weights_only=True)["model"]
     for name, value in trained.state_dict().items():
-        assert torch.equal(kept[name], value.half().float())
+        assert torch.equal(saved[name], value.half().float())
 
 
 class Tokens:
-    """An image tokenizer of 15 codes whose images nobody looks at."""
+    """An image tokenizer of 15 codes whose images are blank."""
 
     vocab_size, grid, size = 15, (16, 16), 4
 

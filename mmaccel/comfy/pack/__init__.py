@@ -1,5 +1,5 @@
-"""The nodes of mmaccel; they live in the package of that name, which must be installed."""
+"""The nodes of mmaccel, which must be installed."""
 
-from mmaccel.comfy.exports import find_exports
+from mmaccel.comfy.schemas import find_exports
 
 globals().update(find_exports())

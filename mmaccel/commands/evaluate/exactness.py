@@ -99,8 +99,8 @@ def _print(report: dict[str, Any], checks: list[Any]) -> None:
     console = wide_console()
     table = make_table("check", "guaranteed", "holds", "measured", title=report["policy"])
     for check in checks:
-        holds = "yes" if check.holds else ("BROKEN" if check.promised else "no")
-        table.add_row(check.name, "yes" if check.promised else "no", holds, check.said)
+        holds = "yes" if check.holds else ("BROKEN" if check.guaranteed else "no")
+        table.add_row(check.name, "yes" if check.guaranteed else "no", holds, check.said)
     console.print(table)
     exactness = exactness_in(report["exactness"], report["dtype"])
     broken = ", ".join(report["broken"])

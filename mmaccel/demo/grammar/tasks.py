@@ -2,7 +2,7 @@
 
 Unmasking several positions at once goes wrong on such tasks: Kang et al., 2025, arXiv 2510.04767
 (ParallelBench), study copy, replace and shuffle. Added here: reverse and sort, addition, where
-carries run from right to left, and a story that may be told in several ways.
+carries run from right to left, and a story with several right versions.
 
 Special ids first, then words. A prompt is `[bos, task, words..., ask]`; the canvas after it has
 `CANVAS` slots, which hold the answer and `end` in every slot after it.
@@ -165,15 +165,15 @@ def _add(words: Words) -> list[Words]:
 def _tell(words: Words) -> list[Words]:
     name, animal = words
     whose = NAMES[name]
-    told: list[Words] = []
+    stories: list[Words] = []
     for colour in COLOURS:
         for story in (
             f"{name} has one {colour} {animal} . {whose} {animal} is {colour} .",
             f"{name} likes {whose} {animal} . the {animal} is {colour} .",
             f"the {colour} {animal} likes {name} .",
         ):
-            told.append(tuple(story.split()))
-    return told
+            stories.append(tuple(story.split()))
+    return stories
 
 
 _RIGHT: dict[str, Callable[[Words], list[Words]]] = {

@@ -38,7 +38,7 @@ _GROUND = 0.8  # share of the pixels outside objects that show the ground asked 
 _EXPLAINED = 0.1  # of the variance around a piece, by the shape laid over it
 _EXTENT = 1.2  # of a piece, in diameters of the shape laid over it
 _OVERLAP = {"circle": 0.72, "square": 0.65, "triangle": 0.6, "star": 0.6, "ring": 0.5}
-_NEAR = 5.0  # pixels: least distance of two objects told apart by direction
+_NEAR = 5.0  # pixels: least distance of two objects whose direction is checked
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
     free = ~(grow(hidden) & ~grow(mask))
     planes = np.stack([mask, free | mask, free & near]).astype(np.float32)
     layers = torch.cat([torch.from_numpy(planes), image])
-    room = _HALF + _SHIFT
-    layers = pad(layers, (room, room, room, room))
-    layers = layers[:, cy : cy + 2 * room + 1, cx : cx + 2 * room + 1]
+    margin = _HALF + _SHIFT
+    layers = pad(layers, (margin, margin, margin, margin))
+    layers = layers[:, cy : cy + 2 * margin + 1, cx : cx + 2 * margin + 1]
     side = 2 * _HALF + 1
     places = [(oy, ox) for oy in range(2 * _SHIFT + 1) for ox in range(2 * _SHIFT + 1)]
     cuts = torch.stack([layers[:, oy : oy + side, ox : ox + side].flatten(1) for oy, ox in places])

@@ -1,4 +1,4 @@
-"""Scenes: features of images, by a small network that tells what is in them.
+"""Scenes: features of images, by a small network that recognises what is in them.
 
 A Fréchet or kernel distance needs an extractor that knows its images. This one was trained to
 name ground, colours, shapes, sizes and places (`scripts.training.scenes_features`); what its heads

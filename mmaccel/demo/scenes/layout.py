@@ -20,7 +20,7 @@ RELATIONS = ("above", "below", "left of", "right of", "inside")
 BACKGROUNDS = ("grass", "sand", "water", "snow", "night")
 TEXTURES = ("plain", "stripes", "speckles")
 
-_HOLLOW = ("circle", "square", "ring")  # shapes with room for a small object inside
+_HOLLOW = ("circle", "square", "ring")  # shapes with space for a small object inside
 _MARGIN = 2.4
 _GAP = 2.0
 _RADIUS = {"small": (8.0, 9.2), "large": (12.9, 14.2)}
@@ -134,7 +134,7 @@ def _draw_sizes(rng: np.random.Generator, relations: tuple[str, ...], n_objects:
     if "inside" in relations:
         return ["small", "large", "small"][:n_objects]
     sizes = [str(s) for s in rng.choice(SIZES, n_objects)]
-    if n_objects == 3 and sizes.count("large") > 1:  # three need the room: at most one large
+    if n_objects == 3 and sizes.count("large") > 1:  # three need the space: at most one large
         keep = int(rng.integers(3))
         sizes = ["large" if k == keep else "small" for k in range(3)]
     return sizes

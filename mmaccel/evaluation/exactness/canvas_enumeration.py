@@ -1,18 +1,18 @@
 """The distribution a canvas policy decodes, without sampling: every path, with its probability.
 
-For a model with a table of its conditionals and a handful of slots. The policy itself is run, on
-one batch that holds a row for every outcome, and its draws are prescribed.
+For a model with a table of its conditionals and a handful of slots. The policy itself runs on one
+batch with a row for every outcome, and its draws are prescribed.
 
-A policy that chooses slots without looking at what is drawn takes one path to every outcome x: the
+A policy whose choice of slots does not depend on the draws takes one path to every outcome x: the
 slots it chooses follow from what was committed, which is x there. So a run in which slot i draws
-x_i whenever it is asked is that path, and the probability of x is the product of the probabilities
-that its tokens had when they were committed. Rows that share a canvas are shown all continuations
-there are: where they do not choose alike, the choice has seen them, and the paths are enumerated
-one pass after the other with every combination of draws instead.
+x_i whenever it is asked is that path. The probability of x is the product of the probabilities
+that its tokens had when they were committed. Among rows that share a canvas, all continuations
+occur: where such rows choose different slots, the choice depends on the draws, and the paths are
+enumerated one pass after the other with every combination of draws instead.
 
-Where slots are committed together that cannot stand together, a model need not know what follows;
-it counts as uniform. The draws of two passes count as independent, as they are in the published
-samplers; this matters where the choice sees them, and nowhere else.
+After slots are committed together that have no joint probability, the model need not predict
+anything; its distribution counts as uniform. The draws of two passes count as independent, as they
+are in the published samplers; this matters only where the choice depends on them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import total_variation
-from mmaccel.evaluation.exactness.reference_models import OracleDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ _CLOSE = 1e-4  # between probabilities in float32 and float64
 
 
 @dataclass(frozen=True)
-class CanvasLaw:
+class PolicyPaths:
     """N paths of a policy over L slots of V tokens.
 
     Attributes:
@@ -67,14 +67,14 @@ class CanvasLaw:
         return float((self.chance * self.passes).sum())
 
 
-def induced_law(policy: Any, model: Denoiser, length: int, n_tokens: int) -> CanvasLaw:
+def enumerate_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> PolicyPaths:
     """What a policy decodes from a prompt of one token 0, at temperature 1, exactly.
 
     Args:
         policy: has `open` and `decode`, as the policies of `mmaccel.samplers` do; does not revise.
         model: its distribution is over ids 0..V-1.
         length: L.
-        n_tokens: V; there are V ** L outcomes, and many more paths where draws are looked at.
+        n_tokens: V; there are V ** L outcomes, and many more paths if the choice depends on draws.
     """
     outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
     trace = _run(policy, model, outcomes[:, None].expand(-1, length, -1))
@@ -83,7 +83,7 @@ def induced_law(policy: Any, model: Denoiser, length: int, n_tokens: int) -> Can
     return _all_paths(policy, model, length, n_tokens)
 
 
-def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> CanvasLaw:
+def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> PolicyPaths:
     """Pass by pass: every path so far, with every combination of draws at the next pass."""
     outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
     draws = outcomes.new_zeros(1, length, length)  # one path, nothing drawn yet
@@ -110,7 +110,7 @@ def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> Canv
 
 
 class _Trace:
-    """What a run with prescribed draws did: N rows."""
+    """The record of a run of N rows with prescribed draws."""
 
     def __init__(self, draws: Tensor) -> None:
         self.draws = draws  # [N, passes, L]
@@ -120,7 +120,7 @@ class _Trace:
         self.tokens = self.passes = self.nats = self.committed_at = draws.new_zeros(0)
 
     def finish(self, tokens: Tensor, passes: Tensor, nats: Tensor) -> None:
-        """Take what the run ended in."""
+        """Record the result of the run."""
         self.tokens, self.passes, self.nats = tokens, passes, nats
         self.chosen = [
             (self.before[t] < 0) & (after >= 0)
@@ -129,7 +129,7 @@ class _Trace:
         self.committed_at = torch.stack(self.chosen).int().argmax(0)
 
     def chooses_alike(self) -> bool:
-        """Whether rows that came the same way chose the same slots, at every pass."""
+        """Whether rows with the same canvases so far chose the same slots, at every pass."""
         way = torch.zeros_like(self.tokens[:, 0])
         for before, chosen in zip(self.before, self.chosen, strict=True):
             _, way = torch.cat([way[:, None], before], 1).unique(dim=0, return_inverse=True)
@@ -138,34 +138,33 @@ class _Trace:
                 return False
         return True
 
-    def collect(self, n_tokens: int, weight: Tensor, sees_draws: bool) -> CanvasLaw:
+    def collect(self, n_tokens: int, weight: Tensor, sees_draws: bool) -> PolicyPaths:
         """Rows as paths; their probabilities are given, or the product of what they committed."""
         chance = weight
         if not sees_draws:
             for chances, chosen in zip(self.chances, self.chosen, strict=True):
                 chance = chance * torch.where(chosen, chances, 1.0).prod(1)
         length = self.tokens.shape[1]
-        place = (self.tokens * n_tokens ** torch.arange(length - 1, -1, -1)).sum(1)
-        joint = chance.new_zeros(n_tokens**length).index_add_(0, place, chance)
+        outcome = (self.tokens * n_tokens ** torch.arange(length - 1, -1, -1)).sum(1)
+        joint = chance.new_zeros(n_tokens**length).index_add_(0, outcome, chance)
         shaped = joint.view((n_tokens,) * length)
         own = (self.passes, self.nats, sees_draws, self.before, self.chosen)
-        return CanvasLaw(self.tokens, chance, shaped, *own)
+        return PolicyPaths(self.tokens, chance, shaped, *own)
 
 
 def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
-    """Run a policy whose slots draw what is prescribed, `[N, passes, L]`."""
+    """Run a policy with prescribed draws `[N, passes, L]`."""
     n, _, length = draws.shape
     prompt = Prompt(draws.new_zeros(n, 1), draws.new_ones(n))
-    watched, trace = _Watched(model), _Trace(draws)
+    recorded, trace = _RecordedModel(model), _Trace(draws)
     options = {"params": SamplingParams(), "noise": Noise(*draws.new_zeros(2, n))}
-    run = policy.open(watched, prompt, length, **options)
+    run = policy.open(recorded, prompt, length, **options)
 
     def prescribe(seen: SlotPredictions) -> SlotPredictions:
         canvas = run.canvas
         drawn = draws[:, min(len(trace.before), draws.shape[1] - 1)].gather(1, seen.slots)
-        chances = watched.distributions(seen, run.live).gather(-1, drawn[..., None])[
-            ..., 0
-        ]  # [N, Q]
+        predicted = recorded.distributions(seen, run.live)
+        chances = predicted.gather(-1, drawn[..., None])[..., 0]  # [N, Q]
         trace.before.append(torch.where(canvas.is_committed, canvas.tokens, -1))
         trace.asked.append(canvas.spread(seen.slots, seen.is_open, False) & canvas.active())
         wide = torch.ones(n, length, dtype=torch.float64)
@@ -179,8 +178,8 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
     return trace
 
 
-class _Watched:
-    """A model whose last logits can be asked for in float64, uniform where they are NaN."""
+class _RecordedModel:
+    """A model whose last logits are recorded in float64, uniform where they are NaN."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._logits = model, torch.zeros(0)
@@ -195,20 +194,23 @@ class _Watched:
         return self._logits
 
     def distributions(self, seen: SlotPredictions, live: Tensor | None) -> Tensor:
-        """`[N, Q, V]` float64, what evidence says; to the last digit in the rows of this pass."""
-        told = seen.logits.double().softmax(-1)
+        """The predictions `[N, Q, V]` in float64; exact in the rows of this pass."""
+        rounded = seen.logits.double().softmax(-1)
         scores = self._logits.double()
         if self._model.mask_token is not None:
             scores = scores.index_fill(-1, torch.tensor([self._model.mask_token]), float("-inf"))
-        exact = scores.softmax(-1) if live is None else told.index_copy(0, live, scores.softmax(-1))
-        is_same = ((exact - told).abs() < _CLOSE) | ~seen.is_open[..., None]
-        return torch.where(is_same.all(-1, keepdim=True), exact, told)
+        exact = (
+            scores.softmax(-1) if live is None else rounded.index_copy(0, live, scores.softmax(-1))
+        )
+        is_same = ((exact - rounded).abs() < _CLOSE) | ~seen.is_open[..., None]
+        return torch.where(is_same.all(-1, keepdim=True), exact, rounded)
 
 
 def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A dict per policy: total variation between its distribution and the joint, passes and nats,
-    means over the joints of `families`. There is none for policies that revise, that cannot run
-    over a model without a cache, or that wait for an end token, which no joint has.
+    """A dict per policy: total variation between its distribution and the joint, passes and nats.
+
+    All are means over the joints of `families`. Policies that revise, need a cache or wait for an
+    end token, which no joint has, are left out.
 
     Args:
         policies: label to policy.
@@ -217,7 +219,7 @@ def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if not can_enumerate(policy):
             continue
         found = {
-            name: (induced_law(policy, OracleDenoiser(joint), _LENGTH, _TOKENS), joint)
+            name: (enumerate_paths(policy, ReferenceDenoiser(joint), _LENGTH, _TOKENS), joint)
             for name, joint in families(_LENGTH, _TOKENS).items()
         }
         apart = {name: total_variation(own.joint, joint) for name, (own, joint) in found.items()}
@@ -249,7 +251,6 @@ def can_enumerate(policy: Any) -> bool:
     """Whether a policy's distribution on a model without a cache can be enumerated."""
     revises = type(policy).__name__ in ("RevisedParallel", "LosslessUnmask")
     has_noise = bool(getattr(policy, "choice", 0.0))
-    ends = getattr(policy, "end_threshold", None) is not None or getattr(
-        policy, "drop_suffix", False
-    )
+    ends = getattr(policy, "end_threshold", None) is not None
+    ends = ends or getattr(policy, "drop_suffix", False)
     return not (revises or has_noise or ends) and hasattr(policy, "decode")

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from mmaccel.evaluation.exactness.canvas_enumeration import can_enumerate, induced_law
+from mmaccel.evaluation.exactness.canvas_enumeration import can_enumerate, enumerate_paths
 from mmaccel.evaluation.exactness.g_test import power, total_variation
 from mmaccel.evaluation.exactness.identity import Check
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.exactness.reference_models import (
-    OracleDenoiser,
+    ReferenceDenoiser,
     families,
     sample_distribution,
 )
@@ -38,17 +38,19 @@ def check_distribution(policy: Any, kind: str, samples: int) -> list[Check]:
         kind: "window" or "canvas".
         samples: sequences to draw; canvas policies draw none.
     """
-    promised = policy.exactness != "relaxed"
+    guaranteed = policy.exactness != "relaxed"
     if kind == "canvas":
         if not can_enumerate(policy):
             return []
         apart = {
-            name: total_variation(induced_law(policy, OracleDenoiser(joint), 4, 3).joint, joint)
+            name: total_variation(
+                enumerate_paths(policy, ReferenceDenoiser(joint), 4, 3).joint, joint
+            )
             for name, joint in families().items()
         }
         worst = max(apart.values())
         said = f"total variation {worst:.2g} at worst, over six joints of 4 slots, no sampling"
-        return [Check(_NAME, promised, worst < 1e-6, said, {"total_variation": apart})]
+        return [Check(_NAME, guaranteed, worst < 1e-6, said, {"total_variation": apart})]
     test = sample_distribution(policy, samples)
     sees = power(_VISIBLE, samples, test.degrees, LEVEL)
     said = (
@@ -57,31 +59,31 @@ def check_distribution(policy: Any, kind: str, samples: int) -> list[Check]:
     )
     figures = {**asdict(test), "level": LEVEL, "visible": _VISIBLE, "power": sees}
     figures["statistic"] = test.statistic if np.isfinite(test.statistic) else None
-    return [Check(_NAME, promised, test.p_value >= LEVEL, said, figures)]
+    return [Check(_NAME, guaranteed, test.p_value >= LEVEL, said, figures)]
 
 
 def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
-    """Features of images of the same prompts, and of seeds that have nothing in common.
+    """Features of images of the same prompts and of independent seeds.
 
     Args:
-        policy: made the second.
+        policy: of the second.
         first: `[N, D]`, of the plain loop's images.
         second: `[N, D]`.
-        captions: N of them; labels are permuted within a prompt alone.
+        captions: N prompts; labels are permuted within a prompt alone.
     """
     numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
     own = [numbers[caption] for caption in captions]
     test = permutation_test(first, second, groups=(own, own))
     said = (
         f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} images of "
-        f"{len(numbers)} captions); "
+        f"{len(numbers)} prompts); "
     )
     if test.least > MMD_LEVEL:  # holds whatever the images are: no guarantee is held to that
         said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more images"
         return Check(_FEATURES, False, True, said, {**asdict(test), "power": None})
     sees = measure_power(first, len(first), len(second), groups=(own, own), level=MMD_LEVEL)
-    visible = "none tried" if sees.visible is None else f"{sees.visible:g} standard deviations"
+    visible = "none tested" if sees.visible is None else f"{sees.visible:g} standard deviations"
     said += f"smallest shift seen four times out of five: {visible}"
     figures = {**asdict(test), "power": {**asdict(sees), "chances": list(sees.chances.items())}}
-    promised = policy.exactness != "relaxed"
-    return Check(_FEATURES, promised, test.p_value >= MMD_LEVEL, said, figures)
+    guaranteed = policy.exactness != "relaxed"
+    return Check(_FEATURES, guaranteed, test.p_value >= MMD_LEVEL, said, figures)

@@ -1,10 +1,10 @@
-"""Are the tokens those of another run? Row by row, with the reason where they are not.
+"""Compares the tokens of two runs row by row, and explains where they diverge.
 
 A window's pass adds in another order than a pass of one token, so its logits differ in their last
 bits. That explains a divergence where the token taken was below the best one by no more than these
 differences; a wider gap is a bug. Both are measured on the model itself, by forwarding the plain
 loop's tokens again, one by one and in windows. Differences of more than half of the digits are a
-bug themselves, as of a window that sees what it should not, and explain nothing.
+bug themselves, such as a window that attends to later tokens, and explain nothing.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_REACH = 4  # a gap of so many times the largest difference seen still counts as rounding
+_MAX_GAP = 4  # a gap of so many times the largest difference seen still counts as rounding
 
 
 @dataclass(frozen=True)
 class Check:
-    """One guarantee, or what stands next to it.
+    """One guarantee, or a measurement without one.
 
     Attributes:
         name: of the check.
-        promised: whether the policy guarantees that it holds.
+        guaranteed: whether the policy guarantees that it holds.
         holds: whether it does.
         said: in words.
         figures: what was measured, ready for JSON.
     """
 
     name: str
-    promised: bool
+    guaranteed: bool
     holds: bool
     said: str
     figures: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Check:
     @property
     def is_broken(self) -> bool:
         """A guarantee that does not hold."""
-        return self.promised and not self.holds
+        return self.guaranteed and not self.holds
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and `is_broken`, ready for JSON."""
@@ -64,7 +64,7 @@ def compare_rows(
     seeds: Sequence[int],
     params: SamplingParams,
     *,
-    promised: bool,
+    guaranteed: bool,
     width: int | None,
     dtype: str = EXACT_DTYPE,
 ) -> Check:
@@ -79,11 +79,11 @@ def compare_rows(
         plain: what the other run is compared with.
         made: the other run.
         seeds: one per row, as the runs had them.
-        filters: of both runs.
-        promised: whether the tokens have to be the same.
+        params: of both runs.
+        guaranteed: whether the tokens have to be the same.
         width: of a window's pass, to measure rounding with; None leaves divergences unexplained, as
             where the draws of a run do not come from the plain loop's noise.
-        dtype: that the model computes in.
+        dtype: of the model.
     """
     total, length = plain.tokens.shape
     parts = first_divergence(made.tokens, plain.tokens)
@@ -105,9 +105,9 @@ def compare_rows(
     if rows:
         said += f", the others up to token {int(parts[rows].min())}"
         if found:
-            # the row that rounding explains least is the one to look at
+            # the row that rounding explains least is reported
             shown = next((own for own in found if not own["is_rounding"]), found[0])
-            said += f" ({_tell(shown)})"
+            said += f" ({_describe(shown)})"
         said += ": rounding explains it" if is_rounding else ""
     figures = {
         "rows": total,
@@ -118,16 +118,16 @@ def compare_rows(
         "passes": float(made.passes.double().mean()),
         "tokens_per_pass": made.stats.tokens_per_pass,
     }
-    return Check(name, promised, not rows or is_rounding, said, figures)
+    return Check(name, guaranteed, not rows or is_rounding, said, figures)
 
 
-def _tell(parting: dict[str, Any]) -> str:
-    """Why a row may part, in words."""
+def _describe(parting: dict[str, Any]) -> str:
+    """Why a row diverges, in words."""
     gap, rounding = parting["gap"], parting["rounding"]
-    told = "a token that cannot be there" if gap is None else f"gap {gap:.2g} there"
+    reason = "a token of probability 0" if gap is None else f"gap {gap:.2g} there"
     over = rounding > parting["limit"]
     more = f", more than {parting['limit']:.2g}: no rounding" if over else ""
-    return f"{told}, rounding {rounding:.2g}{more}"
+    return f"{reason}, rounding {rounding:.2g}{more}"
 
 
 def cut_rows(made: ImageOutput, count: int) -> ImageOutput:
@@ -144,12 +144,12 @@ def cut_rows(made: ImageOutput, count: int) -> ImageOutput:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a row parts from the plain loop, and why it may.
+    """Where a row diverges from the plain loop, and whether rounding explains it.
 
     Attributes:
         slot: index of the first other token.
         gap: by which the other token was below the best there, in the units of the scores (noise
-            included); None where the filters rule it out.
+            included); None where truncation rules it out.
         rounding: largest difference of a score between passes of one token and of a window.
         limit: above which such a difference is no rounding: half of the digits.
         is_rounding: whether rounding explains the divergence.
@@ -163,21 +163,21 @@ class Divergence:
 
 
 def explain_divergence(
-    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, params: SamplingParams, noise: Noise,
-    width: int, dtype: torch.dtype = torch.float32,
+    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, params: SamplingParams,
+    noise: Noise, width: int, dtype: torch.dtype = torch.float32,
 ) -> Divergence:  # fmt: skip
-    """Look at the slot where a run parted from the plain loop.
+    """Measure the slot where a run diverged from the plain loop.
 
     Args:
         pipe: a `TextToImage` over a window.
         caption: of the row.
         tokens: `[L]` int64, of the plain loop.
-        slot: where the other run parts.
-        other: the token it has there.
-        filters: of the run; without a processor.
+        slot: where the other run diverges.
+        other: its token there.
+        params: of the run; without a processor.
         noise: of the row, B of 1.
-        width: of the windows to compare with.
-        dtype: that the model computes in.
+        width: of the windows.
+        dtype: of the model.
 
     Cost: L passes of one token and L / width of a window.
     """
@@ -186,9 +186,9 @@ def explain_divergence(
     both = single.isfinite() & wide.isfinite()
     rounding = float((single - wide)[both].abs().max())
     limit = math.sqrt(torch.finfo(dtype).eps) * float(single[both].abs().max())
-    behind = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
-    gap = next((own for own in behind if math.isfinite(own)), None)  # cut by one of them alone
-    is_rounding = gap is not None and rounding <= limit and gap <= _REACH * rounding
+    gaps = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
+    gap = next((own for own in gaps if math.isfinite(own)), None)  # cut by one of them alone
+    is_rounding = gap is not None and rounding <= limit and gap <= _MAX_GAP * rounding
     return Divergence(slot, gap, rounding, limit, is_rounding)
 
 
@@ -199,13 +199,13 @@ def forced_scores(
     """Scores plus frozen noise at every slot of given tokens, the last of which is not processed.
 
     Args:
-        pipe, caption, filters, noise: as in `explain_divergence`.
+        pipe, caption, params, noise: as in `explain_divergence`.
         tokens: `[L]` int64.
         width: tokens forwarded in one pass.
 
     Returns:
         `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
-        filters leave one token, before truncation.
+        the params leave one token, before truncation.
     """
     temperature = params.temperature  # 0 draws no noise
     if temperature == 0:
@@ -230,7 +230,7 @@ def forced_scores(
             empty = torch.zeros_like(slots[:, :0])
             scores = params.apply(
                 logits, prompt.branches, empty, slots, slots, prompt.layout
-            )  # [1, W, V]; no processor looks at the line
+            )  # [1, W, V]; no processor reads the tokens
             drawn = noise.frozen(slots, scores.shape[-1], temperature)
             found.append((scores + drawn)[0].cpu())
     return torch.cat(found)

@@ -93,7 +93,7 @@ def permutation_test(
     if all(len(set(labels[own])) < 2 for own in members):
         raise OptionError(
             "groups: expected a group with items of both sets, received none; "
-            "give items of one caption the same number"
+            "give items of one prompt the same number"
         )
     kernel, rng = gaussian_kernel(np.concatenate([one, other])), np.random.default_rng(seed)
     drawn = np.tile(labels, (permutations + 1, 1))  # [P + 1, N + M]; the first stays as observed
@@ -200,12 +200,12 @@ def measure_power(
 ) -> Power:
     """How often a test of these sizes rejects, were one set shifted.
 
-    Both sets of every trial are drawn from `features` with replacement; the second is moved along
-    their first principal direction. Shifts are tried in rising order up to one that is seen.
+    Both sets of every repetition are drawn from `features` with replacement; the second is moved
+    along their first principal direction. Shifts are tested in rising order up to one that is seen.
 
     Args:
         features: `[K, D]`, the distribution of the trials.
-        n_first, n_second: items of a trial's sets.
+        n_first, n_second: items of a repetition's sets.
         groups: within which labels are permuted, as in `permutation_test`.
         level: p-value at which the test rejects.
         shifts: in standard deviations of that direction, rising.

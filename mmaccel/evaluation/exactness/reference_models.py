@@ -1,6 +1,6 @@
 """Reference models: distributions small enough for a table, so that every probability is known.
 
-`OracleDenoiser` is a denoiser that knows every conditional of a joint distribution. `ToyLanguage`
+`ReferenceDenoiser` knows every conditional of a joint distribution. `ToyLanguage`
 is a token model whose logits come from a table over prefixes, so that a sampler that forgets to
 roll back, or forwards the wrong position, reads the wrong prefix. The probability of every whole
 sequence is a product of softmaxes; counts of sampled sequences are compared with it by
@@ -26,7 +26,7 @@ _DEPTH = 7  # tokens that count: the prompt and all others
 _PROMPT = (1, 2)
 
 
-class OracleDenoiser:
+class ReferenceDenoiser:
     """A joint distribution over L slots of V tokens; id V is the mask token.
 
     Args:
@@ -144,32 +144,34 @@ class ToyLanguage:
 
     def reserve(self, rows: int, positions: int) -> None:
         """See `mmaccel.contracts.TokenModel.reserve`."""
-        self._room = positions
-        self._memory = torch.full((rows, positions + 1), -1)  # the last: beyond the room
+        self._capacity = positions
+        self._tokens = torch.full(
+            (rows, positions + 1), -1
+        )  # the last column: positions past the end
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
-        """See `mmaccel.contracts.TokenModel.feed`."""
+        """See `mmaccel.contracts.TokenModel.prefill`."""
         self._write(tokens, start)
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """Logits `[R, W, 3]` float32; see `mmaccel.contracts.TokenModel.forward`."""
-        places = self._write(tokens, start)
-        return torch.stack([self.logits_after(self._memory, p) for p in places.unbind(1)], 1)
+        positions = self._write(tokens, start)
+        return torch.stack([self.logits_after(self._tokens, p) for p in positions.unbind(1)], 1)
 
     def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
         """Logits `[R, 3]` after the prefixes `memory[r, : last[r] + 1]`."""
         code = torch.zeros_like(last)
         for back in range(_DEPTH - 1, -1, -1):
-            place = last - back
-            token = memory.gather(1, place.clamp(min=0)[:, None])[:, 0]
-            code = code * (VOCAB + 1) + torch.where(place >= 0, token + 1, 0)
+            position = last - back
+            token = memory.gather(1, position.clamp(min=0)[:, None])[:, 0]
+            code = code * (VOCAB + 1) + torch.where(position >= 0, token + 1, 0)
         return self.table[code]
 
     def _write(self, tokens: Tensor, start: Tensor) -> Tensor:
-        places = start[:, None] + torch.arange(tokens.shape[1])
-        places = places.clamp(max=self._room)
-        self._memory.scatter_(1, places, tokens)
-        return places
+        positions = start[:, None] + torch.arange(tokens.shape[1])
+        positions = positions.clamp(max=self._capacity)
+        self._tokens.scatter_(1, positions, tokens)
+        return positions
 
     def distribution(self) -> Tensor:
         """Probability of each sequence of 5 tokens after the prompt, `[243]` float64, in the order

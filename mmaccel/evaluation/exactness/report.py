@@ -24,7 +24,7 @@ from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_FAR = 1_000_003  # between the seeds of samples that have to be independent
+_SEED_SHIFT = 1_000_003  # between the seeds of independent samples
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Plan:
         pipe: a `TextToImage`.
         policy: to be reported on.
         plain: what it is compared with.
-        captions: B of them.
+        captions: B prompts.
         seed: of the first; prompt k has seed + k.
-        filters: of the sampled checks.
+        params: of the sampled checks.
         batch_size: rows decoded together.
         dtype: of the generator, as on the command line.
         samples: sequences of the enumerable language; 0 leaves the test out.
@@ -69,10 +69,10 @@ class Plan:
     @property
     def keeps_tokens(self) -> bool:
         """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
-        alone, as nothing can tell rounding from another mistake there.
+        alone, because rounding cannot be told from a mistake there.
         """
-        can_tell = self.dtype == EXACT_DTYPE or kind_of(self.pipe.model) == "window"
-        return self.policy.exactness == "bitwise" and can_tell
+        is_decidable = self.dtype == EXACT_DTYPE or kind_of(self.pipe.model) == "window"
+        return self.policy.exactness == "bitwise" and is_decidable
 
     def run(
         self, policy: Any, params: SamplingParams, batch_size: int, shift: int = 0
@@ -97,7 +97,7 @@ def check_all(plan: Plan) -> list[Check]:
     """
     kind = kind_of(plan.pipe.model)
     if plan.samples and kind == "window":
-        import_stats()  # a package that is missing is reported before anything is decoded
+        import_stats()  # a missing package is reported before anything is decoded
     greedy = replace(plan.params, temperature=0.0)
     checks = [_greedy(plan, greedy)]
     plain = plan.run(plan.plain, plan.params, plan.batch_size)
@@ -106,7 +106,7 @@ def check_all(plan: Plan) -> list[Check]:
     checks.append(
         compare_rows(
             "same seeds", plan.pipe, plain, made, plan.seeds, plan.params,
-            promised=plan.keeps_tokens, width=width, dtype=plan.dtype,
+            guaranteed=plan.keeps_tokens, width=width, dtype=plan.dtype,
         )
     )  # fmt: skip
     checks += _batches(plan, plain, made)
@@ -120,11 +120,11 @@ def check_all(plan: Plan) -> list[Check]:
 def _greedy(plan: Plan, greedy: SamplingParams) -> Check:
     plain = plan.run(plan.plain, greedy, plan.batch_size)
     made = plan.run(plan.policy, greedy, plan.batch_size)
-    # at temperature 0 a distribution is one sequence: who keeps the one keeps the other
-    promised = plan.keeps_tokens or plan.policy.exactness == "distribution"
+    # at temperature 0 a distribution is one sequence: a policy exact in one is exact in both
+    guaranteed = plan.keeps_tokens or plan.policy.exactness == "distribution"
     return compare_rows(
         "greedy", plan.pipe, plain, made, plan.seeds, greedy,
-        promised=promised, width=plan.width, dtype=plan.dtype,
+        guaranteed=guaranteed, width=plan.width, dtype=plan.dtype,
     )  # fmt: skip
 
 
@@ -140,13 +140,13 @@ def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
         count = min(plan.batch_size, len(plan.captions))
         part = replace(plan, captions=list(plan.captions)[:count])
         alone = part.run(policy, plan.params, 1)
-        promised = policy is plan.policy and plan.keeps_tokens
+        guaranteed = policy is plan.policy and plan.keeps_tokens
         width = plan.width if policy.exactness == "bitwise" else None
         rows = cut_rows(together, count)
         found.append(
             compare_rows(
                 name, plan.pipe, alone, rows, part.seeds, plan.params,
-                promised=promised, width=width, dtype=plan.dtype,
+                guaranteed=guaranteed, width=width, dtype=plan.dtype,
             )
         )  # fmt: skip
     return found
@@ -155,7 +155,7 @@ def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
 def _features(plan: Plan, plain: ImageOutput) -> Check:
     """Images of other seeds, so that the two samples are independent, prompt by prompt."""
     assert plan.extract is not None
-    other = plan.run(plan.policy, plan.params, plan.batch_size, shift=_FAR)
+    other = plan.run(plan.policy, plan.params, plan.batch_size, shift=_SEED_SHIFT)
     first, second = (
         extract_all(_pixels(side, plan.batch_size), plan.extract) for side in (plain, other)
     )

@@ -102,6 +102,6 @@ def _score(pixels: Tensor, texts: list[str], embed: Embed) -> Tensor:
     if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
         raise NumericsError(
             "embeddings: expected finite vectors other than 0, received one that is not; "
-            "look at what the callable returns"
+            "check what the callable returns"
         )
     return 100 * cosine_similarity(both[0], both[1]).clamp(min=0)

@@ -126,7 +126,7 @@ def _to_array(made: Any) -> Array:
     """
     try:
         given = torch.as_tensor(made).detach().cpu()
-        found: Array = np.asarray(given if given.is_complex() else given.double())  # told later
+        found: Array = np.asarray(given if given.is_complex() else given.double())  # refused later
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(
             f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "

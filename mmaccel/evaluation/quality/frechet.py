@@ -24,8 +24,8 @@ from mmaccel.errors import NumericsError, ShapeError
 Array = npt.NDArray[np.float64]
 
 BIAS = (
-    "biased: two samples of one law are a distance above 0 that falls with n; compare values of "
-    "equal n and equal features alone"
+    "biased: two samples of one distribution are a distance above 0 that falls with n; compare "
+    "values of equal n and equal features alone"
 )
 FEW = (
     "; n is not above the width D, so that a covariance is of low rank and the value of little use"
@@ -94,7 +94,7 @@ def check_features(features: npt.ArrayLike, name: str = "features", least: int =
         bad = int((~np.isfinite(array)).any(1).sum())
         raise NumericsError(
             f"{name}: expected finite numbers, received NaN or infinity in {bad} of "
-            f"{len(array)} rows; look at what the extractor was given"
+            f"{len(array)} rows; check what the extractor was given"
         )
     return array
 
@@ -188,8 +188,8 @@ def _root(covariance: Array) -> Array:
     """`[D, rank]` A with A A^T the covariance; directions without variance are left out, whose
     rounding errors a root would blow up from 1e-16 to 1e-8."""
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
-    root: Array = vectors[:, kept] * np.sqrt(values[kept])
+    is_used = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
+    root: Array = vectors[:, is_used] * np.sqrt(values[is_used])
     return root
 
 

@@ -46,7 +46,7 @@ def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
     """The files of a folder that count, by name.
 
     Args:
-        folder: looked into itself, not into folders within.
+        folder: the folder of the files; folders within are not read.
         kinds: suffixes in lower case.
 
     Raises:
@@ -61,10 +61,10 @@ def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
             f"folder: expected files ending in {', '.join(kinds)}, received none in "
             f"{str(folder)!r}; make some with mmaccel generate --out"
         )
-    told = read_list(folder / LIST)
+    listed = read_list(folder / LIST)
     items = []
     for file in files:
-        facts = told.get(file.name) or (read_facts(file) if file.suffix.lower() == ".png" else {})
+        facts = listed.get(file.name) or (read_facts(file) if file.suffix.lower() == ".png" else {})
         prompt, seed = facts.get("prompt"), facts.get("seed")
         is_number = isinstance(seed, int) and not isinstance(seed, bool)
         known = (prompt if isinstance(prompt, str) else None, seed if is_number else None)
@@ -151,9 +151,9 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
         OptionError: a line that is no object with `file` and `prompt`, a file named twice, or one
             that is not there; with the line's number.
     """
-    told: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     if not file.is_file():
-        return told
+        return listed
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
@@ -162,13 +162,13 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
         except ValueError:
             facts = None
         _check_line(file, number, line, facts)
-        if facts["file"] in told:
+        if facts["file"] in listed:
             raise OptionError(
                 f"{file.name}: expected each file once, received {facts['file']!r} again on line "
                 f"{number}; take one of the lines out"
             )
-        told[facts["file"]] = facts
-    return told
+        listed[facts["file"]] = facts
+    return listed
 
 
 def read_lines(file: Path) -> list[str]:
@@ -202,6 +202,6 @@ def _check_line(file: Path, number: int, line: str, facts: Any) -> None:
     name = facts["file"]
     if Path(name).name != name or not (file.parent / name).is_file():
         raise OptionError(
-            f"{file.name}: expected the name of a file beside it, received {name[:60]!r} on line "
-            f"{number}; correct it, or take the line out"
+            f"{file.name}: expected the name of a file in its folder, received {name[:60]!r} on "
+            f"line {number}; correct it, or take the line out"
         )

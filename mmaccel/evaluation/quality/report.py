@@ -90,11 +90,11 @@ def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str
 
 def sum_verdicts(verdicts: Sequence[dict[str, bool] | None]) -> dict[str, Any] | None:
     """Shares of right verdicts with their 95 % intervals, and n; None of no verdicts."""
-    told = [v for v in verdicts if v is not None]
-    if not told:
+    known = [v for v in verdicts if v is not None]
+    if not known:
         return None
-    n = len(told)
-    shares = {name: sum(v[name] for v in told) / n for name in told[0]}
+    n = len(known)
+    shares = {name: sum(v[name] for v in known) / n for name in known[0]}
     return {"n": n, "shares": shares, "intervals": {k: wilson(p, n) for k, p in shares.items()}}
 
 
@@ -112,15 +112,17 @@ def measure_clip(items: Sequence[Item], embed: Embed, batch_size: int) -> dict[s
     Raises:
         OptionError: none does.
     """
-    told = with_captions(items)
-    cuts = [told[k : k + batch_size] for k in range(0, len(told), batch_size)]
+    described = with_captions(items)
+    cuts = [described[k : k + batch_size] for k in range(0, len(described), batch_size)]
     texts = ([str(item.prompt) for item in part] for part in cuts)
-    found = score_batches(zip(read_pixels(told, batch_size), texts, strict=True), embed)
+    found = score_batches(zip(read_pixels(described, batch_size), texts, strict=True), embed)
     return {
-        "n": len(told),
+        "n": len(described),
         "mean": found.mean,
         "half_width": plain_number(found.half_width),
-        "scores": dict(zip((item.file.name for item in told), found.scores.tolist(), strict=True)),
+        "scores": dict(
+            zip((item.file.name for item in described), found.scores.tolist(), strict=True)
+        ),
     }
 
 
@@ -130,13 +132,13 @@ def with_captions(items: Sequence[Item]) -> list[Item]:
     Raises:
         OptionError: none does.
     """
-    told = [item for item in items if item.prompt is not None]
-    if not told:
+    described = [item for item in items if item.prompt is not None]
+    if not described:
         raise OptionError(
             "clip: expected images with captions, received none; make them with mmaccel "
-            "generate, or write prompts.jsonl beside them"
+            "generate, or write prompts.jsonl next to them"
         )
-    return told
+    return described
 
 
 def plain_number(value: Any) -> Any:

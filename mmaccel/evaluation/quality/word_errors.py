@@ -121,9 +121,9 @@ def simplify(text: str) -> str:
     For transcripts that differ in such things alone; a rate of simplified texts is another rate and
     is to be called so.
     """
-    kept, text = [], unicodedata.normalize("NFKC", text.casefold()).translate(_FORMS)
+    chars, text = [], unicodedata.normalize("NFKC", text.casefold()).translate(_FORMS)
     for k, char in enumerate(text):
         inside = 0 < k < len(text) - 1 and text[k - 1].isalnum() and text[k + 1].isalnum()
         is_mark = unicodedata.category(char)[0] in "PS"
-        kept.append(char if not is_mark or (char in "'-" and inside) else " ")
-    return " ".join("".join(kept).split())
+        chars.append(char if not is_mark or (char in "'-" and inside) else " ")
+    return " ".join("".join(chars).split())

@@ -55,7 +55,7 @@ def write_speed(report: Report) -> str:
         f"# {report['policy']} on {report['model']}",
         f"{machine['name']} ({machine['device']}, {machine['threads']} threads), {versions}; "
         f"{report['dtype']}, guidance {report['guidance']:g}, temperature "
-        f"{report['temperature']:g}, seed {report['seed']}; promise: {report['promise']}.",
+        f"{report['temperature']:g}, seed {report['seed']}; exactness: {report['promise']}.",
         f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, the "
         "sides in turn and changing places, the device synchronised around each. A run makes a "
         "batch from captions to pixels. " + _tell_baselines(report),

@@ -163,12 +163,12 @@ class _Draw:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         began, branches = time.perf_counter(), self.prompt.branches
         slots = input_ids.new_full((len(scores) // branches, 1), self.calls)
-        law = self.params.apply(
+        target = self.params.apply(
             scores[:, None, : self.vocab_size], branches, slots[:, :0], slots, slots,
             self.prompt.layout,
         )  # fmt: skip
         noise = self.noise.frozen(slots, self.vocab_size, self.params.temperature)
-        tokens = (law + noise)[:, 0].argmax(-1).repeat(branches)  # [R]
+        tokens = (target + noise)[:, 0].argmax(-1).repeat(branches)  # [R]
         alone_in_row = torch.full_like(scores, float("-inf")).scatter_(1, tokens[:, None], 0.0)
         self.calls, self.seconds = self.calls + 1, self.seconds + time.perf_counter() - began
         return alone_in_row

@@ -1,0 +1,70 @@
+"""Widgets and text inputs that several nodes share."""
+
+from __future__ import annotations
+
+from mmaccel.comfy.table import Widget
+from mmaccel.loading import DTYPES
+from mmaccel.results import EXACT_DTYPE
+
+AUTO = "auto"
+SEEDS = 2**64
+OWN = "-1 takes what the model's authors recommend."
+NO_FLOAT = ((-1.0, None),)
+
+CUDA_GRAPHS = Widget(
+    "cuda_graphs", "choice", AUTO,
+    "Whether forward passes are captured in CUDA graphs; auto does where that works.",
+    choices=(AUTO, "on", "off"), stands_for=(("on", True), ("off", False)),
+)  # fmt: skip
+
+
+def device_widgets(part: str) -> tuple[Widget, Widget]:
+    """The device and dtype of a `part` of a model."""
+    note = (
+        f"Of the {part}. {EXACT_DTYPE} keeps every guarantee bit for bit, the others up to "
+        "rounding."
+    )
+    return (
+        Widget(
+            "device", "choice", AUTO, "Where it runs; auto is where ComfyUI computes.",
+            choices=(AUTO, "cpu", "cuda"),
+        ),
+        Widget("dtype", "choice", EXACT_DTYPE, note, choices=DTYPES),
+    )  # fmt: skip
+
+
+def sampling_widgets() -> tuple[Widget, ...]:
+    """Temperature, top-k, top-p and min-p."""
+    return (
+        Widget(
+            "temperature", "float", -1.0,
+            "How freely tokens are drawn: 0 always takes the likeliest, 1 the model's own "
+            f"distribution. {OWN}",
+            -1, 100, 0.05, stands_for=NO_FLOAT,
+        ),
+        Widget(
+            "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {OWN}",
+            -1, 2**31 - 1, 1, stands_for=((-1, None),),
+        ),
+        Widget(
+            "top_p", "float", -1.0,
+            f"Keep the likeliest tokens that make up this share; 1 keeps all. {OWN}",
+            -1, 1, 0.01, stands_for=NO_FLOAT,
+        ),
+        Widget(
+            "min_p", "float", -1.0,
+            f"Keep tokens with this share of the likeliest one's; 0 keeps all. {OWN}",
+            -1, 1, 0.01, stands_for=NO_FLOAT,
+        ),
+    )  # fmt: skip
+
+
+def seed_widget(note: str) -> Widget:
+    """The seed; `note` says what it is the seed of."""
+    note += " A browser counts exactly up to 9007199254740992; larger ones come out rounded."
+    return Widget("seed", "int", 0, note, 0, SEEDS - 1, 1, is_seed=True)
+
+
+def read_prompts(text: str) -> list[str]:
+    """One prompt a line. Blank lines are left out; a text of blank lines alone is one prompt ""."""
+    return [line.strip() for line in text.splitlines() if line.strip()] or [""]
