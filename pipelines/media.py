@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
-from mmaccel.checks import check_integer
+from mmaccel.checks import check_int
 from mmaccel.contracts import ContinuousBatching, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.runner.engine import Engine
@@ -60,7 +60,7 @@ def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
     """
     if batch_size is None:
         return rows
-    check_integer("batch_size", batch_size, 1, "ask for 1 or more")
+    check_int("batch_size", batch_size, 1, hint="ask for 1 or more")
     return batch_size
 
 

@@ -21,8 +21,8 @@ from mmaccel.errors import OptionError
 from mmaccel.loading import parse_size, pick_name
 from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, short_hash, write_png
 from mmaccel.outputs.machine import versions
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.results import EXACT_DTYPE, exactness_in
 
 if TYPE_CHECKING:
@@ -277,7 +277,12 @@ class Worker:
             ) from error
         shared = ("prompt", "negative", "seed", "model", "policy", "exactness")
         record |= {name: facts[name] for name in shared if name in facts}
-        return {**record, **finished.shape, **finished.cost(settings.policy.exactness), "fingerprint": own_fingerprint}
+        return {
+            **record,
+            **finished.shape,
+            **finished.cost(settings.policy.exactness),
+            "fingerprint": own_fingerprint,
+        }
 
     def _plan(self, item: Item, pipe: TextToImage) -> tuple[GenerationSettings, str]:
         """Settings and fingerprint of an item."""

@@ -31,14 +31,14 @@ from mmaccel.comfy.table import (
 from mmaccel.comfy.widgets import NO_FLOAT, OWN, SEEDS, read_prompts, sampling_widgets, seed_widget
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.contact_sheet import (
+    describe_difference,
     draw_comparison,
     make_plain,
     title_of,
-    verdict,
 )
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, warm_up
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, warm_up
 from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def compare_images(host: Host, **inputs: Any) -> NodeResult:
         warm_up(pipe, each, job.params, job.requests[0].caption, rows, host.check_interrupt)
     plain, made = job.generate(plain_policy, progress), job.generate(policy, progress)
     sheet = draw_comparison(title_of(job.chosen.name, policy), plain, made, dtype)
-    record = job.record(made, verdict(plain, made, dtype))
+    record = job.record(made, describe_difference(plain, made, dtype))
     return NodeResult((to_tensor([sheet]), to_tensor(plain.images), to_tensor(made.images), record))
 
 

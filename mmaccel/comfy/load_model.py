@@ -20,8 +20,7 @@ from mmaccel.loading import DTYPES
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.sources import check_device, content_files, is_hub_id
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
-from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator
-from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator, TextToImage
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source
 
 _MEMORY_PER_BYTE = 2  # files of 16 bits may be read as 32, and passes need memory too

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import PREFIX, STATS, TEXT, Host, NodeResult, NodeSpec, Output, Socket
-from mmaccel.pipelines.text_to_image.contact_sheet import promise, title_of
+from mmaccel.pipelines.text_to_image.contact_sheet import describe_guarantee, title_of
 from mmaccel.results import Stats
 
 
@@ -36,7 +36,7 @@ class RunRecord:
         """A table, then the lines."""
         table = {
             "policy": title_of(self.chosen.name, self.chosen.policy),
-            "promise": promise(self.stats, self.model.dtype),
+            "promise": describe_guarantee(self.stats, self.model.dtype),
             "compared": self.compared,
             "negative": self.negative,
             "model": f"{self.model.name} ({self.model.dtype} on {self.model.pipe.model.device})",

@@ -25,9 +25,9 @@ from mmaccel.loading import open_pipeline
 from mmaccel.outputs.image_files import write_whole
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
-from mmaccel.pipelines.text_to_image.pipeline import warm_up
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import join
+from mmaccel.pipelines.text_to_image.pipeline import warm_up
 from mmaccel.results import exactness_in
 from mmaccel.samplers.sampling_params import SamplingParams
 

@@ -24,17 +24,17 @@ from mmaccel.outputs.image_files import (
 )
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.contact_sheet import (
+    describe_difference,
+    describe_guarantee,
     draw_comparison,
     draw_sheet,
     identical,
     make_panel,
     make_plain,
-    describe_guarantee,
     title_of,
-    describe_difference,
 )
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.pipelines.text_to_image.outputs import Request, join
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.results import EXACT_DTYPE, exactness_in
 
 if TYPE_CHECKING:
@@ -185,7 +185,9 @@ def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:
     """All images of a run on one sheet."""
     stats, count = images.stats, len(images.prompts)
     foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
-    return draw_sheet([make_panel(title, describe_guarantee(stats, dtype), images, foot)], columns=4)
+    return draw_sheet(
+        [make_panel(title, describe_guarantee(stats, dtype), images, foot)], columns=4
+    )
 
 
 def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: str) -> None:
@@ -206,7 +208,9 @@ def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: 
         )
     console = wide_console()
     console.print(table)
-    console.print(f"{describe_difference(plain, images, dtype)}. Means over {count_of(count, 'image')}.")
+    console.print(
+        f"{describe_difference(plain, images, dtype)}. Means over {count_of(count, 'image')}."
+    )
 
 
 @contextmanager

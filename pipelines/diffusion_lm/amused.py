@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, CanvasProgress, OnCanvasStep
-from mmaccel.checks import check_integer
+from mmaccel.checks import check_int
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.patching import original
@@ -68,7 +68,7 @@ class AmusedService(PolicyService):
         if given is None:
             return own(*args, **options)
         hint = "leave it out, the policy says how many passes there are"
-        check_integer("num_inference_steps", given["num_inference_steps"], 1, hint)
+        check_int("num_inference_steps", given["num_inference_steps"], 1, hint=hint)
         self._given, self._awaits_model_call = given, True
         try:
             return own(**given | {"num_inference_steps": 1, "callback": None})

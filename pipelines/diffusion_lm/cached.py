@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_capacity
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits

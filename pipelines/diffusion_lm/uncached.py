@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.pipelines.causal_lm.compatibility import check_mode, check_capacity
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
 from mmaccel.pipelines.diffusion_lm.registry import (
     check_options,
     find_mask_token,

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.checks import check_integer
+from mmaccel.checks import check_int
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
@@ -180,7 +180,7 @@ class TextToImage:
         )
         prompts = [prompt] if isinstance(prompt, str) else check_prompts(prompt)
         n = num_images_per_prompt
-        check_integer("num_images_per_prompt", n, 1, "ask for 1 or more")
+        check_int("num_images_per_prompt", n, 1, hint="ask for 1 or more")
         negatives = spread_negatives(negative_prompt, len(prompts))
         batches = self.stream(
             [text for text in prompts for _ in range(n)],
@@ -220,7 +220,7 @@ class TextToImage:
         """
         prompts = check_prompts(prompts)
         step = len(prompts) if batch_size is None else batch_size
-        check_integer("batch_size", step, 1, "ask for 1 or more")
+        check_int("batch_size", step, 1, hint="ask for 1 or more")
         check_params(params)
         encoded = encode_prompts(self.image_model, prompts, negatives, params)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
@@ -277,7 +277,7 @@ class TextToImage:
             BusyError: another run of this model has not ended.
         """
         requests = check_requests(requests)
-        check_integer("rows", rows, 1, "ask for 1 or more")
+        check_int("rows", rows, 1, hint="ask for 1 or more")
         check_params(params)
         check_deliver(deliver)
         texts, negatives = zip(*[(request.prompt, request.negative) for request in requests])

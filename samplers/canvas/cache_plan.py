@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_integer
+from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError
 
 KINDS = ("none", "prefix", "dual", "vicinity", "block")
@@ -53,11 +53,11 @@ class CachePlan:
 
     def __post_init__(self) -> None:
         check_choice("cache", self.kind, KINDS)
-        check_integer("cache margin", self.margin, 0, "16 is usual")
+        check_int("cache margin", self.margin, 0, hint="16 is usual")
         if self.refresh is not None:
-            check_integer("cache refresh", self.refresh, 1, "None refreshes at each block's start")
+            check_int("cache refresh", self.refresh, 1, hint="None refreshes at each block's start")
         if self.far is not None:
-            check_integer("cache far", self.far, 0, "None attends to all slots")
+            check_int("cache far", self.far, 0, hint="None attends to all slots")
         if self.kind == "block" and (self.refresh, self.far) != (None, None):
             raise OptionError(
                 "cache: expected neither refresh nor far with kind 'block', received "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
-from mmaccel.checks import check_integer
+from mmaccel.checks import check_int
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -50,7 +50,7 @@ def check_run(
         UnsupportedModelError: a cache on a model without one.
     """
     check_model(model)
-    check_integer("length", length, 1, "ask for at least 1 slot")
+    check_int("length", length, 1, hint="ask for at least 1 slot")
     if noise.seeds.shape[0] != prompt.batch:
         raise ShapeError(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
@@ -104,7 +104,7 @@ def check_block(block: Any) -> None:
     """Raises OptionError unless `block` is None or an integer of at least 1."""
     if block is not None:
         hint = "None takes the whole canvas, or a block-causal model's own"
-        check_integer("block", block, 1, hint)
+        check_int("block", block, 1, hint=hint)
 
 
 def _check_positions(most: int | None, prompt: Prompt, length: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_integer, check_number
+from mmaccel.checks import check_int, check_number
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -61,7 +61,7 @@ class Stable(LogitsOnly):
 
     def __post_init__(self) -> None:
         check_number("kl", self.kl, 0, float("inf"), "0.01 is usual")
-        check_integer("steps", self.steps, 1, "2 is usual")
+        check_int("steps", self.steps, 1, hint="2 is usual")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         """See `Selector`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.checks import check_integer, check_number
+from mmaccel.checks import check_int, check_number
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
@@ -56,7 +56,7 @@ class Local(LogitsOnly):
 
     def __post_init__(self) -> None:
         check_number("anchor", self.anchor, 0, 1, "0.9 is usual")
-        check_integer("radius", self.radius, 0, "0 takes the anchors alone")
+        check_int("radius", self.radius, 0, hint="0 takes the anchors alone")
         check_number("relaxed", self.relaxed, 0, 1, "0.75 is usual, `anchor` turns it off")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:

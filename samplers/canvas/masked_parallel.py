@@ -26,7 +26,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_integer, check_number
+from mmaccel.checks import check_choice, check_int, check_number
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.cache_plan import as_plan
@@ -64,7 +64,7 @@ class MaskedParallel(SelectorPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None:
-            check_integer("steps", self.steps, 1, "8 to 32 is usual")
+            check_int("steps", self.steps, 1, hint="8 to 32 is usual")
         if self.schedule is not None:
             check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("order", self.order, ("confidence", "halton", "random", "left"))

@@ -109,12 +109,12 @@ def read_logits(
         params, noise, layout: of the run.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
-    own = params.to_model_law(logits, branches, slots, layout)  # [B, Q, V]
+    own = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]
     if 0 <= mask_token < own.shape[-1]:
         own = own.index_fill(-1, purpose + mask_token, float("-inf"))
     key = (noise.seeds, noise.items, slots, purpose)
     greedy = params.temperature == 0
-    target = own if greedy else params.to_target_law(own)
+    target = own if greedy else params.to_target_scores(own)
     found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
     raw = found if target is own else dispatch.run(unmask, own, is_open, 0.0, *key)
     largest = own.amax(-1)

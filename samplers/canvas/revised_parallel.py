@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.checks import check_choice, check_integer, check_number
+from mmaccel.checks import check_choice, check_int, check_number
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
@@ -65,7 +65,7 @@ class RevisedParallel(SelectorPolicy):
         check_choice("revise", self.revise, tuple(_DEFAULTS))
         if self.least is not None:
             check_number("least", self.least, 0, 1, f"{_DEFAULTS[self.revise]} is usual")
-        check_integer("budget", self.budget, 0, "16 is usual")
+        check_int("budget", self.budget, 0, hint="16 is usual")
 
     @property
     def run_type(self) -> type[CanvasRun]:

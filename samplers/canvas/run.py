@@ -38,12 +38,11 @@ from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.state import PER_ROW, Canvas
+from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
-from mmaccel.samplers.window.checks import invalid_logits
 from mmaccel.samplers.window.counters import count_gains
-from mmaccel.samplers.window.token_buffer import check_limit
 
 
 class RowState(Protocol):
@@ -166,7 +165,7 @@ class CanvasRun:
             free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
             for batch_slot in free:
                 scheduler.finish(batch_slot, self._finished_row(batch_slot, scheduler))
-            taken = scheduler.fill(free)
+            taken = scheduler.admit(free)
             if not taken:
                 return is_live
             self._restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_integer
+from mmaccel.checks import check_int
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
@@ -175,7 +175,7 @@ class _Counted:
     selector: Selector
 
     def __post_init__(self) -> None:
-        check_integer("n", self.n, 1, "1 slot is the least")
+        check_int("n", self.n, 1, hint="1 slot is the least")
 
     @property
     def sees_samples(self) -> bool:

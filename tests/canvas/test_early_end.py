@@ -139,7 +139,9 @@ def test_a_converged_run_takes_two_passes_and_is_charged() -> None:
     sure[(0, 1, 0, 1, 0, 1)] = 1.0
     joint = 0.02 * joint + 0.98 * sure
     slow = decode(mmaccel.ConfidentParallel(1.0), ReferenceDenoiser(joint), stops=False)
-    fast = decode(mmaccel.ConfidentParallel(1.0, settled=0.2), ReferenceDenoiser(joint), stops=False)
+    fast = decode(
+        mmaccel.ConfidentParallel(1.0, settled=0.2), ReferenceDenoiser(joint), stops=False
+    )
     assert slow.stats.passes == 6 and fast.stats.passes == 2
     assert fast.tokens.tolist() == [[0, 1, 0, 1, 0, 1]] == slow.tokens.tolist()
     assert fast.stats.nats > 0 == slow.stats.nats

@@ -15,7 +15,7 @@ from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import commits, independent
-from tests.fixtures.toy_models import law_by_hand
+from tests.fixtures.toy_models import distribution_by_hand
 
 ROWS, SLOTS, TOKENS = 2, 5, 6  # id 6 is the mask token
 OTHERS: list[dict[str, Any]] = [
@@ -66,7 +66,7 @@ def read(layout: Any = None, **params: Any) -> SlotPredictions:
 
 
 def by_hand(row: int, slot: int, barred: int = -1, **params: Any) -> list[float]:
-    model = law_by_hand(**params, allowed=[v for v in range(TOKENS) if v != barred])
+    model = distribution_by_hand(**params, allowed=[v for v in range(TOKENS) if v != barred])
     return model([logits_of()[row, slot].tolist()], slot)
 
 

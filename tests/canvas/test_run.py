@@ -161,7 +161,10 @@ def test_bad_input_is_refused_before_the_first_pass() -> None:
         given = {"policy": Stepwise(), "length": 4, "prompt": [1], "params": SamplingParams()}
         given = {**given, "noise": Noise.from_seed(0, 1), **options}
         policy, length, lengths = (given.pop(name) for name in ("policy", "length", "prompt"))
-        prompt, model = Prompt(torch.tensor([[0, 3]]), torch.tensor(lengths)), ReferenceDenoiser(JOINT)
+        prompt, model = (
+            Prompt(torch.tensor([[0, 3]]), torch.tensor(lengths)),
+            ReferenceDenoiser(JOINT),
+        )
         model.supports_kv_cache = "block-causal" in message
         if kind is None:
             assert policy.sample(model, prompt, length, **given).stats.passes == 4

@@ -12,7 +12,7 @@ from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.results import Generation
 from tests.fixtures.toy_distribution import forced_by_hand
-from tests.fixtures.toy_models import ToyLanguage, law_by_hand, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, distribution_by_hand, make_prompt
 
 LENGTH = 27
 WINDOWS = (1, 2, 3, 5, 16, 64, "adaptive")
@@ -61,7 +61,7 @@ def loop_by_hand(row: int, options: dict[str, Any], grid: Grid | None) -> list[i
     if grid is not None:
         by_hand["forced"] = lambda slot: forced_by_hand(grid, slot)
         by_hand["allowed"] = range(*(grid.tokens or (0, 5)))
-    distribution_of, noise = law_by_hand(**by_hand), Noise.from_seed([SEEDS[row]], 1)
+    distribution_of, noise = distribution_by_hand(**by_hand), Noise.from_seed([SEEDS[row]], 1)
     prompts = [PROMPTS[row]] + ([OTHERS[row]] if "guidance_scale" in options else [])
     made: list[int] = []
     for slot in range(LENGTH):

@@ -24,7 +24,7 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.exactness.test_canvas_distribution import divergence, total_correlation, variation
-from tests.fixtures.toy_models import law_by_hand
+from tests.fixtures.toy_models import distribution_by_hand
 
 LENGTH, TOKENS = 4, 3
 GROUPS = torch.tensor([[0.7, 0.25, 0.05], [0.5, 0.3, 0.2]], dtype=torch.float64)  # slots 0 2, 1 3
@@ -55,7 +55,7 @@ class Paths(NamedTuple):
 
 def filtered(params: dict[str, Any]) -> Tensor:
     """The distributions of both groups, `[2, V]`."""
-    by_hand = law_by_hand(**params)
+    by_hand = distribution_by_hand(**params)
     return torch.tensor([by_hand([row.log().tolist()], 0) for row in GROUPS], dtype=torch.float64)
 
 

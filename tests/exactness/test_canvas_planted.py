@@ -44,7 +44,9 @@ def distribution_is_the_models(policy: Any = STEPWISE) -> bool:
 
 def budget_is_kept() -> bool:
     for joint in JOINTS.values():
-        found = enumerate_paths(EntropyBounded(budget_nats=0.5), ReferenceDenoiser(joint), LENGTH, TOKENS)
+        found = enumerate_paths(
+            EntropyBounded(budget_nats=0.5), ReferenceDenoiser(joint), LENGTH, TOKENS
+        )
         true = joint / joint.sum()
         terms = torch.where(true > 0, true * (true / found.joint).log(), 0.0)
         if not (float(found.nats.max()) <= 0.5 + 1e-9 and float(terms.sum()) <= 0.5 + 1e-6):

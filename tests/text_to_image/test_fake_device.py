@@ -20,7 +20,7 @@ from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
-from tests.fixtures.fake_device import DEVICE, Far, far, same
+from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device, same
 from tests.fixtures.speech import FAMILIES as SPEAKERS
 from tests.fixtures.speech import SECONDS, TEXTS
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
@@ -126,9 +126,13 @@ def test_answers() -> None:
 
 def test_the_device_refuses_what_an_accelerator_refuses() -> None:
     near = torch.arange(3.0)
-    with far() as device:
+    with fake_device() as device:
         there = torch.arange(3.0, device=device)
-        assert isinstance(there, Far) and there.device == DEVICE and torch.equal(there.cpu(), near)
+        assert (
+            isinstance(there, FakeTensor)
+            and there.device == DEVICE
+            and torch.equal(there.cpu(), near)
+        )
         for wrong in (
             lambda: there + near, lambda: torch.cat([there, near]), lambda: there.add_(near),
             lambda: near[there.long()], lambda: near.masked_fill_(there > 0, 1), there.numpy,
@@ -140,6 +144,6 @@ def test_the_device_refuses_what_an_accelerator_refuses() -> None:
         near.copy_(there + 1)
         assert near.tolist() == [1, 2, 3] and type(there.to("cpu")) is Tensor
         layer = torch.nn.Linear(3, 2).to(device)
-        assert layer(there).device == device and type(there.new_zeros(2)) is Far
+        assert layer(there).device == device and type(there.new_zeros(2)) is FakeTensor
         with pytest.raises(RuntimeError, match="expected all tensors on one device"):
             layer(near)
