@@ -97,35 +97,6 @@ def test_a_ragged_batch_equals_single_runs(name: str) -> None:
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_end_token_inside_a_window_ends_the_row(name: str) -> None:
-    model = build_model(name)
-    plain = own(name, model)
-    end = int(plain[0, 9])
-    options: dict[str, Any] = dict(eos_token_id=end, pad_token_id=0)
-    ended = own(name, model, **options)
-    assert (ended == end).any(1).sum() >= 1 and not torch.equal(ended, plain[:, : ended.shape[1]])
-    assert torch.equal(generate(name, model, mmaccel.Jacobi(window=8), **options)[0], ended)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_streamer_sees_the_tokens_in_order(name: str) -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.seen: list[int] = []
-
-        def put(self, value: Tensor) -> None:
-            self.seen += value.flatten().tolist()
-
-        def end(self) -> None:
-            self.seen.append(-1)
-
-    model, streamers = build_model(name), [Streamer(), Streamer()]
-    own(name, model, ROWS[:1], streamer=streamers[0])
-    generate(name, model, mmaccel.Jacobi(window=8), rows=ROWS[:1], streamer=streamers[1])
-    assert streamers[0].seen == streamers[1].seen and len(streamers[0].seen) > LENGTHS[name]
-
-
 def distribution_of(
     name: str, model: Any, length: int, kept: list[int], others: list[int]
 ) -> Tensor:

@@ -117,7 +117,7 @@ FALLBACKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("layout, sampled", [(FRAMES, False), (FRAMES, True), (GRID, True)])
+@pytest.mark.parametrize("layout, sampled", [(FRAMES, False), (GRID, True)])
 @pytest.mark.parametrize("name", list(FALLBACKS))
 def test_a_fallback_follows_the_layout(name: str, sampled: bool, layout: Any) -> None:
     model = build_lm("llama")
