@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 
-def at_tokens(law: Tensor, tokens: Tensor) -> Tensor:
-    """Entries of `law` `[B, K, V]` at `tokens` `[B, K]`, as `[B, K]`."""
-    return law.gather(-1, tokens[..., None])[..., 0]
+def at_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+    """Entries of `values` `[B, K, V]` at `tokens` `[B, K]`, as `[B, K]`."""
+    return values.gather(-1, tokens[..., None])[..., 0]
 
 
 def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) ->
 
     Args:
         p_target: `[B, K, V]`.
-        p_draft: `[B, K, V]`, the laws the drafts were really drawn from.
+        p_draft: `[B, K, V]`, the distributions the drafts were really drawn from.
         drafts: `[B, K]` int64.
         coins: `[B, K]` uniform in (0, 1), fresh.
 
@@ -31,8 +31,7 @@ def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) ->
 
 
 def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
-    """(p - q)+, unnormalised; p itself where rounding left nothing, which only happens when p
-    equals q.
+    """(p - q)+, unnormalised; p itself where rounding left nothing, which happens only if p = q.
 
     Args:
         p_target: `[B, K, V]`, filtered once; the residual is not filtered again.
@@ -43,7 +42,7 @@ def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw by inverse cumulative law.
+    """Draw by the inverse cumulative distribution.
 
     Args:
         weights: `[B, K, V]` >= 0, not necessarily normalised, summing to more than 0; or
@@ -57,6 +56,6 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniform.double()[..., None] * cumulative[..., -1:]  # [B, K, 1]
     if weights.shape[1] == 1:
-        target = target.transpose(1, 2)  # all values looked up in one row
+        target = target.transpose(1, 2)  # all values are searched in one row
     found = torch.searchsorted(cumulative, target.contiguous(), right=True)
     return found.view(uniform.shape).clamp(max=weights.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""What a Triton kernel is compiled as: one entry of a kernel's plain table of configurations."""
+"""Build: one configuration in which a Triton kernel is compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Build:
     """One way to compile a kernel; each `x_triton.py` lists all of its own in `builds()`.
 
     Attributes:
-        kernel: the function behind `triton.jit`.
+        kernel: the function that `triton.jit` decorates.
         signature: type of every argument by name, such as `*bf16`, `i32`, or `constexpr`.
         constants: values of the constexpr arguments.
         warps: num_warps.

@@ -1,4 +1,4 @@
-"""Column mass in Triton: a tile of keys is read once and meets all queries of its head.
+"""Column mass in Triton: a tile of keys is read once for all queries of its head.
 
 Source: see `mmaccel.kernels.column_mass`. A program owns its columns and walks over the queries, so
 that sums are made in one order and nothing is added atomically.
@@ -56,7 +56,7 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
         mask=is_key[None, :] & (d < head)[:, None], other=0.0,
     )  # fmt: skip
     packed_rows = width * group
-    # a tile of keys that stands behind the row's last query meets none
+    # a tile of keys after the row's last query meets no query
     packed_rows = tl.where(tl.program_id(1) * N < first_position + width, packed_rows, 0)
     mass = tl.zeros([N], tl.float32)
     for step in range(0, tl.cdiv(packed_rows, M)):
@@ -86,7 +86,7 @@ def refuse_column_mass(
     q: Tensor, k: Tensor, lse: Tensor, start: Tensor, *, scale: float,
     weights: Tensor | None = None,
 ) -> str | None:  # fmt: skip
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     return refuse_cache(q, k)
 
 

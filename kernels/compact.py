@@ -1,10 +1,10 @@
-"""Moving kept positions of a cache together, in place.
+"""Compaction of a cache in place: the positions to keep are moved together.
 
-What rejection of a tree's branches (X. Miao et al., 2024, arXiv:2305.09781, section 5) and eviction
-of keys (Y. Li et al., 2024, arXiv:2404.14469) leave behind is a cache with holes. As what is kept
-is listed in ascending order, a position only ever moves to the front.
+Rejecting branches of a tree (X. Miao et al., 2024, arXiv:2305.09781, section 5) and evicting keys
+(Y. Li et al., 2024, arXiv:2404.14469) leave a cache with holes. The positions to keep are listed in
+ascending order, so that a position only ever moves to the front.
 
-Departures: positions are rows of numbers; a rotary embedding in the keys is the caller's.
+Departures: the caller corrects rotary embeddings in the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
     Args:
         store: `[R, S, H, D]` of any dtype and strides, keys or values.
         keep: `[R, K]`, or `[R, H, K]` for a list of each head's own; int32 or int64 positions in
-            ascending order, each at least `start + i`, and -1 behind them where a list is shorter.
+            ascending order, each at least `start + i`; shorter lists end in -1.
         start: `[R]` int64, where the first one goes; None: 0.
 
     Returns:
@@ -31,21 +31,21 @@ def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
     Raises:
         ShapeError: shapes that do not fit each other.
 
-    Cost: a copy of what is kept; no host sync.
+    Cost: a copy of the positions to keep; no host synchronisation.
     """
     check_compact(store, keep, start)
-    rows, room, heads, width = store.shape
+    _, size, heads, width = store.shape
     if keep.numel() == 0 or store.numel() == 0:
         return store
     lists = (keep if keep.ndim == 3 else keep[:, None].expand(-1, heads, -1)).long()
     first = torch.zeros_like(lists[:, :1, :1]) if start is None else start[:, None, None]
     is_kept = lists >= 0
     target = (first + torch.arange(lists.shape[2], device=store.device)).expand_as(lists)
-    # what is not kept repeats the first move of its list, or moves one position to itself
+    # an entry of -1 repeats the first move of its list, or moves one position to itself
     source = lists.where(is_kept, lists[..., :1].where(is_kept[..., :1], target[..., :1]))
     target = target.where(is_kept, target[..., :1])
     source, target = (
-        index.clamp(0, room - 1).transpose(1, 2)[..., None].expand(-1, -1, -1, width)
+        index.clamp(0, size - 1).transpose(1, 2)[..., None].expand(-1, -1, -1, width)
         for index in (source, target)
     )
     return store.scatter_(1, target, store.gather(1, source))

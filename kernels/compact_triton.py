@@ -1,8 +1,8 @@
 """Compaction in Triton: a program moves some channels of one head of one row to the front.
 
 Source: see `mmaccel.kernels.compact`. A program walks over its list in order. The source of an
-entry never stands in front of its target, so that what later steps read has not been written; and
-within a step a barrier separates reading from writing.
+entry is never before its target, so that no step writes what a later one reads; within a step a
+barrier separates reading from writing.
 
 Departures: none.
 """
@@ -47,7 +47,7 @@ def _compact_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     if store.stride(-1) != 1:
         return f"numbers that are {store.stride(-1)} apart; they must stand side by side"
     if store.element_size() not in _INTEGERS or store.is_complex():
@@ -56,7 +56,7 @@ def refuse_compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> 
 
 
 def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
-    """See `mmaccel.kernels.compact`. Cost: one launch; what is kept is read and written once."""
+    """See `mmaccel.kernels.compact`. Cost: one launch; one copy of the positions to keep."""
     check_compact(store, keep, start)
     rows, room, heads, width = store.shape
     if keep.numel() == 0 or store.numel() == 0:

@@ -1,7 +1,7 @@
-"""One step of maximal coupling: target laws, which drafts stay, and what the others become.
+"""One step of maximal coupling: target distributions, accepted drafts and redrawn tokens.
 
-Every draft x ~ q stays with probability min(1, p(x)/q(x)) and is otherwise redrawn from (p - q)+;
-the bonus slot behind the last draft is drawn from p. Sources: Leviathan et al. 2023 (arXiv
+Every draft x ~ q is accepted with probability min(1, p(x)/q(x)), else redrawn from (p - q)+; the
+bonus slot after the last draft is drawn from p. Sources: Leviathan et al. 2023 (arXiv
 2211.17192), section 2.3; "MC-SJD: Maximal Coupling Speculative Jacobi Decoding", arXiv 2510.24211,
 section 4.1.
 
@@ -19,28 +19,28 @@ from mmaccel.kernels.acceptance import draw, is_kept, residual
 
 
 class Coupled(NamedTuple):
-    """Laws and decisions of a window."""
+    """The result for a window."""
 
     p_target: Tensor  # [B, W, V] float32
     kept: Tensor  # [B, W-1] bool
-    verified: Tensor  # [B, W] int64: the draft where it stays, else the redraw; last, the bonus
+    verified: Tensor  # [B, W] int64: the draft if accepted, else the redraw; last, the bonus
 
 
 def couple(
     scores: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, redraws: Tensor
 ) -> Coupled:
-    """Judge the drafts of a window and redraw those that fail.
+    """Verify the drafts of a window and redraw those that fail.
 
     Args:
         scores: `[B, W, V]` float32, filtered; -inf marks the impossible.
-        p_draft: `[B, W-1, V]` float32, the laws the drafts were really drawn from.
+        p_draft: `[B, W-1, V]` float32, the distributions the drafts were drawn from.
         drafts: `[B, W-1]` int64.
         coins: `[B, W-1]` float32, uniform in (0, 1), fresh.
         redraws: `[B, W]` float32, uniform in (0, 1), fresh and independent of the coins.
 
     Returns:
-        Laws, decisions and tokens. A token of weight 0 is never drawn; where scores are no law the
-        token means nothing.
+        Distributions, decisions and tokens. A token of weight 0 is never drawn. Where scores are
+        invalid (NaN, or none above -inf) the token means nothing.
     """
     p_target = scores.softmax(-1)
     before = p_target[:, :-1]

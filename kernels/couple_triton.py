@@ -1,10 +1,10 @@
 """One step of maximal coupling in Triton, several programs a row.
 
 Idea: programs of 4096 tokens each find their largest score and sum of exponentials; a second
-launch writes the law and adds up the residual's and the law's mass, one float64 number a split;
-last, one program a row picks the split its uniform falls into and scans that split alone.
+launch writes the target distribution and adds up its mass and the residual's, one float64 number a
+split; last, one program a row picks the split its uniform falls into and scans that split alone.
 
-Reads: the scores twice, the drafts' laws once; the target laws are written once.
+Reads: the scores twice, the drafts' distributions once; target distributions are written once.
 
 Departures: probabilities may differ from torch's softmax in their last bits, and sums are added in
 another order, so that a coin or a redraw within rounding of a boundary may fall otherwise.
@@ -38,8 +38,8 @@ def _norms_kernel(scores, highs, sums, n_values, n_splits, width, row_stride, sl
     start = split * CHUNK
     for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
         index = first + tl.arange(0, BLOCK)
-        place = scores + row * row_stride + slot * slot_stride + index
-        s = tl.load(place, mask=index < n_values, other=float("-inf"))
+        pointer = scores + row * row_stride + slot * slot_stride + index
+        s = tl.load(pointer, mask=index < n_values, other=float("-inf"))
         higher = tl.where(s > high, s, high)
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(high - finite) + tl.exp(s - finite)
@@ -73,13 +73,13 @@ def _row_norm(highs, sums, entry, n_splits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _laws_kernel(  # type: ignore[no-untyped-def]
-    scores, drafted, highs, sums, laws, masses, n_values, n_splits, width, row_stride, slot_stride,
-    draft_row_stride, draft_slot_stride,
+def _targets_kernel(  # type: ignore[no-untyped-def]
+    scores, drafted, highs, sums, targets, masses, n_values, n_splits, width, row_stride,
+    slot_stride, draft_row_stride, draft_slot_stride,
 ):  # fmt: skip
-    """The target laws, and every split's mass of the residual and of the law, `[2, entry, split]`.
+    """The target distributions `targets`, and every split's `masses` of residual and target.
 
-    The residual of a row's last slot, the bonus, is the law.
+    Masses are `[2, entry, split]`. The residual of a row's last slot, the bonus, is its target.
     """
     entry, split = tl.program_id(0), tl.program_id(1)
     row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
@@ -91,10 +91,10 @@ def _laws_kernel(  # type: ignore[no-untyped-def]
     for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
         index = first + tl.arange(0, BLOCK)
         valid = index < n_values
-        place = scores + row * row_stride + slot * slot_stride + index
-        s = tl.load(place, mask=valid, other=float("-inf"))
+        pointer = scores + row * row_stride + slot * slot_stride + index
+        s = tl.load(pointer, mask=valid, other=float("-inf"))
         p = tl.div_rn(tl.exp(s - peak), norm)
-        tl.store(laws + entry.to(tl.int64) * n_values + index, p, mask=valid)
+        tl.store(targets + entry.to(tl.int64) * n_values + index, p, mask=valid)
         at = drafted + row * draft_row_stride + slot * draft_slot_stride + index
         q = tl.load(at, mask=valid & has_draft, other=0.0)
         mass += tl.where(valid, p, 0.0).to(tl.float64)
@@ -107,7 +107,7 @@ def _laws_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _draw_kernel(  # type: ignore[no-untyped-def]
-    laws, drafted, masses, drafts, coins, redraws, kept, verified, n_values, n_splits, width,
+    targets, drafted, masses, drafts, coins, redraws, kept, verified, n_values, n_splits, width,
     draft_row_stride, draft_slot_stride,
 ):  # fmt: skip
     """Whether a slot's draft stays, and its token."""
@@ -139,12 +139,12 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         reached += tl.sum(mass, 0)
     start = tl.minimum(split, n_splits - 1) * CHUNK
     found, last = start, start
-    law = laws + entry.to(tl.int64) * n_values
+    target = targets + entry.to(tl.int64) * n_values
     other = drafted + row * draft_row_stride + slot * draft_slot_stride
     for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
         index = first + tl.arange(0, BLOCK)
         valid = index < n_values
-        p = tl.load(law + index, mask=valid, other=0.0)
+        p = tl.load(target + index, mask=valid, other=0.0)
         q = tl.load(other + index, mask=valid & has_draft & (has_rest != 0), other=0.0)
         weight = tl.where(valid & (p > q), p - q, 0.0).to(tl.float64)
         passed = (before + tl.cumsum(weight, 0) <= target) & valid
@@ -155,7 +155,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     if has_draft:
         at = entry - row
         draft = tl.load(drafts + at)
-        stays = tl.load(coins + at) * tl.load(other + draft) < tl.load(law + draft)
+        stays = tl.load(coins + at) * tl.load(other + draft) < tl.load(target + draft)
         tl.store(kept + at, stays.to(tl.uint8))
         token = tl.where(stays, draft, token)
     tl.store(verified + entry, token)
@@ -164,7 +164,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
 def refuse_couple(
     scores: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, redraws: Tensor
 ) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     for name, value in (("scores", scores), ("p_draft", p_draft)):
         if value.dtype != torch.float32:
             return f"{name}: expected float32, received {value.dtype}; call float()"
@@ -182,26 +182,26 @@ def couple(
     """See `mmaccel.kernels.couple.couple`. Cost: three launches."""
     batch, width, n_values = scores.shape
     entries, n_splits, device = batch * width, triton.cdiv(n_values, CHUNK.value), scores.device
-    laws = torch.empty(batch, width, n_values, dtype=torch.float32, device=device)
+    targets = torch.empty(batch, width, n_values, dtype=torch.float32, device=device)
     norms = torch.empty(2, entries, n_splits, dtype=torch.float32, device=device)
     masses = torch.empty(2, entries, n_splits, dtype=torch.float64, device=device)
     kept = torch.empty(batch, width - 1, dtype=torch.bool, device=device)
     verified = torch.empty(batch, width, dtype=torch.int64, device=device)
     if not entries:
-        return Coupled(laws, kept, verified)
+        return Coupled(targets, kept, verified)
     sizes = (n_values, n_splits, width)
     strides, others = scores.stride()[:2], p_draft.stride()[:2]
     grid = (entries, n_splits)
     _norms_kernel[grid](scores, norms[0], norms[1], *sizes, *strides, num_warps=WARPS)
-    _laws_kernel[grid](
-        scores, p_draft, norms[0], norms[1], laws, masses, *sizes, *strides, *others,
+    _targets_kernel[grid](
+        scores, p_draft, norms[0], norms[1], targets, masses, *sizes, *strides, *others,
         num_warps=WARPS,
     )  # fmt: skip
     _draw_kernel[(entries,)](
-        laws, p_draft, masses, drafts.contiguous(), coins.contiguous(), redraws.contiguous(),
+        targets, p_draft, masses, drafts.contiguous(), coins.contiguous(), redraws.contiguous(),
         kept.view(torch.uint8), verified, *sizes, *others, num_warps=WARPS,
     )  # fmt: skip
-    return Coupled(laws, kept, verified)
+    return Coupled(targets, kept, verified)
 
 
 def _build(kernel: Any, registers: int) -> Build:
@@ -218,4 +218,4 @@ def _build(kernel: Any, registers: int) -> Build:
 
 def builds() -> list[Build]:
     """Every configuration this file launches."""
-    return [_build(_norms_kernel, 64), _build(_laws_kernel, 96), _build(_draw_kernel, 96)]
+    return [_build(_norms_kernel, 64), _build(_targets_kernel, 96), _build(_draw_kernel, 96)]

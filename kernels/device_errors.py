@@ -1,7 +1,7 @@
-"""Telling an error of the device from one of the program.
+"""Distinguishes errors of the device from errors of the program.
 
-What a device computes behind an error of its own means nothing, and CUDA reports it at some later
-call. So whoever tries something and goes on where it fails must let such an error through.
+What a device computes after an error of its own means nothing, and CUDA reports the error at some
+later call. Code that catches exceptions and goes on must therefore let such an error through.
 """
 
 from __future__ import annotations

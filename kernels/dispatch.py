@@ -1,9 +1,9 @@
-"""Which twin of a kernel runs: its specification in torch, or the Triton kernel beside it.
+"""Dispatch: whether a kernel runs as its specification in torch or as its Triton version.
 
-A specification is an ordinary function in `kernels/x.py`; its twin has the same name and signature
-in `kernels/x_triton.py`, which also says what it cannot take. The environment variable
-MMACCEL_KERNELS chooses: `auto` takes the Triton kernel wherever it can run, `torch` never, and
-`triton` always, so that it raises rather than let the specification run unseen.
+A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
+signature in `kernels/x_triton.py`, next to a function `refuse_<name>` that says which arguments it
+cannot take. The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version
+wherever it can run, `torch` never, and `triton` always; where it cannot run, `triton` raises.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 
 class Choice(NamedTuple):
-    """Which twin runs, "torch" or "triton", and why."""
+    """Which backend runs, "torch" or "triton", and why."""
 
-    twin: str
+    backend: str
     reason: str
 
 
@@ -63,7 +63,7 @@ def mode() -> str:
 
 @cache
 def find_obstacle(device_type: str) -> str | None:
-    """What keeps Triton kernels from running on a kind of device; None if nothing does."""
+    """Why Triton kernels cannot run on a kind of device; None if they can."""
     try:
         triton = import_module("triton")
     except ImportError as error:
@@ -79,12 +79,12 @@ def find_obstacle(device_type: str) -> str | None:
 
 
 def is_interpreted() -> bool:
-    """Whether Triton runs kernels on the processor, statement by statement (TRITON_INTERPRET=1)."""
+    """Whether Triton runs kernels on the CPU, statement by statement (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
-    """Which twin `run` would take for these arguments.
+    """Which backend `run` would take for these arguments.
 
     Raises:
         OptionError: MMACCEL_KERNELS has another value than the three.
@@ -104,7 +104,7 @@ def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Cho
 
 
 def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a specification or its twin.
+    """Call a specification or its Triton version.
 
     Args:
         specification: a public function of `kernels/x.py`.
@@ -116,10 +116,10 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         OptionError: MMACCEL_KERNELS has another value than the three.
     """
     choice = decide(specification, *args, **options)
-    if choice.twin == "triton":
-        twin: Callable[P, T] = getattr(_twin_module(specification), specification.__name__)
+    if choice.backend == "triton":
+        version: Callable[P, T] = getattr(_triton_module(specification), specification.__name__)
         with _device_of(args, options):
-            return twin(*args, **options)
+            return version(*args, **options)
     if mode() == "triton":
         raise MissingBackendError(
             f"{VARIABLE}=triton: expected {specification.__name__} to run as a Triton kernel, "
@@ -129,7 +129,7 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 def check(device_type: str) -> None:
-    """Refuse early what every kernel on a kind of device would refuse.
+    """Raise early what every kernel call on a kind of device would raise.
 
     Raises:
         MissingBackendError: MMACCEL_KERNELS=triton, and no Triton kernel can run there.
@@ -143,8 +143,10 @@ def check(device_type: str) -> None:
 
 
 def takes(kernel: str, device_type: str) -> bool:
-    """Whether `run` goes to a kernel's Triton twin on a kind of device, unless a call's own
-    arguments forbid it; with MMACCEL_KERNELS=triton always, so that `run` says what is missing.
+    """Whether `run` takes a kernel's Triton version on a kind of device.
+
+    A call's own arguments may still forbid it. With MMACCEL_KERNELS=triton the answer is always
+    yes, so that `run` raises and says what is missing.
     """
     assert kernel in KERNELS
     chosen = mode()
@@ -152,7 +154,7 @@ def takes(kernel: str, device_type: str) -> bool:
 
 
 def survey(device_type: str) -> dict[str, Choice]:
-    """Every kernel by name: the twin that would run on a kind of device, and why.
+    """Every kernel by name: the backend that would run on a kind of device, and why.
 
     Single calls may still go to torch, for reasons of their shapes; `decide` says so.
     """
@@ -179,7 +181,7 @@ def _device_type(args: tuple[Any, ...], options: dict[str, Any]) -> str:
 
 
 def _device_of(args: tuple[Any, ...], options: dict[str, Any]) -> AbstractContextManager[Any]:
-    """Makes the tensors' GPU the current one: Triton launches there, wherever its pointers lie."""
+    """Makes the tensors' GPU the current one, because Triton launches on the current GPU."""
     tensors = _tensors(args, options)
     if not tensors or tensors[0].device.type != "cuda":
         return nullcontext()
@@ -187,13 +189,13 @@ def _device_of(args: tuple[Any, ...], options: dict[str, Any]) -> AbstractContex
 
 
 @cache
-def _twin_module(specification: Callable[..., Any]) -> ModuleType:
+def _triton_module(specification: Callable[..., Any]) -> ModuleType:
     return import_module(f"{specification.__module__}_triton")
 
 
 @cache
 def _refusal(specification: Callable[..., Any]) -> Callable[..., str | None]:
-    """The twin's `refuse_<name>`: what it cannot take of such arguments, or None."""
-    module = _twin_module(specification)
+    """The Triton version's `refuse_<name>`: why it cannot take such arguments, or None."""
+    module = _triton_module(specification)
     found: Callable[..., str | None] = getattr(module, f"refuse_{specification.__name__}")
     return found

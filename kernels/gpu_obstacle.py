@@ -1,7 +1,7 @@
-"""What keeps Triton from the GPUs that torch finds.
+"""Why Triton cannot use the GPUs that torch finds.
 
-Without these questions a GPU that is too old, or a machine without a C compiler (which Triton
-builds its launchers with), would fail in the middle of the first pass that meets a kernel.
+Without this check a GPU that is too old, or a machine without a C compiler (with which Triton
+builds its launchers), would fail in the middle of the first pass that calls a kernel.
 """
 
 from __future__ import annotations

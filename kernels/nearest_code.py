@@ -5,7 +5,7 @@ A. van den Oord, O. Vinyals, K. Kavukcuoglu, "Neural Discrete Representation Lea
 algorithm 1 (residual vector quantization). The distance |x - c|^2 orders codes as |c|^2 / 2 - x.c
 does, which needs one matrix product. This file is the specification.
 
-Departures: none in the lookup; a residual is kept in float32 between its stages.
+Departures: none in the lookup; a residual stays float32 between its stages.
 
 Shapes: **N** vectors, **D** their width, **K** codes, **Q** codebooks of a chain.
 """
@@ -25,7 +25,7 @@ def nearest_code(vectors: Tensor, codebook: Tensor) -> Tensor:
 
     Scores are computed in float32 (on a GPU as `torch.backends.cuda.matmul` allows it; TF32, which
     is off by default, moves near ties). Codes whose distances differ by less than float32 resolves
-    may change places; equal codes whose scores come out equal give the lower index.
+    may be confused; equal codes whose scores come out equal give the lower index.
 
     Args:
         vectors: `[N, D]`, floating point and finite.
@@ -47,14 +47,14 @@ def nearest_code(vectors: Tensor, codebook: Tensor) -> Tensor:
 
 
 def nearest_codes_residual(vectors: Tensor, codebooks: Tensor) -> tuple[Tensor, Tensor]:
-    """Look up each vector, subtract its code, look up what is left, once per codebook.
+    """Find each vector's nearest code, subtract it and go on with the rest, once per codebook.
 
     Args:
         vectors: `[N, D]`, floating point and finite.
         codebooks: `[Q, K, D]`, floating point and finite, K at least 1.
 
     Returns:
-        Codes `[N, Q]` int64, and what is left behind the last stage, `[N, D]` in the dtype of
+        Codes `[N, Q]` int64, and what is left after the last stage, `[N, D]` in the dtype of
         `vectors`.
 
     Raises:

@@ -1,12 +1,12 @@
-"""Nearest codes in Triton: the distances of a tile are compared where they are made.
+"""Nearest codes in Triton: distances of a tile are compared in registers.
 
 Idea: a program takes a tile of vectors through a part of the codebook and keeps the least score and
 its index; no N x K matrix is written. A single lookup splits the codebook over programs when there
 are too few vectors to fill a GPU; the split changes no score, so it changes no result. A residual
-chain runs in one launch: what is left of a tile stands in its rows of the output between stages.
+chain runs in one launch: between stages, the output holds what is left of every vector.
 
-Departures: none; two codes that float32 cannot tell apart may change places, since the sums of a
-product run in another order than torch's.
+Departures: none; two codes whose distances float32 cannot distinguish may be confused, because the
+sums of a product run in another order than torch's.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def _chain_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_nearest_code(vectors: Tensor, codebook: Tensor) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     check_codebook(vectors, codebook, 2)
     return _refuse(vectors, codebook)
 
 
 def refuse_nearest_codes_residual(vectors: Tensor, codebooks: Tensor) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     check_codebook(vectors, codebooks, 3)
     return _refuse(vectors, codebooks)
 

@@ -2,8 +2,8 @@
 
 J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3",
 SC 2011, section 3.3. A number is a function of (key, counter): nothing is stored, so that a value
-can be made again at any later pass, on any device and in any batch. This file is the specification;
-a faster twin has to give the same bits.
+can be computed again at any later pass, on any device and in any batch. This file is the
+specification; the Triton version gives the same bits.
 
 Departures: none in the generator. 32-bit words are held in int64 tensors, since torch lacks
 unsigned arithmetic.
@@ -28,7 +28,7 @@ def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
         key: two int64 tensors of one shape holding 32-bit words.
 
     Returns:
-        `[ROUNDS, 2, ...]` int64; the second word stands first, where a round wants it.
+        `[ROUNDS, 2, ...]` int64; the second word is first, as a round uses it.
     """
     rounds = torch.arange(ROUNDS, device=key[0].device).view(-1, *[1] * key[0].ndim)
     words = [(word + rounds * weyl) & _LOW for word, weyl in zip(key, WEYL, strict=True)]
@@ -38,9 +38,9 @@ def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
 def philox(counter: tuple[Tensor, ...], schedule: Tensor) -> tuple[Tensor, ...]:
     """Encrypt counters.
 
-    The inputs only have to broadcast against each other: words that are constant along an axis are
-    kept small until the rounds have mixed them. From then on the two halves of a round are one
-    tensor, worked on in place.
+    The inputs only have to broadcast against each other: words that are constant along an axis stay
+    small until the rounds have mixed them. From then on the two halves of a round are one tensor,
+    which is changed in place.
 
     Args:
         counter: four int64 tensors holding 32-bit words.
@@ -107,8 +107,9 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
 
 
 def spread(words: tuple[Tensor, ...], n_values: int) -> Tensor:
-    """Four words `[..., V / 4]` of Philox blocks as V uniforms, a block's side by side:
-    `[..., V]` float32.
+    """Four words `[..., V / 4]` of Philox blocks as uniforms `[..., V]` float32.
+
+    The four uniforms of a block are next to each other.
     """
     mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
     for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice

@@ -1,7 +1,7 @@
 """Philox 4x32-10 in Triton: the bits of `mmaccel.kernels.noise`, four values a thread at a time.
 
-Idea: a program makes a run of Philox blocks of one slot and writes their four words side by side;
-nothing is read but the counter.
+Idea: a program computes a run of Philox blocks of one slot and writes their four words next to each
+other; it reads only the counter.
 
 Departures: none in the bits. Gumbels of other kernels come from `to_gumbel`, whose logarithms may
 differ from torch's in the last bits.
@@ -68,7 +68,7 @@ def to_gumbel(uniform):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def interleave(a, b, c, d):  # type: ignore[no-untyped-def]
-    """The four words of N blocks as 4 N values, a block's side by side."""
+    """The four words of N blocks as 4 N values, those of a block next to each other."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [a.shape[0] * 4])
 
 
@@ -90,7 +90,7 @@ def _uniforms_kernel(  # type: ignore[no-untyped-def]
 def refuse_uniforms(
     seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor
 ) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     return None
 
 

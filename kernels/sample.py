@@ -1,10 +1,10 @@
 """Raw logits to tokens with frozen noise: guidance, filters and the Gumbel argmax in one operation.
 
 The token of a slot is ``argmax(score + gumbel)``, where the noise is a function of (seed, item,
-slot) alone (`mmaccel.kernels.noise`), so that a slot whose scores stay keeps its token. The filters
-are those of `mmaccel.kernels.truncation`, in the order guidance, structural mask, temperature,
-top-k, top-p, min-p, forced tokens. Gumbel argmax: C. Maddison, D. Tarlow, T. Minka, "A* Sampling",
-NeurIPS 2014 (arXiv 1411.0030), section 2.
+slot) alone (`mmaccel.kernels.noise`), so that a slot whose scores do not change keeps its token.
+The filters are those of `mmaccel.kernels.truncation`, in the order guidance, structural mask,
+temperature, top-k, top-p, min-p, forced tokens. Gumbel argmax: C. Maddison, D. Tarlow, T. Minka,
+"A* Sampling", NeurIPS 2014 (arXiv 1411.0030), section 2.
 
 Departures: none. This file is the specification of `sample_triton.py`.
 """
@@ -32,10 +32,10 @@ class Settings(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What a pass says about every slot; all `[B, W]`."""
+    """The result for every slot; all `[B, W]`."""
 
     tokens: Tensor  # int64
-    peak: Tensor  # float32, the largest score after the filters; not finite where there is no law
+    peak: Tensor  # float32, the largest score after the filters; not finite if logits are invalid
     lse: Tensor  # float32, logsumexp of the scores after the filters
 
 
@@ -46,7 +46,7 @@ def score(
     mask: Tensor | None = None,
     forced: Tensor | None = None,
 ) -> Tensor:
-    """Raw logits of all branches to the scores of the target law.
+    """Raw logits of all branches to the scores of the target distribution.
 
     Args, raises: as of `sample_frozen`.
 

@@ -1,16 +1,16 @@
 """Candidates for exact top-k and top-p in Triton: one read of the logits, several programs a row.
 
-Idea: what stays of a long row is mostly a small part of it, and the rest need not be read again.
-A glance at 512 tokens spread over the row gives 16 keys, its edges: one that somewhat more tokens
-should reach than may stay, and the others in equal steps through the row. Then every token is read
-once: each program holds 4096 in registers, writes down those that reach the first edge, in a list
-of its own, and sums what reaches each edge, by counts for top-k and by masses for top-p. One
-program a row judges: where the first edge was low enough and no list ran over, all that stays is in
-the lists (LISTED). Otherwise the sums say between which two edges the threshold lies: a second read
-samples what is above and lists what is between (BRACKETED). Where that runs over too, or where
-top-k and top-p are both wanted and lists do not serve, whole rows are searched (SEARCHED).
+Idea: mostly, only a small part of a long row survives truncation, and the rest need not be read
+again. A glance at 512 tokens spread over the row gives 16 keys, its edges: one that somewhat more
+tokens should reach than may survive, and the others in equal steps through the row. Then every
+token is read once: each program holds 4096 in registers, writes those that reach the first edge to
+a list of its own, and sums what reaches each edge, by counts for top-k and by masses for top-p. One
+program a row decides: where the first edge was low enough and no list ran over, all survivors are
+in the lists (LISTED). Otherwise the sums say between which two edges the threshold lies: a second
+read samples what is above and lists what is between (BRACKETED). Where that runs over too, or where
+top-k and top-p are both set and lists do not suffice, whole rows are searched (SEARCHED).
 
-The glance decides on speed alone; that lists hold what stays follows from sums over all tokens.
+The glance affects speed alone; that lists hold all survivors follows from sums over all tokens.
 Tokens go to programs in turns of 128, so that a run of likely ids does not fill a single list.
 
 Method: the sample that bounds a selection is that of R. Floyd, R. Rivest, "Expected Time Bounds for
@@ -79,7 +79,7 @@ def allocate(entries: int, n_splits: int, device: torch.device) -> Candidates:
 
 def first_rank(n_values: int, top_k: int, has_p: bool) -> float:
     """Rank in the glance of the first edge: 1/32 of the row for top-p; for top-k four standard
-    deviations behind that of k. -1, no candidates, where a second read is cheaper than lists; with
+    deviations after that of k. -1, no candidates, where a second read is cheaper than lists; with
     top-p too, where they would run over.
     """
     if not top_k:
@@ -125,7 +125,7 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     second_scale, temperature, is_share, has_lists,
 ):  # fmt: skip
     """Every split's largest score (NaN if there is one), and if `has_lists` its candidates and what
-    reaches each edge: counts, or (`is_share`) masses beside its largest score's.
+    reaches each edge: counts, or (`is_share`) masses relative to its largest score's.
     """
     entry, split = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, CHUNK)
@@ -154,7 +154,7 @@ def gather_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def write_list(lists, at, place, key, index, listed):  # type: ignore[no-untyped-def]
-    """Write tokens that are `listed` to their places in list `at`, as far as it has room."""
+    """Append tokens that are `listed` to list `at`, up to its capacity."""
     fits = (listed != 0) & (place < ROOM)
     to = lists + at * ROOM * 2 + place * 2
     tl.store(to, key, mask=fits)

@@ -1,8 +1,8 @@
-"""Parts of a row in Triton: what stays of its candidates, and the best of all its parts.
+"""Parts of a row in Triton: the surviving candidates, and the best of all parts.
 
 Idea: every program that samples leaves a part: its best perturbed score and that one's token, its
-largest score, and its sum of exponentials below that. Candidates leave theirs behind those of the
-tokens that `sample_triton.py` samples from the logits; noise is made for candidates alone. One
+largest score, and its sum of exponentials below that. The parts of candidates follow those of the
+tokens that `sample_triton.py` samples from the logits; noise is computed for candidates alone. One
 program a row merges the parts in a fixed order.
 
 Departures: see `sample_triton.py`.
@@ -52,7 +52,7 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     lists, counts, tops, bounds, seeds, items, slots, purpose, parts, part_token,
     n_splits, width, has_min, log_min_p,
 ):  # fmt: skip
-    """The parts of the candidates, behind those of the tokens that `sample_triton.py` samples."""
+    """The parts of the candidates, after those of the tokens that `sample_triton.py` samples."""
     entry, split, entries = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     row = entry // width
     from_list = entry.to(tl.int64) * n_splits + split
@@ -116,7 +116,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     found = tl.min(tl.where(best == winner, token, NOBODY), 0).to(tl.int64)
     found = tl.where(found == NOBODY, 0, found)
     lse = tl.where(tl.abs(peak) == float("inf"), peak, peak + tl.log(tl.sum(total, 0)))
-    if is_greedy != 0:  # certain, or no law
+    if is_greedy != 0:  # certain, or invalid logits
         peak = peak - peak
         lse = peak
     if has_forced != 0:

@@ -2,16 +2,17 @@
 
 Idea: float32 scores have 32-bit integer keys in the same order. Top-k wants the largest key t that
 at least k keys reach; top-p the largest t such that the mass of the keys reaching it is at least
-its goal; and of the keys equal to that t, those of the lowest ids stay, as many as are needed: the
-same question about ids. Each answer is found some bits at a time: a level sums, for keys in equal
-steps, the counts or masses that reach them, moves on to the last step that reached the goal, and
-refines the steps. A descent goes over the lists of candidates that `sample_candidates_triton.py`
-leaves of a row, 11 levels of three bits (a row's lists fit a multiprocessor's own cache); or, for
-rows they do not serve, over the whole row, 8 levels of four bits, each a read of the logits.
-Nothing comes back to the host, no atomics are used, and equal inputs give equal bits.
+its goal; and of the keys equal to that t, those of the lowest ids survive, as many as are needed:
+the same question about ids. Each answer is found some bits at a time: a level sums, for keys in
+equal steps, the counts or masses that reach them, moves on to the last step that reached the goal,
+and refines the steps. A descent goes over the lists of candidates that
+`sample_candidates_triton.py` writes of a row, 11 levels of three bits (a row's lists fit a
+multiprocessor's own cache); or, for rows for which they do not suffice, over the whole row, 8
+levels of four bits, each a read of the logits. Nothing comes back to the host, no atomics are used,
+and equal inputs give equal bits.
 
 Method: radix selection, as in T. Alabi et al., "Fast k-Selection Algorithms for Graphics Processing
-Units", ACM JEA 17, 2012, section 3, with sums in the place of histograms.
+Units", ACM JEA 17, 2012, section 3, with sums instead of histograms.
 
 Departures: masses are exp(score - peak) without normalisation, in float32 and in an order of
 additions of their own, so that a boundary of top-p within rounding of p may fall a token apart from
@@ -41,7 +42,7 @@ def load_scores(  # type: ignore[no-untyped-def]
     logits, mask, index, n_values, entry, width, row_stride, slot_stride, branch_stride,
     mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
 ):  # fmt: skip
-    """Scores after guidance, mask and temperature; -inf behind the row's end and no -0."""
+    """Scores after guidance, mask and temperature; -inf after the row's end and no -0."""
     row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
     valid = index < n_values
     place = logits + row * row_stride + slot * slot_stride + index
@@ -76,7 +77,7 @@ def to_score(key):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def stays(key, index, bounds, entry, entries):  # type: ignore[no-untyped-def]
-    """Whether tokens are kept: above a row's floor, or at it and not behind the last id there."""
+    """Whether tokens survive: above a row's threshold, or at it and not after the last id there."""
     floor, last = tl.load(bounds + 2 * entries + entry), tl.load(bounds + 3 * entries + entry)
     return (key > floor) | ((key == floor) & (index <= last))
 

@@ -1,4 +1,4 @@
-"""Bytes that `sample`'s Triton twin moves, from its configuration: `sample_triton.py` by numbers.
+"""Bytes that the Triton version of `sample` moves, computed from its configuration.
 
 A row goes one of three ways where something is cut off (`sample_candidates_triton.py`), and which
 one depends on its logits; a call's bytes are the sum over its rows.
@@ -46,7 +46,7 @@ def count_reads(n_values: int, settings: Settings, way: Way = "lists") -> int:
     if way == "second read":
         return 2
     of_ids = -(-(n_values - 1).bit_length() // 4)
-    first = 1 if has_k and has_p else 2  # with both, no second read is tried
+    first = 1 if has_k and has_p else 2  # with both, there is no second read
     return first + LEVELS * has_k + (LEVELS + of_ids) * has_p + 1
 
 

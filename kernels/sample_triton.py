@@ -3,18 +3,18 @@
 Idea: programs of 4096 tokens each combine the branches, filter, add the slot's Philox noise in
 registers and keep their best token, their largest score and their sum of exponentials; one program
 a row merges them. Where something is cut off by rank or mass, one read finds candidates first
-(`sample_candidates_triton.py`), and noise is made for those that stay alone; the device decides
+(`sample_candidates_triton.py`), and noise is computed for the survivors alone; the device decides
 which way a row goes, and every launch of the other ways returns at once.
 
-Reads of the logits (all branches once each) besides 512 tokens of a row: 1 without truncation, and
-2 with min-p alone. With top-k or top-p:
+Reads of the logits (all branches once each) in addition to 512 tokens of a row: 1 without
+truncation, and 2 with min-p alone. With top-k or top-p:
 
-- 1 where what stays is among the candidates: top-p up to some 3 % of the tokens, top-k up to 3.7 %
-  of them, 12.8 % with top-p too.
+- 1 where all survivors are among the candidates: top-p up to some 3 % of the tokens, top-k up to
+  3.7 % of them, 12.8 % with top-p too.
 - 2 elsewhere, with those between two of 16 edges as candidates.
 - 11 with top-k, 11 and a read for every four bits of an id with top-p, where more than a quarter of
   a program's tokens lie between two edges, as in rows of equal logits, or a score is no number. 18
-  and those for the ids with both, there and wherever candidates do not hold all that stays.
+  and those for the ids with both, there and wherever candidates do not hold all survivors.
 
 `sample_traffic.py` counts the bytes. A window's logits stay in the second-level cache between the
 reads. Scratch is fixed, 2048 numbers for 4096 tokens.
@@ -150,7 +150,7 @@ def refuse_sample_frozen(
     purpose: Tensor,
     forced: Tensor | None = None,
 ) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"logits: expected float32, float16 or bfloat16, received {logits.dtype}"
     if logits.shape[-1] > 1 and logits.stride(-1) != 1:

@@ -1,4 +1,4 @@
-"""From raw logits to the scores of the target law: guidance, temperature, top-k, top-p, min-p.
+"""Guidance, temperature, top-k, top-p, min-p: raw logits to scores of the target distribution.
 
 Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); two guidance scales,
 T. Brooks, A. Holynski, A. Efros, "InstructPix2Pix", CVPR 2023 (arXiv 2211.09800), equation 3;
@@ -61,7 +61,7 @@ def truncate(
     Args:
         scores: `[..., V]` float32.
         temperature: >= 0; 0 makes the most likely token certain (the lowest id at a tie), and a row
-            without law NaN.
+            of invalid logits NaN.
         top_k: keep the k most likely tokens and those tied with the k-th.
         top_p: keep the smallest set of most likely tokens whose mass reaches this; at a tie the
             lower ids.
@@ -72,7 +72,7 @@ def truncate(
     """
     if temperature == 0:
         peak = scores.max(-1)
-        invalid_logits = (peak.values - peak.values)[..., None]  # 0, or NaN where there is no law
+        invalid_logits = (peak.values - peak.values)[..., None]  # 0, or NaN
         return make_certain(scores, peak.indices) + invalid_logits
     if temperature != 1.0:
         scores = scores / temperature

@@ -1,4 +1,4 @@
-"""What a step of canvas decoding needs to know of its open positions, from one look at the logits.
+"""Statistics of the open positions of a canvas, from one read of the logits.
 
 Y. Zheng et al., "Masked Diffusion Models are Secretly Time-Agnostic Masked Models", 2024, arXiv
 2409.02908 (Gumbel-max proposals); H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion

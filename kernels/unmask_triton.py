@@ -2,14 +2,14 @@
 
 Idea: a program goes through a part of a row's vocabulary and keeps a running maximum, the sum of
 exp(l - maximum) and of (l - maximum) exp(l - maximum), the two largest logits and the best noisy
-one; when the maximum rises, both sums are rescaled. A second, small kernel joins the parts of a
+one; when the maximum rises, both sums are rescaled. A second, small kernel merges the parts of a
 row. Parts depend on V alone, so results do not depend on the batch. Closed positions read nothing.
 
 M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867; with
 the maximum raised by d, sum (l - m - d) e^(l - m - d) = e^-d (second sum - d * first sum).
 
 Departures: sums run in another order than torch's, and the noise's logarithms may differ in the
-last bit, so that two tokens as good as each other may change places at a temperature.
+last bit, so that at a temperature either of two equally good tokens may be drawn.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def refuse_unmask(
     slots: Tensor,
     purpose: Tensor,
 ) -> str | None:
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     check_canvas(logits, masked, slots)
     if logits.dtype not in _DTYPES:
         return f"logits: float32, float16 or bfloat16 wanted, {logits.dtype} given"

@@ -1,9 +1,9 @@
 """Attention of a window of W queries on a long cache whose rows stand at positions of their own.
 
-T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, is the
-fast twin's scheme; this file is the specification. The window's own keys are in the cache already,
+The Triton version follows T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context
+inference", 2023; this file is the specification. The window's own keys are in the cache already,
 at `start[r] ... start[r]+W-1`, and query w of row r stands at position `start[r]+w`. It sees no
-position behind its own. Every further restriction takes something away from that.
+position after its own. Every further restriction removes positions from those.
 
 Departures: scores, softmax and sums are float32 whatever the inputs are. A query that sees nothing
 gives zeros and a log-sum-exp of -inf, where softmax alone would give NaN. Keys and values that no
@@ -23,7 +23,7 @@ from mmaccel.errors import ShapeError
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which blocks of keys a key head is looked at in.
+    """Which blocks of keys the queries of a key head see.
 
     Attributes:
         index: `[R, Hkv, NB]` int32, blocks in any order, each listed once. Block b is the positions
@@ -39,10 +39,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Grid:
-    """Locality on an image that is written row by row behind a text.
+    """Locality on an image that is written row by row after a text.
 
     Attributes:
-        text: `[R]` int64, positions in front of the image; all of them are seen.
+        text: `[R]` int64, positions before the image; all of them are seen.
         columns: tokens an image row.
         radius: most image rows, and most columns, between a query and a key it sees.
     """
@@ -82,14 +82,14 @@ def window_attention(
 
     Args:
         q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
-        k, v: `[R, Hkv, S, D]` and `[R, Hkv, S, Dv]` of q's dtype, any strides; S is the room there
-            is, not the length.
+        k, v: `[R, Hkv, S, D]` and `[R, Hkv, S, Dv]` of q's dtype, any strides; S is the cache's
+            capacity, not its length.
         start: `[R]` int64, position of each row's first query.
         scale: what scores are multiplied by.
         softcap: c, scores become `c tanh(score / c)`.
         window: positions a query sees at most, itself included.
         tree: `[W, W]` or `[R, W, W]` bool, which window entries (last axis) a window entry sees;
-            what stands behind it stays unseen. None: all before it.
+            positions after the window stay unseen. None: all before it.
         blocks, grid: see `Blocks` and `Grid`.
         lse: return the log-sum-exp of the scores too.
 
@@ -132,8 +132,8 @@ def find_seen(
     grid: Grid | None = None,
 ) -> Tensor:
     """Which positions each query sees: `[R, Hkv or 1, W, S]` bool; see `window_attention`."""
-    room = k.shape[2]
-    n = torch.arange(room, device=k.device)
+    capacity = k.shape[2]
+    n = torch.arange(capacity, device=k.device)
     query = start[:, None, None] + torch.arange(width, device=k.device)[:, None]  # [R, W, 1]
     seen = n <= query
     if window is not None:
@@ -151,13 +151,15 @@ def find_seen(
         seen = seen & (is_near | (n < text))
     if blocks is None:
         return seen[:, None]
-    n_blocks = -(-room // blocks.size)
+    n_blocks = -(-capacity // blocks.size)
     index = blocks.index.long()
     rank = torch.arange(index.shape[2], device=k.device)
     counts = (rank < blocks.count[..., None]) & (index >= 0) & (index < n_blocks)
     listed = torch.zeros(*index.shape[:2], n_blocks + 1, dtype=torch.bool, device=k.device)
-    listed.scatter_(2, index.where(counts, n_blocks), True)  # the surplus block takes what is out
-    listed = listed[..., :n_blocks].repeat_interleave(blocks.size, 2)[..., :room]
+    listed.scatter_(
+        2, index.where(counts, n_blocks), True
+    )  # the surplus block takes entries out of range
+    listed = listed[..., :n_blocks].repeat_interleave(blocks.size, 2)[..., :capacity]
     return seen[:, None] & listed[:, :, None]
 
 
@@ -172,13 +174,13 @@ def check_window(
 ) -> None:
     """Raise ShapeError unless queries, cache and restrictions fit each other."""
     rows, heads, width, _ = q.shape
-    kv_heads, room = k.shape[1:3]
+    kv_heads, capacity = k.shape[1:3]
     expected: list[tuple[str, tuple[int, ...], list[tuple[int, ...]]]] = [
-        ("keys", tuple(k.shape), [(rows, kv_heads, room, q.shape[3])]),
+        ("keys", tuple(k.shape), [(rows, kv_heads, capacity, q.shape[3])]),
         ("start", tuple(start.shape), [(rows,)]),
     ]
     if v is not None:
-        expected += [("values", tuple(v.shape[:3]), [(rows, kv_heads, room)])]
+        expected += [("values", tuple(v.shape[:3]), [(rows, kv_heads, capacity)])]
     if tree is not None:
         expected += [("tree", tuple(tree.shape), [(width, width), (rows, width, width)])]
     if blocks is not None:
@@ -190,7 +192,7 @@ def check_window(
         if received not in allowed:
             fits = " or ".join(str(list(each)) for each in allowed)
             raise ShapeError(
-                f"window attention, {name}: expected {fits} beside queries {list(q.shape)}, "
+                f"window attention, {name}: expected {fits} with queries {list(q.shape)}, "
                 f"received {list(received)}; give both the same rows, heads and width"
             )
     if heads % kv_heads:

@@ -1,4 +1,4 @@
-"""Joining attention over parts of the keys by the parts' log-sum-exps.
+"""Merges attention over parts of the keys by the parts' log-sum-exps.
 
 T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, its second
 step. A part's average counts with `exp(lse of the part - lse of all)`.

@@ -3,7 +3,7 @@
 T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, with the
 running softmax of T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, arXiv:2205.14135, algorithm 1. The
 W queries of all heads that share a key head are the rows of one tile, so that a tile of keys serves
-them all. A second kernel joins the splits by their log-sum-exps.
+them all. A second kernel merges the splits by their log-sum-exps.
 
 Departures: split i takes the tiles i, i + splits, i + 2 splits, ... and not a run of them, so that
 splits have equal work however far a row has got; their number comes from shapes alone, so that a
@@ -26,7 +26,7 @@ from mmaccel.kernels.window_attention_merge_triton import build_merge, merge
 
 LOG2E = 1.4426950408889634
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
-LEAST_KEYS = 256  # a split's share of the room is not smaller
+LEAST_KEYS = 256  # a split's share of the cache is not smaller
 MOST_SPLITS = 32
 
 
@@ -172,7 +172,7 @@ def refuse_window_attention(
     window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
     grid: Grid | None = None, lse: bool = False,
 ) -> str | None:  # fmt: skip
-    """What keeps this twin from such arguments; None if nothing does."""
+    """Why this version cannot take such arguments; None if it can."""
     reason = refuse_cache(q, k)
     if reason is None and v.shape[2] * v.stride(2) >= 2**31:
         return f"values of a head that reach {v.shape[2] * v.stride(2)} numbers far; 2^31 at most"

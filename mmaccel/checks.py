@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from mmaccel.errors import OptionError
 
 def check_int(name: str, value: Any, low: int, high: int | None = None, *, hint: str) -> None:
     """Raise OptionError unless `value` is an integer in low..high; `high=None` sets no limit."""
-    is_int = isinstance(value, int) and not isinstance(value, bool)
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):
         domain = f">= {low}" if high is None else f"in {low}..{high}"
         raise OptionError(f"{name}: expected an integer {domain}, received {value!r}; {hint}")
@@ -35,15 +36,24 @@ def check_number(
         hint: how to repair the call.
         above_low: `low` itself is refused too.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and low <= value <= high:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and _is_finite(value) and low <= value <= high:
         if not above_low or value > low:
             return
-    if high == math.inf:
+    if low == -math.inf:
+        expected = "a finite number"
+    elif high == math.inf:
         expected = f"a finite number {'>' if above_low else '>='} {low:g}"
     else:
         expected = f"a number {f'in ({low:g}, {high:g}]' if above_low else f'in {low:g}..{high:g}'}"
     raise OptionError(f"{name}: expected {expected}, received {value!r}; {hint}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def check_choice(

@@ -1,15 +1,13 @@
-"""Contracts: the few types that every floor speaks.
+"""Contracts of window decoding: models, prompts, layouts, policies and continuous batching.
 
 Shapes: **B** rows asked for, **G** guidance branches, **R** = G * B rows of a forward pass, **T**
 prompt positions, **W** window, **V** vocabulary. *Slot* i of a row is its i-th generated token
-(0-based); *position* is the index in the model's cache, so that slot i of row r stands at position
-``prompt.lengths[r] + i``.
+(0-based). *Position* is the index in the model's cache: slot i of row r has position
+``prompt.lengths[r] + i``. A *batch slot* is one of the rows that are decoded at a time.
 
-Places: a prompt of more rows than are decoded at a time, and what is told of each that ended.
-
-G.-I. Yu et al. ("Orca: A Distributed Serving System for Transformer-Based
-Generative Models", OSDI 2022, section 3, iteration-level scheduling) let a request join a batch as
-soon as another has left it; here the unit is a pass of a window or over a canvas.
+Continuous batching: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based
+Generative Models", OSDI 2022, section 3 (iteration-level scheduling). A request joins the batch as
+soon as another has left it; here an iteration is a pass over a window or a canvas.
 """
 
 from __future__ import annotations
@@ -21,17 +19,18 @@ from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_int
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Exactness, Generation, OnStep
 
 
 @dataclass(frozen=True)
 class FinishedRow:
-    """A row that has ended while others may go on.
+    """The result of a row that has ended, possibly before others.
 
     Attributes:
-        row: which of the prompt.
-        tokens: `[n]` int64, those that were made.
+        row: its number in the prompt.
+        tokens: `[n]` int64, the generated tokens.
         passes: passes it took part in.
         accepted: as in `Stats`, of this row.
         total_variation, nats: as in `Stats`, of this row.
@@ -47,12 +46,12 @@ class FinishedRow:
 
 @dataclass(frozen=True)
 class ContinuousBatching:
-    """Fewer places than a prompt has rows: when a row ends, the next one takes its place.
+    """Decodes a few rows of a prompt at a time: when one ends, the next is admitted.
 
     Args:
-        max_num_seqs: most rows that are decoded at a time, at least 1.
-        on_finish: given every row as soon as it has ended; an exception from it stops the run and
-            reaches the caller.
+        max_num_seqs: largest number of rows decoded at a time, at least 1.
+        on_finish: called with every row as soon as it has ended. An exception from it stops the
+            run and is raised to the caller.
 
     Raises:
         OptionError: max_num_seqs < 1.
@@ -62,46 +61,39 @@ class ContinuousBatching:
     on_finish: Callable[[FinishedRow], None] | None = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.max_num_seqs, bool)
-            or not isinstance(self.max_num_seqs, int)
-            or self.max_num_seqs < 1
-        ):
-            raise OptionError(
-                f"max_num_seqs: expected an integer of at least 1, received {self.max_num_seqs!r}; try 8"
-            )
+        check_int("max_num_seqs", self.max_num_seqs, 1, hint="try 8")
 
 
 @runtime_checkable
 class TokenModel(Protocol):
     """Anything that predicts the next token at W positions of R rows in one pass.
 
-    The cache is a line of positions per row. A pass writes positions ``start[r] … start[r]+W-1``
-    and whatever stood from there on counts as overwritten, so a rollback is nothing but a smaller
-    `start` at the next pass. Rows advance at their own pace.
+    Every row has its own cache of positions. A pass writes positions ``start[r] … start[r]+W-1``,
+    and all later positions count as overwritten, so that a rollback is a smaller `start` at the
+    next pass. Every row proceeds at its own pace.
     """
 
     vocab_size: int
 
     @property
     def device(self) -> torch.device:
-        """Where tokens are taken and logits given."""
+        """The device of tokens and logits."""
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Forget everything and make room for `rows` rows of `positions` positions that count.
+        """Clear the cache and reserve `positions` positions for each of `rows` rows.
 
-        A pass may reach beyond them (a row near its end, or behind it, does so while others go
-        on): what it writes there is never read, and the logits of those entries mean nothing.
+        A pass may extend beyond them, for example in a row that has ended while others have not.
+        What it writes there is never read, and the logits of those entries mean nothing.
 
         Raises:
-            OptionError: if the model cannot take so many positions.
+            OptionError: the model cannot take so many positions.
         """
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """Run one pass.
 
         Args:
-            tokens: `[R, W]` int64, fed at positions `start[r] … start[r]+W-1`.
+            tokens: `[R, W]` int64, at positions `start[r] … start[r]+W-1`.
             start: `[R]` int64, not above the number of positions already written in that row.
 
         Returns:
@@ -110,11 +102,11 @@ class TokenModel(Protocol):
         """
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
-        """Run one pass like `forward` over tokens whose logits nobody wants, as the prompt's are.
+        """Run one pass like `forward` whose logits are not needed, as over a prompt.
 
         Args:
-            tokens: `[R, W]` int64, fed at positions `start[r] … start[r]+W-1`.
-            start: `[R]` int64, as in `forward`; one number expanded where all rows begin alike.
+            tokens: `[R, W]` int64, at positions `start[r] … start[r]+W-1`.
+            start: `[R]` int64, as in `forward`; one number expanded if all rows begin alike.
         """
 
 
@@ -138,18 +130,19 @@ class Layout(Protocol):
 
     @property
     def columns(self) -> int:
-        """Slots a row takes; 0 where tokens stand in no rows."""
+        """Slots of an image row; 0 if tokens form no rows."""
 
     @property
     def frame(self) -> int:
-        """Slots an image takes; 0 where there are none."""
+        """Slots of a frame or image; 0 if there are none."""
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """Slots `[B, W]` to the tokens that must stand there, -1 where free; None if all are."""
+        """Slots `[B, W]` to their required tokens, -1 where free; None if all slots are free."""
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """Slots `[B, W]` to a boolean mask broadcastable to `[B, W, V]`, True where a token may
-        stand; None: all.
+        """Slots `[B, W]` to a mask broadcastable to `[B, W, V]`, True where a token is allowed.
+
+        None allows all tokens.
         """
 
 
@@ -219,35 +212,33 @@ class Policy(Protocol):
         noise: Any,
         on_step: OnStep | None = None,
     ) -> Generation:
-        """Make up to `length` tokens for every row of `prompt`. Randomness comes from `noise`
-        alone.
+        """Generate up to `length` tokens for every row of `prompt`.
+
+        Args:
+            model: a `TokenModel` for a window policy, a `Denoiser` for a canvas policy.
+            prompt: what stands before the first generated token.
+            length: largest number of tokens a row, at least 1.
+            params: `SamplingParams`.
+            noise: `Noise` of the prompt's rows, the only source of randomness.
+            on_step: called after every pass, see `mmaccel.results.OnStep`.
         """
 
 
 def check_window(window: Any, *, adaptive: bool) -> None:
-    """Refuse a window that is no integer in 1..4096 (nor "adaptive" where that is safe).
-
-    Raises:
-        OptionError: with the values that are possible.
-    """
-    if adaptive and window == "adaptive":
-        return
-    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 4096:
-        wanted = "an integer in 1..4096" + (' or "adaptive"' if adaptive else "")
-        raise OptionError(f"window: expected {wanted}, received {window!r}; 16 to 64 suits most")
+    """Raise OptionError unless `window` is in 1..4096, or "adaptive" where that is allowed."""
+    if not (adaptive and window == "adaptive"):
+        other = ', and "adaptive" chooses' if adaptive else ""
+        check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
 
 
 def check_policy(policy: Any, kind: str = "window") -> None:
-    """Refuse what is no policy, or one of another kind than "window" or "canvas".
-
-    Raises:
-        OptionError: a class, a name, or something that does not decode such a model.
-    """
-    promises = getattr(policy, "exactness", None) in get_args(Exactness)
-    does = promises and not isinstance(policy, type) and callable(getattr(policy, "sample", None))
+    """Raise OptionError unless `policy` is a policy of `kind`, "window" or "canvas"."""
+    has_exactness = getattr(policy, "exactness", None) in get_args(Exactness)
+    can_sample = callable(getattr(policy, "sample", None)) and not isinstance(policy, type)
+    is_policy = has_exactness and can_sample
     own = getattr(policy, "kind", "window")
-    if not does or own != kind:
+    if not is_policy or own != kind:
         example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
-        remedy = f"it is for a {own}, take" if does else "make an instance of"
+        remedy = f"it is for a {own}, take" if is_policy else "make an instance of"
         what = f"expected a policy such as mmaccel.{example}, received {policy!r}; {remedy}"
         raise OptionError(f"policy: {what} one of the classes that mmaccel offers for a {kind}")

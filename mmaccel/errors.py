@@ -1,7 +1,7 @@
 """Errors of the library.
 
-Every error is a child of `MMAccelError` and also of the built-in a caller would catch. A message
-says what was expected, what was received and what to do about it, on one line.
+Every error is a child of `MMAccelError` and of the built-in exception that a caller would catch. A
+message says on one line what was expected, what was received and how to repair it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class UnsupportedModelError(MMAccelError, TypeError):
 
 
 class MissingBackendError(MMAccelError, ImportError):
-    """An optional package or device that the call needs is not there."""
+    """An optional package or device that the call needs is missing."""
 
 
 class AttachError(MMAccelError, RuntimeError):
@@ -32,15 +32,15 @@ class AttachError(MMAccelError, RuntimeError):
 
 
 class BusyError(MMAccelError, RuntimeError):
-    """An object that makes one thing at a time was called while it still made another."""
+    """An object that serves one call at a time was called during another call."""
 
 
 class NumericsError(MMAccelError, ArithmeticError):
     """The model returned NaN, or a filter left no token to choose from.
 
     Args:
-        message: as of any error.
-        rows: which rows of the prompt it befell, where that is known; others may be tried again.
+        message: see above.
+        rows: the rows of the prompt concerned, if known; the others may be decoded again.
     """
 
     def __init__(self, message: str = "", rows: tuple[int, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What runs report: progress while they last, tokens and statistics at the end.
+"""What runs report: progress after every pass, tokens and statistics at the end.
 
 Shapes: **B** rows, **L** tokens asked for.
 """
@@ -15,52 +15,50 @@ Exactness = Literal["bitwise", "distribution", "relaxed"]
 
 
 EXACT_DTYPE = "float32"
-"""The dtype in which `bitwise` means equal bits; in others passes of different widths round
-differently."""
+"""The dtype in which `bitwise` means equal bits: in others, passes round by their width."""
 
 
 def exactness_in(exactness: str, dtype: str) -> str:
-    """What a policy of `exactness` promises in `dtype`; outside float32 bits are up to rounding."""
+    """What a policy of `exactness` guarantees in `dtype`; only float32 gives equal bits."""
     return "up to rounding" if exactness == "bitwise" and dtype != EXACT_DTYPE else exactness
 
 
 @dataclass
 class Stats:
-    """What a run cost and what it promises.
+    """What a run cost and what it guarantees.
 
     Attributes:
         policy: the policy's repr.
-        exactness: promise of the run, after fallbacks.
-        tokens: tokens made, summed over rows.
+        exactness: guarantee of the run, after fallbacks.
+        tokens: generated tokens, summed over rows.
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
-        row_passes: passes summed over the rows that were still unfinished; equals `passes` at batch
-            1.
+        row_passes: passes summed over the rows that were unfinished; equals `passes` at batch 1.
         prefill_passes: passes over the prompt.
         draft_passes: passes of a draft model.
-        accepted: `accepted[k]` counts row-passes that made exactly k + 1 tokens.
+        accepted: `accepted[k]` counts row-passes that generated exactly k + 1 tokens.
         total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
             for exact ones.
         nats: canvas policies: bound on the divergence from one commit a pass, summed over rows; see
             `mmaccel.samplers.canvas.divergence`. 0.0 for exact ones.
         positions: canvas policies: entries that went through the model, over all rows of all
             passes.
-        fed: window policies: entries that went through the model, over all rows of all passes, the
-            prompt's included; those of rows that had ended, and of padding, count like others.
+        tokens_processed: window policies: tokens that went through the model, over all rows of all
+            passes, those of the prompt, of ended rows and of padding included.
         seconds: wall time of the run.
-        forward_seconds: the model's share of it, the prompt's pass included; on an accelerator the
-            time to launch passes, not to finish them.
-        pixel_seconds: time behind the run that made images, or sound, of the tokens; 0.0 where
-            none were.
+        forward_seconds: the model's share of it, the prompt's pass included; on a GPU the time to
+            launch passes, not to finish them.
+        pixel_seconds: time after the run to decode the tokens to images or sound; 0.0 if they were
+            not decoded.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
-        fallbacks: reasons for everything that ran in another way than asked.
-        notes: what is worth knowing of a run that went as asked, as a budget that bought nothing.
+        fallbacks: reasons for everything that ran otherwise than requested.
+        notes: remarks on a run that ran as requested, such as a budget that had no effect.
         runner: how passes were carried out: "eager" or "cuda graphs".
-        runner_reason: why passes were not captured, where they were to be; or empty.
-        captures: passes captured in this run; 0 with "cuda graphs" where all graphs that it
-            replayed were captured by earlier ones.
-        attention: "window_attention" where the layers ran that kernel, else "the model's own" with
+        runner_reason: why passes were not captured although requested; or empty.
+        captures: passes captured in this run; 0 with "cuda graphs" if earlier runs captured all
+            graphs that it replayed.
+        attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
-        reference: the decoder that `exactness` speaks of, where a pipeline leaves a choice.
+        reference: the decoder that `exactness` refers to, if a pipeline has several.
     """
 
     policy: str = ""
@@ -94,9 +92,7 @@ class Stats:
 
     @property
     def acceptance_by_slot(self) -> list[float]:
-        """Share of a row's passes in which slot k of the window was kept, k from 0; the first one
-        always is.
-        """
+        """Share of a row's passes in which slot k of the window was accepted; k = 0 always is."""
         n_passes = sum(self.accepted)
         return [sum(self.accepted[k:]) / n_passes for k in range(len(self.accepted))]
 
@@ -128,7 +124,7 @@ class Stats:
         parts = [("model", self.forward_seconds), ("rendering", self.pixel_seconds)]
         parts.insert(1, ("sampler", self.seconds - self.forward_seconds))
         shown = ", ".join(f"{name} {value:.2f}" for name, value in parts if value)
-        shown = f" ({shown})" if self.forward_seconds else ""  # not measured where we fell back
+        shown = f" ({shown})" if self.forward_seconds else ""  # not measured after a fallback
         lines.append(("seconds", f"{self.seconds + self.pixel_seconds:.2f}{shown}"))
         if self.runner != "eager" or self.runner_reason:
             because = f": {self.runner_reason}" if self.runner_reason else ""
@@ -145,9 +141,9 @@ class Generation:
     """What a sampler returns.
 
     Attributes:
-        tokens: `[B, L]` int64, 0 behind a row's end.
+        tokens: `[B, L]` int64, 0 after a row's end.
         lengths: `[B]` int64.
-        passes: `[B]` int64, passes each row took part in while it was unfinished.
+        passes: `[B]` int64, passes in which each row was unfinished.
         stats: of the batch.
     """
 
@@ -159,15 +155,14 @@ class Generation:
 
 @dataclass(frozen=True)
 class Progress:
-    """State handed to `on_step` after every pass.
+    """State passed to `on_step` after every pass.
 
     Attributes:
-        tokens: `[B, L]` int64, valid up to `lengths`; a view, to be copied if kept.
-        lengths: `[B]` int64, tokens made so far.
+        tokens: `[B, L]` int64, valid up to `lengths`; a view that the next pass changes.
+        lengths: `[B]` int64, tokens generated so far.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
-        rows: which row of the prompt stands in each of the B places, where there are `ContinuousBatching`;
-            empty where every row has its own.
+        rows: the prompt's row in each of the B batch slots under `ContinuousBatching`, else empty.
     """
 
     tokens: Tensor
@@ -179,5 +174,5 @@ class Progress:
 
 OnStep = Callable[[Progress], "Tensor | None"]
 """Called after every pass. May return `[B]` int64: the number of tokens after which each row ends
-(a number above the row's length lets it go on); None changes nothing. An exception from it stops
-the run and reaches the caller."""
+(a number above the row's length does not end it); None changes nothing. An exception from it stops
+the run and is raised to the caller."""

@@ -1,12 +1,12 @@
-"""Accepting and redrawing: the few lines of probability that all speculative samplers share.
+"""Accepting and redrawing drafts: the probability that all speculative policies share.
 
 Y. Leviathan, M. Kalman, Y. Matias, "Fast Inference from Transformers via Speculative Decoding",
 ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1: keep a draft x ~ q with probability
-min(1, p(x)/q(x)), else draw from (p - q)+; the result has law p, whatever q is, as long as q is the
-law x was really drawn from.
+min(1, p(x)/q(x)), else draw from (p - q)+. The result is distributed as p for any q from which x
+was really drawn.
 
-Couplings: how drafts behind the first rejection are redrawn; `speculative_jacobi` says what each
-does.
+A coupling is the way in which drafts after the first rejection are redrawn; see
+`mmaccel.samplers.window.speculative_jacobi`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmaccel.errors import OptionError
+from mmaccel.checks import check_choice
 from mmaccel.kernels.acceptance import at_tokens, draw, is_kept, residual
 
 __all__ = [
@@ -36,15 +36,13 @@ def count_leading(accepted: Tensor) -> Tensor:
 
 
 def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
-    """The law of a token given outright: `[B, K]` int64 to `[B, K, V]` float32."""
-    law = torch.zeros(*tokens.shape, vocab_size, device=tokens.device)
-    return law.scatter_(-1, tokens[..., None], 1.0)
+    """The distribution of given tokens: `[B, K]` int64 to `[B, K, V]` float32."""
+    zeros = torch.zeros(*tokens.shape, vocab_size, device=tokens.device)
+    return zeros.scatter_(-1, tokens[..., None], 1.0)
 
 
 def exact_acceptance(p_target: Tensor, p_draft: Tensor) -> Tensor:
-    """min(1, p/q) for every token: `[B, K, V]` twice to `[B, K, V]`; 1 where q is 0 (such a draft
-    cannot come).
-    """
+    """min(1, p/q) for every token, `[B, K, V]`; 1 where q is 0, where no draft can come from."""
     return torch.where(p_draft > 0, (p_target / p_draft).clamp(max=1.0), 1.0)
 
 
@@ -53,13 +51,5 @@ COUPLINGS = ("independent", "maximal", "gumbel")
 
 
 def check_coupling(coupling: str) -> None:
-    """Refuse an unknown coupling.
-
-    Raises:
-        OptionError: with the names that exist.
-    """
-    if coupling not in COUPLINGS:
-        raise OptionError(
-            f"coupling: expected one of {', '.join(COUPLINGS)}, received {coupling!r}; "
-            "maximal keeps most"
-        )
+    """Raise OptionError unless `coupling` is one of `COUPLINGS`."""
+    check_choice("coupling", coupling, COUPLINGS, hint="maximal accepts most drafts")

@@ -1,9 +1,9 @@
-"""Whether two forward passes that must agree do: the one comparison behind every self-check.
+"""Compares the logits of two forward passes; every self-check uses this comparison.
 
 A self-check says which passes must agree; this file says what agreeing means. Differences are
-counted in standard deviations of the expected logits, so that one number fits every model. Entries
-far below a position's largest logit are masked: their values say nothing, but the same entries have
-to be masked in both passes.
+measured in standard deviations of the expected logits, so that one tolerance fits every model.
+Entries far below a position's largest logit are masked: their values are not compared, but the same
+entries have to be masked in both passes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MASKED = 1e3  # below a position's largest logit: as good as -inf, as heads fill padded ids
+_MASKED = 1e3  # below a position's largest logit: as good as -inf, with which heads fill padded ids
 _SINGLE = (torch.float64, torch.float32)
 _STRICT = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -24,7 +24,7 @@ class Tolerance:
     """How far logits may be apart, in standard deviations of the expected ones.
 
     Attributes:
-        mean: of all compared entries.
+        mean: over the compared entries.
         largest: of any compared entry.
     """
 
@@ -33,13 +33,14 @@ class Tolerance:
 
     @staticmethod
     def of(dtype: torch.dtype) -> Tolerance:
-        """What rounding does between passes of a model in `dtype` that attend by other kernels."""
+        """The rounding between passes of a model in `dtype` with different attention kernels."""
         return Tolerance(mean=1e-3 if dtype in _SINGLE else 0.05)
 
     @staticmethod
     def strict(dtype: torch.dtype) -> Tolerance:
-        """What rounding does between passes of a model in `dtype` that differ in their width
-        alone; in half precision, matrix products round with their shape.
+        """The rounding between passes of a model in `dtype` that differ in their width alone.
+
+        In half precision, matrix products of different shapes round differently.
         """
         return Tolerance(largest=_STRICT[dtype]) if dtype in _STRICT else Tolerance(mean=2e-2)
 
@@ -49,9 +50,9 @@ class Difference:
     """How far received logits are from expected ones, in standard deviations of the latter.
 
     Attributes:
-        mean, largest: over the compared entries; infinite where other entries are masked, where
-            received logits are NaN, and where expected ones without any spread are not met.
-        is_telling: False where the expected logits are NaN or all alike, so that agreement would
+        mean, largest: over the compared entries; infinite if other entries are masked, if received
+            logits are NaN, and if they differ from expected logits that are all equal.
+        is_telling: False if the expected logits are NaN or all equal, so that agreement would
             prove nothing.
     """
 
@@ -92,7 +93,7 @@ def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = No
 
 
 def is_possible(logits: Tensor) -> Tensor:
-    """Which entries of `[..., V]` are not masked, by -inf or a number that is as good."""
+    """Which entries of `[..., V]` are not masked by -inf or a number as low."""
     return logits > logits.amax(-1, keepdim=True) - _MASKED
 
 

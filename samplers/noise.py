@@ -1,8 +1,9 @@
-"""Noise for samplers: numbers that depend on (seed, item, slot) and on nothing else.
+"""Noise: random numbers that depend on (seed, item, slot) and on nothing else.
 
-Batch size, batch order, window and device do not enter, so that an image can be made again alone,
-in a batch, with another window or on another machine. Philox 4x32-10 (see `mmaccel.kernels.noise`)
-is keyed with the row's seed; its counter holds (vocabulary block, slot, item, stream and pass).
+Batch size, batch order, window and device have no influence, so that an image can be generated
+again alone, in a batch, with another window or on another machine. Philox 4x32-10
+(`mmaccel.kernels.noise`) is keyed with the row's seed; its counter holds (vocabulary block, slot,
+item, stream and pass).
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Fresh(NamedTuple):
 
 
 def check_seed(seed: Any) -> int | tuple[int, ...]:
-    """A seed, or one per row, as integers in 0..2**64-1 (a negative one counts from 2**64 down).
+    """A seed, or one per row, as integers in 0..2**64-1; 2**64 is added to a negative one.
 
     Raises:
-        OptionError: something else, or an integer of more than 64 bits.
+        OptionError: neither, or an integer of more than 64 bits.
     """
     given = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
     several = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
@@ -95,12 +96,16 @@ class Noise:
     def from_seed(
         cls, seed: int | Sequence[int], batch: int, device: torch.device | str = "cpu"
     ) -> Noise:
-        """One seed for the batch (row b is item b), or one per row (every row is item 0 of its own
-        seed).
+        """Noise of a batch.
+
+        Args:
+            seed: one seed for the batch (row b is item b), or one per row (every row is item 0 of
+                its own seed).
+            batch: B.
+            device: of the tensors.
 
         Raises:
-            OptionError: if there is neither one seed nor one per row, or a seed needs more than 64
-                bits.
+            OptionError: neither one seed nor one per row, or a seed of more than 64 bits.
         """
         checked = check_seed(seed)
         single = isinstance(checked, int)
@@ -119,16 +124,14 @@ class Noise:
         return Noise(self.seeds[index], self.items[index])
 
     def refill(self, other: Noise) -> None:
-        """Take another's seeds and items, in the same tensors."""
+        """Copy the seeds and items of other noise into the same tensors."""
         self.seeds.copy_(other.seeds)
         self.items.copy_(other.items)
-        if "schedule" in vars(self):  # made of the seeds at the first use
+        if "schedule" in vars(self):  # computed from the seeds at the first use
             self.schedule.copy_(other.schedule)
 
     def frozen(self, slots: Tensor, vocab_size: int, temperature: float) -> Tensor:
-        """Frozen Gumbel noise `[B, W, V]`; at temperature 0, where it could change nothing, zeros
-        `[B, W, 1]`.
-        """
+        """Frozen Gumbel noise `[B, W, V]`; at temperature 0, which uses none, zeros `[B, W, 1]`."""
         if temperature == 0:
             return torch.zeros(*slots.shape, 1, device=slots.device)
         return self.gumbel(slots, vocab_size)
@@ -141,8 +144,8 @@ class Noise:
         Args:
             slots: `[B, W]` int64.
             vocab_size: V. The first V' < V values of a slot are the same for every V.
-            stream: which source.
-            step: pass number, also as `[]` int64, or `[B]`: every row's own; 0 for frozen noise.
+            stream: the source of randomness.
+            step: pass number, an int, `[]` int64 or each row's own `[B]`; 0 for frozen noise.
 
         Returns:
             `[B, W, V]` float32.
@@ -161,7 +164,7 @@ class Noise:
 
         Args:
             slots: `[B, W]` int64.
-            step: pass number, also as `[]` int64, or `[B]`: every row's own.
+            step: pass number, an int, `[]` int64 or each row's own `[B]`.
         """
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
@@ -169,7 +172,7 @@ class Noise:
 
     @cached_property
     def schedule(self) -> Tensor:
-        """The keys of all rounds, made of the seeds: `[ROUNDS, 2, B, 1, 1]` int64."""
+        """The keys of all rounds, computed from the seeds: `[ROUNDS, 2, B, 1, 1]` int64."""
         seed = self.seeds[:, None, None]
         return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
@@ -182,7 +185,7 @@ class Noise:
 
 
 def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:
-    """What numbers are for, as one word of the counter: `[]` int64, or `[B, 1, 1]`."""
+    """Stream and pass as one word of the counter: `[]` int64, or `[B, 1, 1]`."""
     if isinstance(step, int):
         return torch.full((), (int(stream) | step << 8) & _LOW, device=device)
     purpose = ((step << 8) + int(stream)).bitwise_and_(_LOW)

@@ -1,4 +1,7 @@
-"""The plan of seats: which rows of a long prompt stand in the places of a run, and who is next."""
+"""Scheduler: which rows of a long prompt occupy the batch slots of a run, and which rows wait.
+
+Window runs and canvas runs share this class; see `mmaccel.contracts.ContinuousBatching`.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,22 @@ from mmaccel.samplers.noise import Noise
 
 
 class Scheduler:
-    """Rows of a prompt in a run's places, in their order.
+    """Assigns the rows of a prompt to the batch slots of a run, in the prompt's order.
 
     Args:
         prompt: of all rows.
-        places: how many stand there at a time.
+        batching: how many batch slots there are.
         noise: of all rows.
 
     Attributes:
         whole: the prompt of all rows.
-        rows: which row stands in each place; the last one to stand there, where it has ended.
-        is_open: whether the row of each place has not ended.
-        ended: rows that have, by their number.
+        rows: the row in each batch slot; where it has finished, the last one that was there.
+        is_open: whether the row of each batch slot is unfinished.
+        ended: finished rows, by their number.
     """
 
     def __init__(self, prompt: Prompt, batching: ContinuousBatching, noise: Noise) -> None:
-        self.whole, self._noise, self._deliver = prompt, noise, batching.on_finish
+        self.whole, self._noise, self._on_finish = prompt, noise, batching.on_finish
         self.rows = list(range(min(batching.max_num_seqs, prompt.batch)))
         self.is_open = [True] * len(self.rows)
         self.ended: dict[int, FinishedRow] = {}
@@ -36,44 +39,44 @@ class Scheduler:
 
     @property
     def n_open(self) -> int:
-        """Places whose row has not ended."""
+        """Number of batch slots whose row is unfinished."""
         return sum(self.is_open)
 
     def prompt(self) -> Prompt:
-        """Of the rows that stand in the places."""
+        """The prompt of the rows in the batch slots."""
         return choose_rows(self.whole, self.rows)
 
     def noise(self) -> Noise:
-        """Of the rows that stand in the places."""
+        """The noise of the rows in the batch slots, in tensors of its own."""
         return self._noise.rows(torch.tensor(self.rows, device=self._noise.seeds.device))
 
-    def finish(self, place: int, ended: FinishedRow) -> None:
-        """The row of a place has ended."""
-        self.is_open[place] = False
+    def finish(self, batch_slot: int, ended: FinishedRow) -> None:
+        """Record the finished row of a batch slot and hand it to `on_finish`."""
+        self.is_open[batch_slot] = False
         self.ended[ended.row] = ended
-        if self._deliver is not None:
-            self._deliver(ended)
+        if self._on_finish is not None:
+            self._on_finish(ended)
 
-    def fill(self, free: Sequence[int]) -> list[int]:
-        """Let the next rows take free places; returns those that were taken."""
-        taken = list(free[: self.whole.batch - self._next])
-        for place in taken:
-            self.rows[place], self.is_open[place] = self._next, True
+    def admit(self, free: Sequence[int]) -> list[int]:
+        """Assign the next waiting rows to free batch slots; returns the slots that were filled."""
+        filled = list(free[: self.whole.batch - self._next])
+        for batch_slot in filled:
+            self.rows[batch_slot], self.is_open[batch_slot] = self._next, True
             self._next += 1
-        return taken
+        return filled
 
 
 def choose_rows(prompt: Prompt, rows: Sequence[int]) -> Prompt:
-    """Some of a prompt's B rows, branch by branch, as a prompt without places of its own."""
-    index = spread_rows(rows, prompt.batch, prompt.branches, prompt.tokens.device)
+    """The given rows of a prompt's B, in every branch, as a prompt without continuous batching."""
+    index = expand_rows(rows, prompt.batch, prompt.branches, prompt.tokens.device)
     return replace(
         prompt, tokens=prompt.tokens[index], lengths=prompt.lengths[index], batching=None
     )
 
 
-def spread_rows(
+def expand_rows(
     rows: Sequence[int], batch: int, branches: int, device: torch.device | str
 ) -> Tensor:
-    """Rows out of B as rows of a pass of all branches, `[G * n]` int64."""
+    """Row numbers among B as row numbers among the R rows of a pass, `[G * n]` int64."""
     chosen = torch.tensor(list(rows), dtype=torch.int64, device=device)
     return torch.cat([chosen + branch * batch for branch in range(branches)])

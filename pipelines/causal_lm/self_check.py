@@ -210,7 +210,7 @@ def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]
             f"{type(model).__name__}: {len(called)} of {len(expected)} calls of attention "
             "asked transformers for a function by name"
         ), True
-    refused = [choice.reason for _, choice in choices if choice.twin != "triton"]
+    refused = [choice.reason for _, choice in choices if choice.backend != "triton"]
     if wants_triton and refused:
         return refused[0], True
     for (_, own), (_, logits) in zip(_run_windows(plain, ids), received):

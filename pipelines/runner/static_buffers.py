@@ -84,13 +84,13 @@ class StaticModelBuffers:
         """A row input in the shape of the static buffer it is copied to."""
         return own
 
-    def offered(self) -> dict[str, Tensor | None]:
-        """See `SupportsContinuousBatching.offered`: the row inputs by name."""
+    def get_row_inputs(self) -> dict[str, Tensor | None]:
+        """See `SupportsContinuousBatching.get_row_inputs`: the row inputs by name."""
         return {name: getattr(self, name) for name in self.row_inputs}
 
-    def seat(self, offered: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `SupportsContinuousBatching.seat`. Static buffers are written in place."""
-        for name, value in offered.items():
+    def select_rows(self, row_inputs: dict[str, Tensor | None], rows: Tensor | None) -> None:
+        """See `SupportsContinuousBatching.select_rows`. Static buffers are written in place."""
+        for name, value in row_inputs.items():
             if value is None or rows is None:
                 setattr(self, name, value)
                 continue
@@ -115,7 +115,7 @@ class StaticModelBuffers:
 
     @contextmanager
     def _select_inputs(self, rows: Tensor) -> Iterator[None]:
-        own = self.offered()
+        own = self.get_row_inputs()
         try:
             for name, value in own.items():
                 setattr(self, name, None if value is None else value[rows])

@@ -109,12 +109,12 @@ def read_logits(
         filters, noise, layout: of the run.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
-    law = params.to_model_law(logits, branches, slots, layout)  # [B, Q, V]
+    law = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]
     if 0 <= mask_token < law.shape[-1]:
         law = law.index_fill(-1, purpose + mask_token, _NEVER)
     key = (noise.seeds, noise.items, slots, purpose)
     greedy = params.temperature == 0
-    target = law if greedy else params.to_target_law(law)
+    target = law if greedy else params.to_target_scores(law)
     found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
     raw = found if target is law else dispatch.run(unmask, law, is_open, 0.0, *key)
     peak = law.amax(-1)

@@ -41,12 +41,11 @@ from mmaccel.samplers.canvas.model_pass import CanvasLook, live_rows
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.state import PER_ROW, Canvas
+from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
-from mmaccel.samplers.window.checks import invalid_logits
 from mmaccel.samplers.window.counters import count_gains
-from mmaccel.samplers.window.token_buffer import check_limit
 
 
 class RowState(Protocol):
@@ -123,7 +122,7 @@ class CanvasRows:
             free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
             for place in free:
                 scheduler.finish(place, self.row(place, scheduler.rows[place]))
-            taken = scheduler.fill(free)
+            taken = scheduler.admit(free)
             if not taken:
                 return is_live
             self.restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)

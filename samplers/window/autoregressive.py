@@ -1,8 +1,8 @@
-"""Autoregressive sampling: one token a pass. The oracle that every other sampler is held against.
+"""Autoregressive sampling: one token a pass. Every other policy is compared with this one.
 
-A token is drawn by the Gumbel-max rule (Gumbel 1954): argmax of score plus frozen noise, which is a
-draw from the softmax. With the noise keyed by (seed, item, slot) the output is a function of model,
-prompt and seed.
+A token is drawn by the Gumbel-max rule (Gumbel 1954): the argmax of scores plus frozen noise is a
+draw from their softmax. The noise is keyed by (seed, item, slot), so that the output is a function
+of model, prompt and seed.
 """
 
 from __future__ import annotations
@@ -12,37 +12,23 @@ from typing import ClassVar
 
 import torch
 
-from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.results import Exactness, Generation, OnStep
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.results import Exactness, Generation
+from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import open_draws
 
 
 @dataclass(frozen=True)
-class Autoregressive:
+class Autoregressive(WindowPolicy):
     """Token by token. Cost: as many passes as tokens."""
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
 
-    def sample(
-        self,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: SamplingParams,
-        noise: Noise,
-        on_step: OnStep | None = None,
-    ) -> Generation:
-        """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
-        run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
+    def decode(self, run: WindowRun) -> Generation:
+        """See `WindowPolicy.decode`."""
 
         def step_fn() -> None:
-            run.accept(open_draws(run, run.noise).tokens(), torch.ones_like(run.made))
+            run.accept(open_draws(run).tokens(), torch.ones_like(run.buffer.n_generated))
 
-        while run.width:
-            run.run_step(step_fn)
-        return run.generation()
+        return run.run(step_fn)

@@ -1,4 +1,4 @@
-"""The tally: what the passes of a run gained and spent, kept on the device until somebody looks."""
+"""RunCounters: what the passes of a run gained and spent, on the device until the run ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RunCounters:
 
     Args:
         batch: B.
-        capacity: more passes than a row can gain something in.
-        device: where the rows are.
+        capacity: more passes than those in which a row can gain tokens.
+        device: of the counters.
 
     Attributes:
         passes: `[B]` int64, passes counted since a row began.
-        is_bad: `[B]` bool, rows of which a kept score was NaN or infinite.
+        is_bad: `[B]` bool, rows that accepted a token of NaN or infinite scores.
         gains: `[capacity, B]` int64, tokens gained in each pass.
         spent: `[B]` float64, total variation.
     """
@@ -37,7 +37,7 @@ class RunCounters:
             counter[rows] = 0
         self.gains[:, rows] = 0
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Go on with some rows alone, `[n]` int64."""
         self.passes, self.is_bad = self.passes[rows], self.is_bad[rows]
         self.gains, self.spent = self.gains[:, rows], self.spent[rows]
@@ -47,10 +47,10 @@ class RunCounters:
 
         Args:
             n_new: `[B]` int64, tokens every row gained.
-            variation: `[B, W-1]`, total variation that judging each draft slot cost; slots whose
-                tokens were not kept are not charged. None spends nothing.
+            variation: `[B, W-1]`, total variation spent on each draft slot; slots whose tokens
+                were not accepted are not charged. None spends nothing.
         """
-        at = self.passes.clamp(max=self.gains.shape[0] - 1)  # no row gains something so late
+        at = self.passes.clamp(max=self.gains.shape[0] - 1)  # no row gains tokens so late
         self.gains.scatter_(0, at[None], n_new[None])
         self.passes += 1
         if variation is not None:
@@ -59,12 +59,12 @@ class RunCounters:
             self.spent += charged.sum(1, dtype=torch.float64)
 
     def row(self, index: int) -> tuple[list[int], float]:
-        """Of one row: tokens gained in each pass that gained some, and total variation spent."""
+        """Tokens that a row gained in each pass that gained some, and total variation spent."""
         gained = self.gains[:, index]
         return gained[gained > 0].tolist(), float(self.spent[index])
 
     def report(self, stats: Stats) -> Tensor:
-        """Fill in statistics; returns `[B]` int64, passes in which every row gained something."""
+        """Fill in statistics; returns `[B]` int64, the passes in which each row gained tokens."""
         gained = self.gains  # [passes, B]
         passes = (gained > 0).sum(0)
         stats.accepted = count_gains(gained[gained > 0].tolist())

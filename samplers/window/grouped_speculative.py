@@ -4,15 +4,15 @@
 sections 4.1 to 4.3. Image tokens are exchangeable within groups of similar ones; comparing P(G)
 with Q(G) of the group around the draft accepts more than comparing p(x) with q(x).
 
-What it costs: accepting with probability a(x) >= min(1, p/q) everywhere and redrawing from (p - q)+
-moves the token's law by exactly A - A0 in total variation, with A = sum q a and A0 = 1 - TV(p, q)
-the exact rule's acceptance. That sum is reported in `Stats.total_variation`.
+Cost in exactness: accepting with probability a(x) >= min(1, p/q) everywhere and redrawing from
+(p - q)+ moves the token's distribution by exactly A - A0 in total variation, with A = sum q a and
+A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` reports the sum.
 
 Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
-gain: here a(x) is the larger of both, so that acceptance is never below the exact rule's. Groups
-are ranks around the draft, without the distance of code vectors, and shrink at the ends of the
-ranking instead of falling back. Drafts behind the first rejection are redrawn with an exact
-coupling (maximal unless asked otherwise), and a new slot's law is recorded.
+gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
+code vectors, and shrink at the ends of the ranking instead of falling back. Drafts after the first
+rejection are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's
+distribution is recorded.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Prompt, TokenModel, check_window
-from mmaccel.errors import OptionError
-from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.checks import check_int, check_number
+from mmaccel.contracts import check_window
+from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
 
 @dataclass(frozen=True)
-class GroupedSpeculative:
-    """GSD with acceptance never below the exact rule's; says what it spent.
+class GroupedSpeculative(WindowPolicy):
+    """GSD with acceptance never below the exact rule's; reports what it spent.
 
     Args:
-        window: tokens fed per pass.
+        window: tokens processed per pass.
         group: ranks on either side that belong to a token's group; 0 is the exact rule.
         max_gap: members whose probability differs by this or more are left out, in [1e-6, 1].
-        coupling: redraw of drafts behind the first rejection, as in `SpeculativeJacobi`.
+        coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: first content of new slots.
     """
 
@@ -59,46 +58,17 @@ class GroupedSpeculative:
         check_window(self.window, adaptive=False)
         check_coupling(self.coupling)
         check_source(self.drafts)
-        whole = isinstance(self.group, int) and not isinstance(self.group, bool)
-        if not (whole and 0 <= self.group < 2**31):
-            raise OptionError(
-                f"group: expected an integer in 0..2**31-1, received {self.group!r}; 0 is exact"
-            )
-        is_number = isinstance(self.max_gap, int | float) and not isinstance(self.max_gap, bool)
-        if not (is_number and 1e-6 <= self.max_gap <= 1):
-            raise OptionError(
-                f"max_gap: expected a number in [1e-6, 1], received {self.max_gap!r}; "
-                "1 turns the limit off"
-            )
+        check_int("group", self.group, 0, 2**31 - 1, hint="0 is exact")
+        check_number("max_gap", self.max_gap, 1e-6, 1, "1 turns the limit off")
 
-    def sample(
-        self,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: SamplingParams,
-        noise: Noise,
-        on_step: OnStep | None = None,
-    ) -> Generation:
-        """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
-        run = WindowRun(
-            self,
-            model,
-            prompt,
-            length,
-            params=params,
-            noise=noise,
-            on_step=on_step,
-            window=self.window,
-            drafts=self.drafts,
-        )
+    def decode(self, run: WindowRun) -> Generation:
+        """See `WindowPolicy.decode`."""
         return iterate(run, self.coupling, self.rule)
 
     def rule(
         self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Keep with the group's acceptance.
+        """Accept with the probability of the draft's group.
 
         Args:
             p_target: `[B, K, V]`.
@@ -107,7 +77,7 @@ class GroupedSpeculative:
             coins: `[B, K]` in (0, 1).
 
         Returns:
-            Kept `[B, K]` bool, and total variation spent `[B, K]` by judging each slot so.
+            Accepted `[B, K]` bool, and the total variation `[B, K]` that this spends on each slot.
         """
         exact = exact_acceptance(p_target, p_draft)
         acceptance = exact

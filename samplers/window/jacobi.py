@@ -1,4 +1,4 @@
-"""Jacobi decoding with frozen noise: the plain loop's own tokens, several a pass.
+"""Jacobi decoding with frozen noise: the tokens of `Autoregressive`, several a pass.
 
 Fixed-point view: Y. Song, C. Meng, R. Liao, S. Ermon, "Accelerating Feedforward Computation via
 Parallel Nonlinear Equation Solving", ICML 2021 (arXiv 2002.03629), algorithm 1; A. Wiggers, E.
@@ -7,11 +7,11 @@ Hoogeboom, "Predictive Sampling with Forecasting Autoregressive Models", ICML 20
 
 Given its noise, the token of a slot is a function of the tokens before it: y_i = argmax_v
 (score_i(v) + g_i(v)). Guess a window, evaluate all slots in one pass, and every slot whose left
-side was guessed right is final. The answer is the sequential one whatever the guesses were, so
+side was guessed right is final. The result is the sequential one whatever the guesses were, so
 window, batch and draft source change the speed and nothing else.
 
-Departures: the noise is made again from its counter at every pass (nothing of size [W, V] is kept),
-rows advance at their own pace, and temperature 0 is ordinary (greedy) Jacobi decoding.
+Departures: the noise is generated again from its counter at every pass (nothing of size [W, V] is
+stored), every row proceeds at its own pace, and temperature 0 is ordinary (greedy) Jacobi decoding.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmaccel.contracts import Prompt, TokenModel, check_window
-from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.contracts import check_window
+from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import count_leading
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import open_draws
 
 
 @dataclass(frozen=True)
-class Jacobi:
+class Jacobi(WindowPolicy):
     """Fixed-point decoding; same seed, same tokens as `Autoregressive`.
 
     Args:
-        window: tokens fed per pass, or "adaptive" to choose by measured cost.
+        window: tokens processed per pass, or "adaptive" to choose by measured cost.
         drafts: first content of new slots, one of `mmaccel.samplers.window.proposers.SOURCES`.
     """
 
@@ -48,39 +47,17 @@ class Jacobi:
         check_window(self.window, adaptive=True)
         check_source(self.drafts)
 
-    def sample(
-        self,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: SamplingParams,
-        noise: Noise,
-        on_step: OnStep | None = None,
-    ) -> Generation:
-        """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
-        run = WindowRun(
-            self,
-            model,
-            prompt,
-            length,
-            params=params,
-            noise=noise,
-            on_step=on_step,
-            window=self.window,
-            drafts=self.drafts,
-        )
+    def decode(self, run: WindowRun) -> Generation:
+        """See `WindowPolicy.decode`."""
 
         def step_fn() -> None:
-            draws = open_draws(run, run.noise)
-            guess, law = run.propose()
+            draws = open_draws(run)
+            guess, scores = run.propose()
             if guess is None:
-                assert law is not None
-                guess = draws.guess(law)
+                assert scores is not None
+                guess = draws.drafts(scores)
             drafts = run.write_drafts(guess)  # [B, W-1]
             tokens = draws.tokens()  # [B, W]
             run.accept(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
 
-        while run.width:
-            run.run_step(step_fn)
-        return run.generation()
+        return run.run(step_fn)

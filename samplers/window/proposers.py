@@ -1,16 +1,16 @@
-"""Draft sources: what stands in a slot that no pass has looked at yet.
+"""Draft sources: the first drafts of slots for which no pass has predicted a token yet.
 
-A source answers with tokens, or with a law to draw them from. Which of both matters to the samplers
-that are exact in distribution: they have to record the law a draft was really drawn from (a token
-given outright has a one-hot law).
+A source proposes tokens, or scores of a distribution to draw them from. Policies that are exact in
+distribution record the distribution from which a draft was really drawn; that of a proposed token
+is one-hot.
 
 Sources: random and left-neighbour drafts, Teng et al., "Accelerating Auto-regressive Text-to-Image
 Generation with Training-free Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section
 3.3; n-gram drafts, Saxena, "Prompt Lookup Decoding", 2023.
 
-Departures: a random draft's law is recorded as the uniform law it has, not as one-hot; acceptance
-is then 1 - TV(p, uniform) and not p(x). `neighbour` draws from the law of the nearest slot on the
-left instead of copying it.
+Departures: a random draft is recorded with its uniform distribution, not as one-hot; acceptance is
+then 1 - TV(p, uniform) and not p(x). `neighbour` draws from the distribution of the nearest slot on
+the left instead of copying its token.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 
@@ -28,8 +29,9 @@ SOURCES = ("random", "left", "above", "previous-frame", "ngram", "neighbour")
 
 
 class Proposal(NamedTuple):
-    """Drafts for new slots: `tokens` `[B, K]` int64, or `scores` `[B, 1 or K, V]` (log-law,
-    unnormalised).
+    """Drafts of new slots: `tokens` `[B, K]` int64, or `scores` `[B, 1 or K, V]` to draw from.
+
+    Scores are unnormalised log-probabilities.
     """
 
     tokens: Tensor | None
@@ -38,20 +40,20 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Frontier:
-    """What a source may look at.
+    """What a source may use.
 
     Attributes:
-        line: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts so far.
-        columns: `[B, K]` int64, where in `line` the drafts will stand.
-        filled: `[B]` int64, first column of `line` that no pass has filled.
-        slots: `[B, K]` int64.
+        token_buffer: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts so far.
+        columns: `[B, K]` int64, the drafts' columns in `token_buffer`.
+        filled: `[B]` int64, first column of `token_buffer` that no pass has predicted.
+        slots: `[B, K]` int64, the drafts' slots.
         last_scores: `[B, V]`, scores of the right-most slot of the last pass; None before the first
             pass.
         layout: what is known about the slots.
         vocab_size: V.
-        impossible: `[S]` int64, ids that no slot can have; None where nothing is known.
-        is_first: `[B]` bool, rows before their first pass, whose last scores are another's; None
-            where all rows began together.
+        impossible: `[S]` int64, ids that no slot can have; None if none are known.
+        is_first: `[B]` bool, rows before their first pass, whose last scores are those of another
+            row; None if all rows began together.
     """
 
     token_buffer: Tensor
@@ -66,7 +68,7 @@ class Frontier:
 
 
 def propose(source: str, frontier: Frontier) -> Proposal:
-    """Ask a source for drafts; see `check_source` for the names."""
+    """The drafts that a source, one of `SOURCES`, proposes."""
     if source == "left":
         return Proposal(_at(frontier, frontier.filled[:, None] - 1), None)
     if source in ("above", "previous-frame"):
@@ -82,16 +84,8 @@ def propose(source: str, frontier: Frontier) -> Proposal:
 
 
 def check_source(source: str, layout: Layout | None = None, *, final: bool = False) -> None:
-    """Refuse an unknown source, and (with `final`) one whose layout is missing.
-
-    Raises:
-        OptionError: with the names that exist, or with what the layout lacks.
-    """
-    if source not in SOURCES:
-        raise OptionError(
-            f"drafts: expected one of {', '.join(SOURCES)}, received {source!r}; "
-            "neighbour suits most models"
-        )
+    """Raise OptionError for an unknown source, and with `final` for one that lacks its layout."""
+    check_choice("drafts", source, SOURCES, hint="neighbour suits most models")
     if final and source in ("above", "previous-frame"):
         _period(source, layout)
 
@@ -101,7 +95,7 @@ def _period(source: str, layout: Layout | None) -> int:
     if period < 1:
         what = "rows" if source == "above" else "frames"
         raise OptionError(
-            f"drafts={source!r}: expected a model whose tokens stand in {what}, received one "
+            f"drafts={source!r}: expected a model whose tokens form {what}, received one "
             "without; use drafts='left', or give a layout"
         )
     return period
@@ -119,16 +113,14 @@ def _uniform(frontier: Frontier) -> Tensor:
 
 
 def _at(frontier: Frontier, columns: Tensor) -> Tensor:
-    """Tokens of `line` at `columns` `[B, 1 or K]`; where there is none, token 0."""
+    """Tokens at `columns` `[B, 1 or K]`; token 0 for padding and before the buffer."""
     columns = columns.expand(-1, frontier.columns.shape[1])
     found = frontier.token_buffer.gather(1, columns.clamp(min=0))
     return torch.where(columns >= 0, found, 0).clamp(0, frontier.vocab_size - 1)
 
 
 def _copy_back(frontier: Frontier, period: int) -> Tensor:
-    """The token whole periods back that is already there; the last token on the left where there is
-    none.
-    """
+    """The token one or more whole periods back that is known; else the last known token."""
     ahead = frontier.columns - frontier.filled[:, None]  # [B, K], how far beyond what is known
     periods = (ahead.clamp(min=0) // period) + 1
     back = periods * period
@@ -138,14 +130,15 @@ def _copy_back(frontier: Frontier, period: int) -> Tensor:
 
 
 def _continue_ngram(frontier: Frontier, longest: int = 3) -> Tensor:
-    """Continue the most recent earlier occurrence of the longest suffix (up to `longest` tokens) of
-    what is known.
+    """Continue the most recent earlier occurrence of the longest suffix of the known tokens.
+
+    The suffix has up to `longest` tokens.
     """
     token_buffer, filled = frontier.token_buffer, frontier.filled[:, None]
     index = torch.arange(token_buffer.shape[1], device=token_buffer.device)[None]  # [1, N]
     matched = torch.ones_like(token_buffer, dtype=torch.bool) & (index < filled - 1)
     best = torch.full_like(filled, -1)
-    for n in range(longest):  # a constant number of whole-line comparisons
+    for n in range(longest):  # a constant number of comparisons of the whole buffer
         wanted = token_buffer.gather(1, (filled - 1 - n).clamp(min=0))
         matched = matched & (token_buffer.roll(n, 1) == wanted) & (index >= n) & (wanted >= 0)
         last = torch.where(matched, index, -1).amax(1, keepdim=True)

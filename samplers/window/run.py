@@ -1,14 +1,12 @@
-"""The window loop: feed a window, let a sampler judge it, keep what it keeps.
+"""WindowRun: the loop of window decoding.
 
-This is the host's side; what a pass does on the device is `mmaccel.samplers.window.run`. Both know
-positions, rows, stops and counts, and nothing about probability; the samplers know probability and
-nothing about positions. After a pass the host looks once: at the number of slots still wanted, and
-at whether a score was NaN.
+A step drafts the window, runs one forward pass of the model over it, and accepts a prefix of what
+the policy sampled. `WindowRun` knows positions, rows, stop tokens and counts, and nothing about
+probability; policies know probability and nothing about positions.
 
-What a pass does on the device: feed the window, filter, keep what a sampler keeps, count.
-
-Everything here works on tensors that stay in their places and reads nothing back, so that a pass
-may be captured (see `mmaccel.samplers.window.step_runner`); the host's side is `mmaccel.samplers.window.run`.
+A step works on tensors that keep their addresses and reads nothing back, so that it may be captured
+as a CUDA graph (see `mmaccel.samplers.window.step_runner`). After one or more steps the host
+synchronises once (`sync`).
 """
 
 from __future__ import annotations
@@ -21,36 +19,52 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Generation, OnStep, Progress, Stats
+from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.checks import check_run, invalid_logits
 from mmaccel.samplers.window.counters import RunCounters, count_gains
+from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.window.scheduler import WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, make_graph_key, runner_of
-from mmaccel.samplers.window.token_buffer import TokenBuffer, check_limit, cut_at_stop
+from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
 from mmaccel.samplers.window.window_size import make_chooser, recall
 
-_STATIC = (  # tensors that outlive a pass, by attribute; what `hold` keeps is apart
-    "token_buffer", "made", "impossible", "_last_of_prompt", "_filled", "_lengths", "_stops", "_limit",
-    "_index", "_ended", "_n_new", "_facts", "noise.seeds", "noise.items", "noise.schedule",
+_STATIC = (  # tensors that outlive a step, by attribute; `hold` has its own
+    "buffer.tokens", "buffer.n_generated", "buffer.filled", "buffer.last_of_prompt",
+    "impossible", "_lengths", "_stops", "_limit", "_index", "_ended", "_n_new", "_summary",
+    "noise.seeds", "noise.items", "noise.schedule",
     "counters.passes", "counters.is_bad", "counters.gains", "counters.spent",
 )  # fmt: skip
 
 
-class WindowPass(TokenBuffer):
-    """Passes of one run; see `mmaccel.samplers.window.run.WindowRun` for how they are driven.
+class WindowRun:
+    """One decoding run of B rows.
+
+    A policy hands its step to `run`, or repeats `run_step` while `width` is not 0 and calls
+    `finish`. A step calls, in this order: `propose` and `write_drafts` (if it drafts), `forward`,
+    `accept`. A policy whose steps cannot be captured calls these itself, followed by `sync`.
 
     Args:
-        policy, model, prompt, length, filters, noise, on_step: as in `WindowRun`.
-        widest: largest width there will be.
-        drafts: a draft source.
+        policy: its attributes `window` (1 if it has none) and `drafts` ("left") are used.
+        model, prompt, length, params, noise, on_step: as in `mmaccel.contracts.Policy.sample`.
 
     Attributes:
-        runner: what carries passes out.
-        noise: what passes draw with: the numbers given for the rows, in the run's own tensors.
-        stats: counted so far; `stats.passes` numbers the next pass.
-        tally: counted so far on the device; `tally.passes` numbers the next pass.
+        width: W of the next pass; 0 once every row has ended.
+        buffer: the tokens of all rows and the window over them.
+        prompt: of the B rows that are decoded now.
+        scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
+        impossible: `[S]` int64, ids that need not be drafted, or None.
+        runner: carries steps out.
+        noise: the given noise, in tensors of the run's own.
+        stats: counted so far.
+        counters: counted so far on the device; `counters.passes` numbers the next pass.
+
+    Raises:
+        OptionError: a model that fills a canvas, length < 1, or a draft source that needs a layout
+            which the prompt lacks.
+        ShapeError: noise of another batch.
     """
 
     def __init__(
@@ -62,118 +76,90 @@ class WindowPass(TokenBuffer):
         *,
         params: SamplingParams,
         noise: Noise,
-        on_step: OnStep | None,
-        widest: int,
-        drafts: str,
+        on_step: OnStep | None = None,
     ) -> None:
-        self.runner = runner_of(model)
-        key = make_graph_key(
-            self.runner, policy, model, prompt, length, params, widest=widest, drafts=drafts,
-            has_callback=on_step is not None, is_refilled=self.is_refilled,
-        )  # fmt: skip
-        extent = None if key is None else key.room
-        is_static, size = self.runner.is_static, model.vocab_size
-        super().__init__(prompt, size, length, widest, drafts, is_static, extent)
-        self.model, self.params, self.noise, self.on_step = model, params, noise, on_step
+        self._source = getattr(policy, "drafts", "left")
+        _check_run(policy, model, prompt, length, noise)
+        check_source(self._source, prompt.layout, final=True)
+        self.scheduler = None
+        if prompt.batching is not None:
+            self.scheduler = WindowScheduler(prompt, prompt.batching, noise)
+            self.scheduler.register(model)
+            prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
+        self.model, self.prompt, self.length = model, prompt, length
+        self.params, self.noise, self.on_step = params, noise, on_step
+        self.vocab_size = model.vocab_size
         self.impossible = params.impossible(model.vocab_size)
+        self.runner = runner_of(model)
+
+        window, records = getattr(policy, "window", 1), None
+        if window == "adaptive":
+            conditions = (
+                prompt.batch, prompt.branches, self._source, params.guidance_scale,
+                params.temperature, params.top_k, params.top_p, params.min_p,
+            )  # fmt: skip
+            records = recall(model, conditions)
+        self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
+        widest = self.chooser.widest
+
+        key = make_graph_key(
+            self.runner, policy, model, prompt, length, params, widest=widest,
+            drafts=self._source, has_callback=on_step is not None,
+            is_refilled=self.scheduler is not None,
+        )  # fmt: skip
+        self._capacity = measure(prompt, length) if key is None else key.capacity
+        self.buffer = TokenBuffer(prompt, self._capacity, widest)
         self.stats = Stats(
-            policy=repr(policy),
-            exactness=policy.exactness,
-            branches=prompt.branches,
+            policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
-        capacity = self.extent.slots + self.runner.sync_every
-        self.counters = RunCounters(prompt.batch, capacity, self.made.device)
+        n_generated = self.buffer.n_generated
+        n_passes = self._capacity.slots + self.runner.sync_every
+        self.counters = RunCounters(prompt.batch, n_passes, n_generated.device)
         self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
-        self._limit = self.made.new_full((), length)
-        self._index = torch.arange(widest, device=self.made.device)
-        self._ended = torch.zeros_like(self.made, dtype=torch.bool)
-        self._n_new = torch.zeros_like(self.made)  # tokens of the last pass, for `on_step`
-        self._facts = self.made.new_zeros(4)  # what the host looks at
-        buffers = self.runner.load(key, self.static_inputs() if is_static else {})
+        self._limit = n_generated.new_full((), length)
+        self._index = torch.arange(widest, device=n_generated.device)
+        self._ended = torch.zeros_like(n_generated, dtype=torch.bool)
+        self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
+        self._summary = n_generated.new_zeros(4)  # see `_count`
+        self._held: dict[str, Tensor] = {}
+        self._held_names: set[str] = set()
+        buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
         if buffers is not None:
             self._use(buffers)
 
+        self._began = time.perf_counter()
+        self._n_open = prompt.batch  # rows that have not ended
+        self._n_tokens = 0
+        self._n_captures = self.runner.captures
+        self._prefill()
+        self._begin_step(length)
+
     def static_inputs(self) -> dict[str, Tensor]:
-        """Tensors that outlive a pass, by name, with the numbers that the run begins with."""
+        """Tensors that outlive a step, by name, with the values that the run begins with."""
         found = {name: attrgetter(name)(self) for name in _STATIC}
         return {name: value for name, value in found.items() if value is not None}
 
     def _use(self, buffers: StaticBuffers) -> None:
-        """Go on with static buffers; what the last pass of another run left in them is ignored."""
+        """Go on with static buffers; what the last step of another run left there is ignored."""
         self.noise = Noise(self.noise.seeds, self.noise.items)  # the caller's stays as it is
         for name, value in buffers.inputs.items():
             owner, _, attribute = name.rpartition(".")
             vars(attrgetter(owner)(self) if owner else self)[attribute] = value
-        self.held_state = buffers.state
+        self._held = buffers.state
 
-    def forward(self) -> Tensor:
-        """One pass over the window.
+    def _prefill(self) -> None:
+        """Run the prompt without its last token; once more if memory lacked and graphs had some."""
+        try:
+            self._prefill_once()
+            return
+        except torch.OutOfMemoryError:
+            if not self.runner.free_memory():
+                raise
+        self._prefill_once()  # here, as the handler still refers to the tensors of the failed pass
 
-        Returns:
-            Scores `[B, W, V]` float32 of the target law at each slot (see `SamplingParams.apply`).
-        """
-        scores = self._filter(self.logits(), slice(None))
-        self._peak = scores.amax(-1)  # [B, W]
-        self.hold("last scores", scores[:, -1].clone())  # a view would keep the whole window's
-        return scores
-
-    def logits(self) -> Tensor:
-        """One pass over the window, raw: `[R, W, V]` of all branches. `note` is owed afterwards."""
-        start = self._lengths - 1 + self.made.repeat(self.prompt.branches)  # [R]
-        return self._pass(self.window_inputs(self.columns - 1), start)
-
-    def note(self, logits: Tensor, peak: Tensor) -> None:
-        """What `forward` notes of its scores, where a kernel made none.
-
-        Args:
-            logits: of `logits()`.
-            peak: `[B, W]`, the largest score of every slot after all filters.
-        """
-        self._peak = peak
-        if self.source == "neighbour":  # the only one that looks at them
-            self.hold("last scores", self._filter(logits[:, -1:], slice(-1, None))[:, 0])
-
-    def _filter(self, logits: Tensor, part: slice) -> Tensor:
-        """Scores of the target law at a part of the window's slots."""
-        columns, slots = self.columns[:, part], self.slots[:, part]
-        return self.params.apply(
-            logits, self.prompt.branches, self.token_buffer, columns, slots, self.prompt.layout
-        )
-
-    def spend(self, variation: Tensor) -> None:
-        """Total variation `[B, W-1]` that judging each draft slot costs (relaxed policies).
-
-        `commit` charges the slots whose tokens it keeps.
-        """
-        self.hold("variation", variation)
-
-    def accept(self, tokens: Tensor, n_kept: Tensor) -> None:
-        """Keep the first `n_kept` tokens of each row; the rest of the window stands as drafts.
-
-        Args:
-            tokens: `[B, W]` int64, the window's new contents.
-            n_kept: `[B]` int64 in 1..W.
-        """
-        self.token_buffer.scatter_(1, self.columns, torch.where(self._ended[:, None], 0, tokens))
-        n_new = torch.minimum(n_kept, self._limit - self.made).masked_fill(self._ended, 0)
-        if self._stops is not None:
-            n_new, stopped = cut_at_stop(tokens, n_new, self._stops)
-            self._ended |= stopped
-        is_kept = self._index[: self.width] < n_new[:, None]  # [B, W]
-        bad = (self._peak - self._peak != 0) & is_kept  # NaN and infinity leave NaN
-        self.counters.is_bad |= bad.any(1)
-        self._filled.copy_(self.columns[:, -1] + 1)
-        self.made += n_new
-        self._ended |= self.made >= self._limit
-        if self.on_step is None:
-            self.count(n_new)
-        else:
-            self._n_new.copy_(n_new)
-
-    def prefill(self) -> None:
-        """One pass over the prompt without its last token."""
+    def _prefill_once(self) -> None:
         tokens = self.prompt.tokens
-        self.runner.reserve(self.model, tokens.shape[0], self.extent.positions)
+        self.runner.reserve(self.model, tokens.shape[0], self._capacity.positions)
         if tokens.shape[1] > 1:
             began = time.perf_counter()
             start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
@@ -182,130 +168,27 @@ class WindowPass(TokenBuffer):
             self.stats.prefill_passes += 1
             self.stats.tokens_processed += tokens[:, :-1].numel()
 
-    def restart(self, places: Tensor, prompt: Prompt) -> None:
-        """Begin anew in some places; see `TokenBuffer.restart`. Their prompts are fed elsewhere."""
-        super().restart(places, prompt)
-        self._lengths.copy_(prompt.lengths)
-        self._ended[places] = False
-        self.counters.restart(places)
-
-    def keep(self, places: Tensor, prompt: Prompt) -> None:
-        """Go on with some places alone; see `TokenBuffer.keep`."""
-        super().keep(places, prompt)
-        self._lengths, self._ended = prompt.lengths, self._ended[places]
-        self._n_new, self.noise = self._n_new[places], self.noise.rows(places)
-        self.counters.keep(places)
-
-    def ended(self) -> list[bool]:
-        """Which rows have ended. Cost: one host synchronisation."""
-        found: list[bool] = self._ended.tolist()
-        return found
-
-    def row(self, place: int, row: int) -> FinishedRow:
-        """What was made in a place, where that row stood. Cost: some host synchronisations."""
-        made = int(self.made[place])
-        tokens = self.token_buffer[place, self.origin : self.origin + made].clone()
-        gains, variation = self.counters.row(place)
-        return FinishedRow(row, tokens, len(gains), count_gains(gains), variation)
-
-    def _pass(self, tokens: Tensor, start: Tensor) -> Tensor:
-        began = time.perf_counter()
-        logits = self.model.forward(tokens, start)
-        self.stats.forward_seconds += time.perf_counter() - began
-        return logits
-
-    def count(self, n_new: Tensor) -> None:
-        """Count a pass in which rows gained `n_new` `[B]`, and note what the host has to know."""
-        self.counters.count(n_new, self.held("variation"))
-        wanted = (self._limit - self.made).masked_fill(self._ended, 0)  # [B]
-        facts = (
-            wanted.amax(),
-            (wanted > 0).sum(),
-            self.made.sum(),
-            self.counters.is_bad.any().long(),
-        )
-        self._facts.copy_(torch.stack(facts))
-
-
-class WindowRun(WindowPass):
-    """One decoding run of B rows; a sampler drives it while `width` is not 0.
-
-    A sampler hands `turn` what a pass is, in which it calls, in this order: `propose`, `settle`,
-    `forward`, `advance`; at the end `generation`. One whose passes cannot be captured calls these
-    itself, with `commit` in the place of `advance`.
-
-    Attributes:
-        width: W of the next pass; 0 once every row has ended.
-        seats: who stands in the places of the run, where the prompt has `ContinuousBatching`; B is then theirs.
-
-    For the rest see `WindowPass`, for the window's contents `TokenBuffer`.
-
-    Raises:
-        OptionError, ShapeError: see `check_run`; a draft source that needs a layout the prompt
-            lacks.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: SamplingParams,
-        noise: Noise,
-        on_step: OnStep | None,
-        window: int | str = 1,
-        drafts: str = "left",
-    ) -> None:
-        check_run(policy, model, prompt, length, noise)
-        self.scheduler = (
-            None if prompt.batching is None else WindowScheduler(prompt, prompt.batching, noise)
-        )
-        if self.scheduler is not None:
-            self.is_refilled = True
-            self.scheduler.join(model)
-            prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
-        records = None
-        if window == "adaptive":
-            f = params
-            law = (f.guidance_scale, f.temperature, f.top_k, f.top_p, f.min_p)
-            records = recall(model, (prompt.batch, prompt.branches, drafts, *law))
-        self.chooser = make_chooser(window, policy.exactness, prompt.batch, length, records)
-        super().__init__(
-            policy,
-            model,
-            prompt,
-            length,
-            params=params,
-            noise=noise,
-            on_step=on_step,
-            widest=self.chooser.widest,
-            drafts=drafts,
-        )
-        self._began = time.perf_counter()
-        self._n_open = prompt.batch  # rows that have not ended
-        self._n_tokens = 0
-        self._n_captures = self.runner.captures
-        if not self._has_room(self.prefill):
-            self.prefill()
-        self._aim(length)
+    def run(self, step_fn: Callable[[], None]) -> Generation:
+        """Repeat a step until every row has ended; see `run_step`."""
+        while self.width:
+            self.run_step(step_fn)
+        return self.finish()
 
     def run_step(self, step_fn: Callable[[], None]) -> None:
-        """Carry out a pass, or as many as lie between two looks of the host.
+        """Carry out a step, or as many as lie between two synchronisations with the host.
 
         Args:
-            judge: the pass. What it needs of earlier ones it finds in this object; see `hold`.
+            step_fn: the step. Tensors of earlier steps are found in this object; see `hold`.
 
         Raises:
-            NumericsError: if a kept token was drawn from scores that are no law.
+            NumericsError: an accepted token was drawn from invalid logits.
         """
-        has_begun = self.stats.passes > 0  # the first pass has no earlier one to draft from
+        has_begun = self.stats.passes > 0  # the first step has no earlier one to draft from
         n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
 
         def step() -> None:
-            if self.runner.is_static or n_passes > 1:  # otherwise it is placed already
-                self.place(self.width)
+            if self.runner.is_static or n_passes > 1:  # otherwise `_begin_step` has done it
+                self.buffer.move_window(self.width)
             step_fn()
 
         is_usual = True
@@ -313,28 +196,234 @@ class WindowRun(WindowPass):
             for _ in range(n_passes):
                 is_usual &= self.runner.run_step(self.width if has_begun else None, step)
         except torch.OutOfMemoryError:
-            self.runner.free_memory()  # the next call shall find more room
+            self.runner.free_memory()  # for the next call
             raise
-        self._sync(n_passes, is_usual)
+        self.sync(n_passes, is_usual)
 
-    def commit(self, tokens: Tensor, n_kept: Tensor) -> None:
-        """`advance`, then look: for a pass that is not handed to `turn`.
+    def propose(self) -> Proposal:
+        """What the draft source proposes for all draft slots of the window, `[B, W-1]`."""
+        buffer = self.buffer
+        frontier = Frontier(
+            buffer.tokens, buffer.columns[:, :-1], buffer.filled, buffer.slots[:, :-1],
+            self.held("last scores"), self.prompt.layout, self.vocab_size, self.impossible,
+            None if self.scheduler is None else buffer.n_generated == 0,
+        )  # fmt: skip
+        return propose(self._source, frontier)
+
+    def forced(self) -> Tensor | None:
+        """What the layout demands at each draft slot, `[B, W-1]` int64, -1 where free; or None."""
+        layout = self.prompt.layout
+        return None if layout is None else layout.forced(self.buffer.slots[:, :-1])
+
+    def write_drafts(self, new: Tensor) -> Tensor:
+        """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens.
+
+        Returns:
+            `[B, W-1]` int64, the drafts that the model will process.
+        """
+        buffer = self.buffer
+        columns = buffer.columns[:, :-1]
+        drafts = torch.where(buffer.is_predicted(), buffer.tokens.gather(1, columns), new)
+        forced = self.forced()
+        if forced is not None:
+            drafts = torch.where(forced >= 0, forced, drafts)
+        buffer.tokens.scatter_(1, columns, drafts)
+        return drafts
+
+    def next_positions(self) -> Tensor:
+        """`[R]` int64, the position at which the next pass of every row starts."""
+        return self._lengths - 1 + self.buffer.n_generated.repeat(self.prompt.branches)
+
+    def logits(self) -> Tensor:
+        """One forward pass over the window: raw logits `[R, W, V]` of all branches.
+
+        The caller passes its result on to `record_scores`.
+        """
+        tokens, start = self.buffer.model_inputs(self.buffer.columns - 1), self.next_positions()
+        began = time.perf_counter()
+        logits = self.model.forward(tokens, start)
+        self.stats.forward_seconds += time.perf_counter() - began
+        return logits
+
+    def forward(self) -> Tensor:
+        """One forward pass over the window.
+
+        Returns:
+            Scores `[B, W, V]` float32 of the target distribution of each slot; see
+            `SamplingParams.apply`.
+        """
+        scores = self._to_scores(self.logits(), slice(None))
+        self._peak = scores.amax(-1)  # [B, W]
+        self.hold("last scores", scores[:, -1].clone())  # a view would keep the whole window's
+        return scores
+
+    def record_scores(self, logits: Tensor, peak: Tensor) -> None:
+        """Record what `forward` records of its scores, where a kernel sampled without any.
+
+        Args:
+            logits: from `logits()`.
+            peak: `[B, W]`, the largest score of every slot after all filters.
+        """
+        self._peak = peak
+        if self._source == "neighbour":  # the only source that reads them
+            self.hold("last scores", self._to_scores(logits[:, -1:], slice(-1, None))[:, 0])
+
+    def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
+        """Logits of a part of the window's slots to scores of their target distribution."""
+        buffer, prompt = self.buffer, self.prompt
+        columns, slots = buffer.columns[:, part], buffer.slots[:, part]
+        return self.params.apply(
+            logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
+        )
+
+    def accept(self, tokens: Tensor, n_accepted: Tensor, variation: Tensor | None = None) -> None:
+        """Generate the first `n_accepted` tokens of each row; the rest of the window are drafts.
+
+        Args:
+            tokens: `[B, W]` int64, the window's new contents.
+            n_accepted: `[B]` int64 in 1..W.
+            variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
+                slot. Only slots whose tokens were accepted are charged.
+        """
+        buffer = self.buffer
+        if variation is not None:
+            self.hold("variation", variation)
+        buffer.tokens.scatter_(1, buffer.columns, torch.where(self._ended[:, None], 0, tokens))
+        left = self._limit - buffer.n_generated
+        n_new = torch.minimum(n_accepted, left).masked_fill(self._ended, 0)
+        if self._stops is not None:
+            n_new, stopped = _cut_at_stop(tokens, n_new, self._stops)
+            self._ended |= stopped
+        is_new = self._index[: self.width] < n_new[:, None]  # [B, W]
+        is_bad = (self._peak - self._peak != 0) & is_new  # NaN and infinity leave NaN
+        self.counters.is_bad |= is_bad.any(1)
+        buffer.filled.copy_(buffer.columns[:, -1] + 1)
+        buffer.n_generated += n_new
+        self._ended |= buffer.n_generated >= self._limit
+        if self.on_step is None:
+            self._count(n_new)
+        else:
+            self._n_new.copy_(n_new)
+
+    def hold(self, name: str, value: Tensor) -> None:
+        """Store a tensor for the next step, always of one shape. Nobody writes to it any more."""
+        stored = self._held.get(name)
+        if stored is None or not self.runner.is_static:
+            self._held[name] = value
+        else:
+            stored.copy_(value)
+        self._held_names.add(name)
+
+    def held(self, name: str) -> Tensor | None:
+        """The tensor that the last step of this run stored under a name; None before the first."""
+        return self._held[name] if name in self._held_names else None
+
+    def sync(self, n_passes: int = 1, is_usual: bool = True) -> None:
+        """Read what the last passes generated, refill the batch and begin the next step.
+
+        Args:
+            n_passes: passes since the last synchronisation.
+            is_usual: False if a pass took longer than others like it will, as captures do.
 
         Raises:
-            NumericsError: if a kept token was drawn from scores that are no law.
+            NumericsError: an accepted token was drawn from invalid logits.
         """
-        self.accept(tokens, n_kept)
-        self._sync(1, True)
+        self.stats.passes += n_passes
+        self.stats.tokens_processed += n_passes * self.width * len(self._lengths)
+        if self.on_step is not None:
+            self._call_on_step(self.on_step)
+            self._count(self._n_new)
+        remaining, n_open, n_tokens, is_bad = self._summary.tolist()  # the only synchronisation
+        scheduler = self.scheduler
+        if is_bad:
+            bad = [k for k, is_one in enumerate(self.counters.is_bad.tolist()) if is_one]
+            raise invalid_logits(tuple(k if scheduler is None else scheduler.rows[k] for k in bad))
+        if is_usual:
+            seconds = (time.perf_counter() - self._step_began) / n_passes
+            gained = (n_tokens - self._n_tokens) / n_passes
+            self.chooser.observe(gained, self._n_open, seconds)
+        if scheduler is not None and n_open < scheduler.n_open:
+            if scheduler.refill(self):
+                remaining = self.length
+            n_open, n_tokens = scheduler.n_open, int(self.buffer.n_generated.sum())
+        self._n_open, self._n_tokens = n_open, n_tokens
+        self._begin_step(remaining)
 
-    def generation(self) -> Generation:
+    def _begin_step(self, remaining: int) -> None:
+        """Choose the next window; `remaining` slots are wanted by the row that wants most."""
+        self._step_began = time.perf_counter()
+        if remaining and self.runner.is_static:  # a graph per width: none for a row's end alone
+            remaining = max(remaining, self.chooser.widest)
+        self.width = self.chooser.choose(remaining) if remaining else 0
+        if not self.runner.is_static:
+            self.buffer.move_window(self.width)
+
+    def _count(self, n_new: Tensor) -> None:
+        """Count a pass in which rows gained `n_new` `[B]`, and sum up what the host reads."""
+        self.counters.count(n_new, self.held("variation"))
+        n_generated = self.buffer.n_generated
+        wanted = (self._limit - n_generated).masked_fill(self._ended, 0)  # [B]
+        is_bad = self.counters.is_bad.any().long()
+        summary = (wanted.amax(), (wanted > 0).sum(), n_generated.sum(), is_bad)
+        self._summary.copy_(torch.stack(summary))
+
+    def _call_on_step(self, on_step: OnStep) -> None:
+        """Report the last pass to `on_step`, and end rows where it says so."""
+        tokens, lengths = self.buffer.generated(self.length), self.buffer.n_generated.clone()
+        previous = lengths - self._n_new
+        rows = () if self.scheduler is None else tuple(self.scheduler.rows)
+        limit = on_step(Progress(tokens, lengths, previous, self.stats.passes, rows))
+        if limit is not None:
+            limit = check_limit(limit, lengths)
+            self._ended |= limit <= lengths
+            self.buffer.n_generated.copy_(torch.minimum(lengths, limit))
+        self._n_new.copy_((self.buffer.n_generated - previous).clamp(min=0))
+
+    def ended(self) -> list[bool]:
+        """Which rows have ended. Cost: one host synchronisation."""
+        found: list[bool] = self._ended.tolist()
+        return found
+
+    def finished_row(self, batch_slot: int, row: int) -> FinishedRow:
+        """The result of row `row`, which is in a batch slot. Cost: some host synchronisations."""
+        n_generated = int(self.buffer.n_generated[batch_slot])
+        tokens = self.buffer.generated(n_generated)[batch_slot].clone()
+        gains, variation = self.counters.row(batch_slot)
+        return FinishedRow(row, tokens, len(gains), count_gains(gains), variation)
+
+    def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
+        """Begin anew in some batch slots, whose prompts the caller prefills.
+
+        Args:
+            batch_slots: `[n]` int64.
+            prompt, noise: of all B batch slots.
+        """
+        self.prompt = prompt
+        self.buffer.restart(batch_slots, prompt)
+        self._lengths.copy_(prompt.lengths)
+        self._ended[batch_slots] = False
+        self.counters.restart(batch_slots)
+        self.noise.refill(noise)
+
+    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Go on with some batch slots alone, `[n]` int64; `prompt` is theirs."""
+        self.prompt = prompt
+        self.buffer.keep_rows(batch_slots, prompt)
+        self._lengths, self._ended = prompt.lengths, self._ended[batch_slots]
+        self._n_new, self.noise = self._n_new[batch_slots], self.noise.rows(batch_slots)
+        self._held = {name: value[batch_slots] for name, value in self._held.items()}
+        self.counters.keep_rows(batch_slots)
+
+    def finish(self) -> Generation:
         """The result, once `width` is 0."""
         if self.scheduler is None:
-            tokens = self.token_buffer[:, self.origin : self.origin + self.length]
-            index = torch.arange(self.length, device=tokens.device)[None]
-            tokens = torch.where(index < self.made[:, None], tokens, 0)
-            made, passes = self.made.clone(), self.counters.report(self.stats)
+            lengths = self.buffer.n_generated.clone()
+            index = torch.arange(self.length, device=lengths.device)[None]
+            tokens = self.buffer.generated(self.length)
+            tokens = torch.where(index < lengths[:, None], tokens, 0)
+            passes = self.counters.report(self.stats)
         else:
-            tokens, made, passes = self.scheduler.report(self.stats, self.length)
+            tokens, lengths, passes = self.scheduler.report(self.stats, self.length)
         self.stats.captures = self.runner.captures - self._n_captures
         self.stats.runner, self.stats.runner_reason = self.runner.name, self.runner.reason
         reason = getattr(self.model, "attention_reason", None)
@@ -343,61 +432,41 @@ class WindowRun(WindowPass):
         self.stats.seconds = time.perf_counter() - self._began
         self.runner.finish()
         if self.scheduler is not None:
-            self.scheduler.leave()
-        return Generation(tokens, made, passes, self.stats)
+            self.scheduler.release_models()
+        return Generation(tokens, lengths, passes, self.stats)
 
-    def _has_room(self, work: Callable[[], None]) -> bool:
-        """Do some work; False where there was no memory for it until graphs were dropped."""
-        try:
-            work()
-        except torch.OutOfMemoryError:
-            if not self.runner.free_memory():
-                raise
-            return False
-        return True
 
-    def _aim(self, remaining: int) -> None:
-        """Place the next window."""
-        self._pass_began = time.perf_counter()
-        if remaining and self.runner.is_static:  # a graph per width: none for a row's end alone
-            remaining = max(remaining, self.chooser.widest)
-        self.width = self.chooser.choose(remaining) if remaining else 0
-        if not self.runner.is_static:
-            self.place(self.width)
+def _check_run(policy: Policy, model: object, prompt: Prompt, length: int, noise: Noise) -> None:
+    if not hasattr(model, "prefill"):
+        raise OptionError(
+            f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
+            f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
+        )
+    if length < 1:
+        raise OptionError(
+            f"length: expected at least 1 token, received {length}; ask for 1 or more"
+        )
+    if noise.seeds.shape[0] != prompt.batch:
+        raise ShapeError(
+            f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
+            "make it for this batch"
+        )
 
-    def _sync(self, n_passes: int, is_usual: bool) -> None:
-        """See what passes made, and place the next window."""
-        self.stats.passes += n_passes
-        self.stats.tokens_processed += n_passes * self.width * self._last_of_prompt.shape[0]
-        if self.on_step is not None:
-            self._tell()
-            self.count(self._n_new)
-        remaining, n_open, n_tokens, is_bad = self._facts.tolist()  # the one synchronisation
-        if is_bad:
-            places = [place for place, bad in enumerate(self.counters.is_bad.tolist()) if bad]
-            raise invalid_logits(
-                tuple(p if self.scheduler is None else self.scheduler.rows[p] for p in places)
-            )
-        if is_usual:
-            seconds = (time.perf_counter() - self._pass_began) / n_passes
-            gained = (n_tokens - self._n_tokens) / n_passes
-            self.chooser.observe(gained, self._n_open, seconds)
-        if self.scheduler is not None and n_open < self.scheduler.n_open:
-            if self.scheduler.refill(self):
-                remaining = self.length
-            n_open, n_tokens = self.scheduler.n_open, int(self.made.sum())
-        self._n_open, self._n_tokens = n_open, n_tokens
-        self._aim(remaining)
 
-    def _tell(self) -> None:
-        """Show the last pass to `on_step`, and end rows where it says so."""
-        assert self.on_step is not None
-        tokens = self.token_buffer[:, self.origin : self.origin + self.length]
-        made, previous = self.made.clone(), self.made - self._n_new
-        rows = () if self.scheduler is None else tuple(self.scheduler.rows)
-        limit = self.on_step(Progress(tokens, made, previous, self.stats.passes, rows))
-        if limit is not None:
-            limit = check_limit(limit, made)
-            self._ended |= limit <= made
-            self.made.copy_(torch.minimum(made, limit))
-        self._n_new.copy_((self.made - previous).clamp(min=0))
+def _cut_at_stop(tokens: Tensor, n_new: Tensor, stop_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """End rows after their first stop token.
+
+    Args:
+        tokens: `[B, W]` int64, new tokens.
+        n_new: `[B]` int64, how many of them count.
+        stop_tokens: `[S]` int64.
+
+    Returns:
+        How many count now, `[B]` int64 (the stop token is the last), and which rows ended, `[B]`
+        bool.
+    """
+    width = tokens.shape[1]
+    index = torch.arange(width, device=tokens.device)[None]
+    stops = (tokens[..., None] == stop_tokens).any(-1) & (index < n_new[:, None])
+    first = torch.where(stops, index, width).amin(1)  # [B]
+    return torch.minimum(n_new, first + 1), first < width

@@ -1,11 +1,9 @@
-"""WindowScheduler: which rows of a long prompt stand in the places of a run, and who comes next.
+"""WindowScheduler: continuous batching of a window run.
 
-The host's side of `mmaccel.contracts.ContinuousBatching`. When rows have ended they are handed out, the next ones
-of the prompt take their places, and the prompts of the newcomers alone are fed. Where nobody is
-left to come, the places of ended rows are taken out of the run, unless its passes are recorded.
-A row's tokens do not depend on whose place it takes: everything of its own begins anew with it.
-
-Newcomers: how a model in mid-run is fed the prompts of rows that take others' places.
+When rows have ended, the scheduler hands them out, admits the next rows of the prompt into their
+batch slots and prefills the prompts of the admitted rows alone. When no row waits any more, the
+batch slots of ended rows are dropped from the run, unless its steps are captured. A row's tokens do
+not depend on the batch slot it is admitted to, because all state of the slot begins anew with it.
 """
 
 from __future__ import annotations
@@ -18,96 +16,72 @@ from torch import Tensor
 from mmaccel.contracts import ContinuousBatching, Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.scheduling import Scheduler, spread_rows
+from mmaccel.samplers.scheduling import Scheduler, expand_rows
 from mmaccel.samplers.window.counters import count_gains
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowPass
+    from mmaccel.samplers.window.run import WindowRun
 
 
 @runtime_checkable
 class SupportsContinuousBatching(Protocol):
-    """A token model whose rows can be fed, chosen and left out by themselves.
+    """A token model whose rows can be prefilled, selected and dropped one by one.
 
-    Another one keeps its places to the end, and a newcomer's prompt is fed in a pass of all rows.
+    Any other model keeps all its rows until the run ends, and the prompt of an admitted row is
+    prefilled in a pass of all rows.
     """
 
-    def offered(self) -> Any:
-        """What is given for the rows of the next run, in the order of its prompt."""
+    def get_row_inputs(self) -> Any:
+        """The model's inputs that have one entry for each row of the next run's prompt."""
 
-    def seat(self, offered: Any, rows: Tensor | None) -> None:
-        """From now on the model's rows are these of what was offered, `[R]` int64; None: all."""
+    def select_rows(self, row_inputs: Any, rows: Tensor | None) -> None:
+        """From now on the model's rows are `rows` `[R]` int64 of `row_inputs`; None: all."""
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """`feed` tokens `[n, W]` to some of its rows, `[n]` int64."""
+        """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64."""
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Leave out all rows but these, `[n]` int64; `seat` is owed afterwards."""
-
-
-def prefill_admitted(model: TokenModel, run: WindowPass, rows: Tensor, width: int) -> int:
-    """Feed the prompts of newcomers without their last tokens.
-
-    Args:
-        model: whose rows are those of the run.
-        run: in which they stand in their places already.
-        rows: `[n]` int64, theirs among the R rows of a pass.
-        width: tokens of each, at least 1.
-
-    Returns:
-        Entries that went through the model.
-    """
-    prompt = run.prompt
-    tokens = prompt.tokens[:, :width].clamp(min=0)  # [R, width]
-    start = prompt.lengths.new_zeros(1)
-    if isinstance(model, SupportsContinuousBatching):
-        model.prefill_rows(tokens[rows], start.expand(len(rows)), rows)
-        return len(rows) * width
-    # what others are fed stands where their next pass begins, and is written over by it
-    start = prompt.lengths - 1 + run.made.repeat(prompt.branches)
-    start = start.index_fill(0, rows, 0)
-    model.prefill(tokens, start)
-    return tokens.numel()
+        """Drop the cache of all rows but these, `[n]` int64; `select_rows` follows."""
 
 
 class WindowScheduler(Scheduler):
-    """Rows of a prompt in a window's places; the same arguments as `Scheduler`."""
+    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`."""
 
-    def __init__(self, prompt: Prompt, places: ContinuousBatching, noise: Noise) -> None:
-        super().__init__(prompt, places, noise)
+    def __init__(self, prompt: Prompt, batching: ContinuousBatching, noise: Noise) -> None:
+        super().__init__(prompt, batching, noise)
         self._models: list[tuple[TokenModel, Any]] = []
 
-    def join(self, model: TokenModel) -> None:
-        """From now on a model's rows are those of the places."""
-        offered = model.offered() if isinstance(model, SupportsContinuousBatching) else None
-        self._models.append((model, offered))
-        self._seat()
+    def register(self, model: TokenModel) -> None:
+        """From now on the model's rows are those in the batch slots."""
+        inputs = model.get_row_inputs() if isinstance(model, SupportsContinuousBatching) else None
+        self._models.append((model, inputs))
+        self._select_rows()
 
-    def leave(self) -> None:
-        """Give models back what they were given."""
-        for model, offered in self._models:
+    def release_models(self) -> None:
+        """Give every registered model the row inputs back that it had before the run."""
+        for model, inputs in self._models:
             if isinstance(model, SupportsContinuousBatching):
-                model.seat(offered, None)
+                model.select_rows(inputs, None)
 
-    def refill(self, run: WindowPass) -> int:
-        """Hand out rows that have ended, and let others take their places.
+    def refill(self, run: WindowRun) -> int:
+        """Hand out the rows that have ended and admit others into their batch slots.
 
         Returns:
-            Rows that were admitted.
+            How many rows were admitted.
         """
         ended = run.ended()
-        free = [place for place, is_open in enumerate(self.is_open) if is_open and ended[place]]
-        for place in free:
-            self.finish(place, run.row(place, self.rows[place]))
-        taken = self.fill(free)
-        if taken:
-            self._admit(run, taken)
+        free = [k for k, is_open in enumerate(self.is_open) if is_open and ended[k]]
+        for batch_slot in free:
+            self.finish(batch_slot, run.finished_row(batch_slot, self.rows[batch_slot]))
+        filled = self.admit(free)
+        if filled:
+            self._prefill(run, filled)
         if 0 < self.n_open < len(self.rows) and self._can_shrink(run):
             self._shrink(run)
-        return len(taken)
+        return len(filled)
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Fill in statistics of all rows.
+        """Fill in the statistics of all rows.
 
         Returns:
             Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
@@ -116,51 +90,80 @@ class WindowScheduler(Scheduler):
         tokens = self.whole.tokens.new_zeros(len(ended), length)
         for own, row in zip(tokens, ended):
             own[: row.tokens.shape[0]] = row.tokens
-        made = [row.tokens.shape[0] for row in ended]
+        lengths = [row.tokens.shape[0] for row in ended]
         passes = [row.passes for row in ended]
         gains = [k + 1 for row in ended for k, n in enumerate(row.accepted) for _ in range(n)]
-        stats.accepted, stats.tokens, stats.row_passes = count_gains(gains), sum(made), sum(passes)
+        stats.accepted, stats.tokens, stats.row_passes = (
+            count_gains(gains),
+            sum(lengths),
+            sum(passes),
+        )
         stats.total_variation = sum(row.total_variation for row in ended)
-        return tokens, tokens.new_tensor(made), tokens.new_tensor(passes)
+        return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
-    def _admit(self, run: WindowPass, taken: list[int]) -> None:
-        prompt, device = self.prompt(), run.made.device
-        run.restart(torch.tensor(taken, device=device), prompt)
-        run.noise.refill(self.noise())
-        self._seat()
-        rows = spread_rows(taken, len(self.rows), prompt.branches, device)
+    def _prefill(self, run: WindowRun, filled: list[int]) -> None:
+        """Begin anew in the filled batch slots and prefill their prompts without the last token."""
+        prompt, device = self.prompt(), run.buffer.tokens.device
+        run.restart(torch.tensor(filled, device=device), prompt, self.noise())
+        self._select_rows()
+        rows = expand_rows(filled, len(self.rows), prompt.branches, device)
         width = int(prompt.lengths[rows].max()) - 1
         if not width:
             return
         for model, _ in self._models:
-            n_fed = prefill_admitted(model, run, rows, width)
+            n_processed = _prefill_rows(model, run, rows, width)
             if model is run.model:
                 run.stats.prefill_passes += 1
-                run.stats.tokens_processed += n_fed
+                run.stats.tokens_processed += n_processed
             else:
                 run.stats.draft_passes += 1
 
-    def _can_shrink(self, run: WindowPass) -> bool:
-        is_captured = run.runner.is_static  # whose tensors have to stay where they are
-        return not is_captured and all(
+    def _can_shrink(self, run: WindowRun) -> bool:
+        return not run.runner.is_static and all(
             isinstance(model, SupportsContinuousBatching) for model, _ in self._models
         )
 
-    def _shrink(self, run: WindowPass) -> None:
-        kept = [place for place, is_open in enumerate(self.is_open) if is_open]
-        batch, device = len(self.rows), run.made.device
-        self.rows, self.is_open = [self.rows[place] for place in kept], [True] * len(kept)
+    def _shrink(self, run: WindowRun) -> None:
+        """Drop the batch slots whose rows have ended."""
+        open_slots = [k for k, is_open in enumerate(self.is_open) if is_open]
+        batch, device = len(self.rows), run.buffer.tokens.device
+        self.rows = [self.rows[k] for k in open_slots]
+        self.is_open = [True] * len(open_slots)
         prompt = self.prompt()
-        run.keep(torch.tensor(kept, device=device), prompt)
-        rows = spread_rows(kept, batch, prompt.branches, device)
+        run.keep_rows(torch.tensor(open_slots, device=device), prompt)
+        rows = expand_rows(open_slots, batch, prompt.branches, device)
         for model, _ in self._models:
             assert isinstance(model, SupportsContinuousBatching)
             model.keep_rows(rows)
-        self._seat()
+        self._select_rows()
 
-    def _seat(self) -> None:
+    def _select_rows(self) -> None:
         whole = self.whole
-        rows = spread_rows(self.rows, whole.batch, whole.branches, whole.tokens.device)
-        for model, offered in self._models:
+        rows = expand_rows(self.rows, whole.batch, whole.branches, whole.tokens.device)
+        for model, inputs in self._models:
             if isinstance(model, SupportsContinuousBatching):
-                model.seat(offered, rows)
+                model.select_rows(inputs, rows)
+
+
+def _prefill_rows(model: TokenModel, run: WindowRun, rows: Tensor, width: int) -> int:
+    """Prefill the prompts of admitted rows, without their last tokens.
+
+    Args:
+        model: a model whose rows are those of the run.
+        run: the run in whose batch slots the rows are already.
+        rows: `[n]` int64, the admitted rows among the R rows of a pass.
+        width: tokens of each, at least 1.
+
+    Returns:
+        How many tokens the model processed.
+    """
+    prompt = run.prompt
+    tokens = prompt.tokens[:, :width].clamp(min=0)  # [R, width]
+    start = prompt.lengths.new_zeros(1)
+    if isinstance(model, SupportsContinuousBatching):
+        model.prefill_rows(tokens[rows], start.expand(len(rows)), rows)
+        return len(rows) * width
+    # The other rows process these tokens where their next pass begins, which overwrites them.
+    start = run.next_positions().index_fill(0, rows, 0)
+    model.prefill(tokens, start)
+    return tokens.numel()

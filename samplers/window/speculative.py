@@ -2,12 +2,12 @@
 
 Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C. Chen et al., 2023
 (arXiv 2302.01318), algorithm 2. A small model drafts window - 1 tokens one by one, the large one
-judges them all in one pass. Without a draft model the drafts continue an earlier occurrence of the
-last n-gram (A. Saxena, "Prompt Lookup Decoding", 2023); their law is one-hot.
+verifies them all in one pass. Without a draft model the drafts continue an earlier occurrence of
+the last n-gram (A. Saxena, "Prompt Lookup Decoding", 2023), and their distribution is one-hot.
 
-Departures: rows advance at their own pace; the draft model sees the same filters as the target,
-guidance included; after a fully accepted window its one unread token is fed together with the next,
-so that no pass is spent on catching up.
+Departures: every row proceeds at its own pace; the draft model uses the target's sampling
+parameters, guidance included; after a fully accepted window, the draft model processes the one
+token it has not read together with the next, so that no pass is spent on catching up.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Prompt, TokenModel, check_window
+from mmaccel.contracts import TokenModel, check_window
 from mmaccel.errors import OptionError
-from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import count_leading, draw, is_kept, one_hot, residual
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
 
 @dataclass(frozen=True)
-class Speculative:
-    """Draft, judge, keep the prefix; the plain loop's law.
+class Speculative(WindowPolicy):
+    """Draft, verify, accept a prefix; the distribution of `Autoregressive`.
 
     Args:
-        window: tokens fed per pass of the target; window - 1 of them are drafts.
+        window: tokens that the target processes per pass; window - 1 of them are drafts.
         draft_model: a `TokenModel` with the target's vocabulary, or None for prompt lookup.
     """
 
@@ -40,6 +39,7 @@ class Speculative:
     draft_model: TokenModel | None = field(default=None, repr=False)
 
     exactness: ClassVar[Exactness] = "distribution"
+    drafts: ClassVar[str] = "ngram"
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=False)
@@ -50,62 +50,44 @@ class Speculative:
                 "mmaccel.CausalLMWindow"
             )
 
-    def sample(
-        self,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: SamplingParams,
-        noise: Noise,
-        on_step: OnStep | None = None,
-    ) -> Generation:
-        """Make up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`.
+    def decode(self, run: WindowRun) -> Generation:
+        """See `WindowPolicy.decode`.
 
         Raises:
-            OptionError: if the draft model has another vocabulary.
+            OptionError: the draft model has another vocabulary.
         """
         drafter = self.draft_model
-        if drafter is not None and drafter.vocab_size != model.vocab_size:
-            raise OptionError(
-                f"draft_model: expected a vocabulary of {model.vocab_size}, received "
-                f"{drafter.vocab_size}; take a draft model of the same family"
-            )
-        run = WindowRun(
-            self,
-            model,
-            prompt,
-            length,
-            params=params,
-            noise=noise,
-            on_step=on_step,
-            window=self.window,
-            drafts="ngram",
-        )
         if drafter is not None:
+            if drafter.vocab_size != run.vocab_size:
+                raise OptionError(
+                    f"draft_model: expected a vocabulary of {run.vocab_size}, received "
+                    f"{drafter.vocab_size}; take a draft model of the same family"
+                )
             _prefill(drafter, run)
         while run.width:
-            run.forget_drafts()
+            run.buffer.forget_drafts()
             if drafter is None:
                 found = run.propose().tokens
-                assert found is not None  # the n-gram source answers with tokens
+                assert found is not None  # the n-gram source proposes tokens
                 drafts = run.write_drafts(found)
                 p_draft = one_hot(drafts, run.vocab_size)
             else:
                 drafts, p_draft = _draft(drafter, run)
             p_target = run.forward().softmax(-1)  # [B, W, V]
-            fresh = run.noise.fresh(run.slots, run.counters.passes)
-            kept = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
+            fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
+            accepted = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
             rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
             redrawn = draw(rest, fresh.redraws)  # [B, W]
-            tokens = torch.cat([torch.where(kept, drafts, redrawn[:, :-1]), redrawn[:, -1:]], 1)
-            run.commit(tokens, 1 + count_leading(kept))
-        return run.generation()
+            tokens = torch.where(accepted, drafts, redrawn[:, :-1])
+            tokens = torch.cat([tokens, redrawn[:, -1:]], 1)
+            run.accept(tokens, 1 + count_leading(accepted))
+            run.sync()
+        return run.finish()
 
 
 def _prefill(drafter: TokenModel, run: WindowRun) -> None:
     if run.scheduler is not None:
-        run.scheduler.join(drafter)
+        run.scheduler.register(drafter)
     tokens, lengths = run.prompt.tokens, run.prompt.lengths
     drafter.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
     if tokens.shape[1] > 1:
@@ -114,37 +96,37 @@ def _prefill(drafter: TokenModel, run: WindowRun) -> None:
 
 
 def _draft(drafter: TokenModel, run: WindowRun) -> tuple[Tensor, Tensor]:
-    """Drafts `[B, W-1]` one by one, and the laws `[B, W-1, V]` they were drawn from."""
-    branches, passes = run.prompt.branches, run.counters.passes  # [B]
-    laws = []
+    """Drafts `[B, W-1]` one by one, and the distributions `[B, W-1, V]` they were drawn from."""
+    buffer, prompt, passes = run.buffer, run.prompt, run.counters.passes  # [B]
+    probabilities = []
     for k in range(run.width - 1):
-        column, slots = run.columns[:, k : k + 1], run.slots[:, k : k + 1]
-        logits = _read(drafter, run, k)
+        column, slots = buffer.columns[:, k : k + 1], buffer.slots[:, k : k + 1]
+        logits = _draft_logits(drafter, run, k)
         scores = run.params.apply(
-            logits, branches, run.token_buffer, column, slots, run.prompt.layout
+            logits, prompt.branches, buffer.tokens, column, slots, prompt.layout
         )
-        laws.append(scores.softmax(-1))
-        drafted = draw(laws[-1], run.noise.fresh(slots, passes).drafts)
-        run.token_buffer.scatter_(1, column, drafted)
+        probabilities.append(scores.softmax(-1))
+        drafted = draw(probabilities[-1], run.noise.fresh(slots, passes).drafts)
+        buffer.tokens.scatter_(1, column, drafted)
         run.stats.draft_passes += 1
-    drafts = run.token_buffer.gather(1, run.columns[:, :-1])
+    drafts = buffer.tokens.gather(1, buffer.columns[:, :-1])
     empty = drafts.new_zeros(drafts.shape[0], 0, run.vocab_size, dtype=torch.float32)
-    return drafts, torch.cat([empty, *laws], 1)
+    return drafts, torch.cat([empty, *probabilities], 1)
 
 
-def _read(drafter: TokenModel, run: WindowRun, k: int) -> Tensor:
+def _draft_logits(drafter: TokenModel, run: WindowRun, k: int) -> Tensor:
     """Logits `[R, 1, V]` of the draft model for draft k of the window.
 
-    It may not have read the token before the last, so both are fed. A row before its first pass has
-    none: it is fed its last one and a token that counts nothing. What is below 0 belongs to rows
-    that `on_step` ended before their first token.
+    The draft model may not have read the token before the last, so it processes both for k = 0. A
+    row before its first pass has no such token: its second input is one that nothing reads. Columns
+    and positions below 0 belong to rows that `on_step` ended before their first token.
     """
-    branches, lengths = run.prompt.branches, run.prompt.lengths
-    behind = (run.counters.passes > 0).long() if k == 0 else torch.zeros_like(run.made)  # [B]
+    buffer, branches, lengths = run.buffer, run.prompt.branches, run.prompt.lengths
+    unread = (run.counters.passes > 0).long() if k == 0 else torch.zeros_like(buffer.n_generated)
     width = 2 if k == 0 and run.stats.passes > 0 else 1
-    back = 1 + behind[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
-    columns = (run.columns[:, k : k + 1] - back).clamp(min=0)
-    start = (lengths - 1 + (run.made + k - behind).repeat(branches)).clamp(min=0)
-    logits = drafter.forward(run.window_inputs(columns), start)  # [R, width, V]
-    at = behind.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
+    back = 1 + unread[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
+    columns = (buffer.columns[:, k : k + 1] - back).clamp(min=0)
+    start = (lengths - 1 + (buffer.n_generated + k - unread).repeat(branches)).clamp(min=0)
+    logits = drafter.forward(buffer.model_inputs(columns), start)  # [R, width, V]
+    at = unread.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
     return logits.gather(1, at)

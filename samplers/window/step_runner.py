@@ -2,8 +2,9 @@
 
 A step is one forward pass of a window sampler with everything around it: drafts, model, sampling,
 acceptance, counters. It reads nothing back to the host, its shapes depend on its width alone, and
-the tensors it shares with other steps stay where they are for the whole run. So a runner may
-capture it once per width and replay it from then on; `EagerRunner` runs every step as Python.
+the tensors it shares with other steps keep their addresses for the whole run. A runner may
+therefore capture it once per width and replay it from then on; `EagerRunner` runs every step as
+Python.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.token_buffer import Extent, measure
+from mmaccel.samplers.window.token_buffer import Capacity, measure
 
 
 class GraphKey(NamedTuple):
     """What two runs must have in common so that one can replay the other's graphs.
 
-    A graph holds all of this as numbers or as addresses. Seeds, prompts, their lengths, the number
-    of slots wanted and the ids of stop tokens are static inputs instead, and may differ.
+    A graph holds all of this as constants or as addresses. Seeds, prompts, their lengths, the
+    number of slots wanted and the ids of stop tokens are static inputs instead, and may differ.
 
     Attributes:
         model: the module whose forward passes these are.
@@ -34,12 +35,12 @@ class GraphKey(NamedTuple):
         policy, sampling_params, layout: of the run.
         batch, branches: rows of the prompt and guidance branches.
         n_stops: number of stop tokens; None where the prompt has none.
-        room: for prompt, slots and positions, rounded up.
+        capacity: columns of the prompt, slots and positions, rounded up.
         widest: the widest window there will be.
         drafts: the draft source.
         has_callback: whether a callback is called after every step; counters then are updated
             outside the step.
-        is_refilled: whether a row may begin while others go on.
+        is_refilled: whether a row may begin while others are decoded.
         sync_every: steps between two synchronisations with the host.
         device: of the run's tensors.
     """
@@ -53,7 +54,7 @@ class GraphKey(NamedTuple):
     batch: int
     branches: int
     n_stops: int | None
-    room: Extent
+    capacity: Capacity
     widest: int
     drafts: str
     has_callback: bool
@@ -68,8 +69,8 @@ class StaticBuffers:
 
     Attributes:
         inputs: by name, what a run declares in `static_inputs`; every run begins with its own
-            numbers in them.
-        state: by name, what a step hands to the next one; empty until the first step made it.
+            values in them.
+        state: by name, what a step hands to the next one; empty before the first step.
         model: by name, buffers of the token model; None until they are reserved.
     """
 
@@ -96,9 +97,9 @@ class StepRunner(Protocol):
     """Carries out the steps of one run at a time.
 
     Attributes:
-        is_static: whether steps are captured, so that a run must keep every tensor in its place and
-            should not narrow its window at a row's end.
-        has_cache: whether graphs are kept for later runs of the same key.
+        is_static: whether steps are captured, so that every tensor of a run must keep its address
+            and its window should not narrow at a row's end.
+        has_cache: whether later runs of the same key replay the graphs.
         sync_every: steps between two synchronisations with the host, at least 1.
         reason: why steps are not captured; empty where nobody asked for it.
         captures: steps captured so far.
@@ -123,12 +124,12 @@ class StepRunner(Protocol):
             inputs: by name, tensors with which the run begins.
 
         Returns:
-            The buffers with these numbers in them, which the run goes on with; None if it may go on
-            with its own tensors.
+            The buffers, with the values of `inputs` in them, which the run uses from now on; None
+            if it may use its own tensors.
         """
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        """Give the run's token model room for its key/value cache, in the static buffers."""
+        """Reserve the key/value cache of the run's token model, in the static buffers."""
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """Carry out a step.
@@ -143,10 +144,10 @@ class StepRunner(Protocol):
         """
 
     def finish(self) -> None:
-        """End a run that has all its tokens: its graphs may serve the next one."""
+        """End a run that has all its tokens; the next run may replay its graphs."""
 
     def free_memory(self) -> bool:
-        """Drop the graphs of other runs, for want of memory; whether there were some."""
+        """Drop the graphs of other runs to free memory; returns whether there were any."""
 
 
 class EagerRunner:
@@ -206,10 +207,10 @@ def make_graph_key(
         return None
     module, state, options = model.graph_key()
     n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
-    room = measure(prompt, length, rounded=True, most=getattr(model, "max_positions", None))
+    capacity = measure(prompt, length, rounded=True, most=getattr(model, "max_positions", None))
     key = GraphKey(
         ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
-        n_stops, room, widest, drafts, has_callback, is_refilled, runner.sync_every,
+        n_stops, capacity, widest, drafts, has_callback, is_refilled, runner.sync_every,
         prompt.tokens.device,
     )  # fmt: skip
     try:

@@ -101,13 +101,13 @@ def test_bench_refuses_a_policy_that_nothing_is_left_to_measure_of(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--policy", "gsd", "--group", "9" * 30], "group: expected an integer in 0..2**31-1"),
-        (["--policy", "gsd", "--max-gap", "5e-324"], "max_gap: expected a number in [1e-6, 1]"),
+        (["--policy", "gsd", "--group", "9" * 30], "group: expected an integer in 0..2147483647"),
+        (["--policy", "gsd", "--max-gap", "5e-324"], "max_gap: expected a number in 1e-06..1"),
         (["--window", "999999999999"], "window: expected an integer in 1..4096"),
         (["--device", "meta"], "device: expected a device of this machine, received 'meta'"),
         (["--device", "kitchen"], "device: expected a device of this machine"),
         (["--guidance", "1e999"], "guidance_scale: expected a finite number"),
-        (["--temperature", "1e999"], "temperature: expected a number >= 0"),
+        (["--temperature", "1e999"], "temperature: expected a finite number >= 0"),
     ],
 )
 def test_numbers_out_of_reach(arguments: list[str], said: str, tiny_folder: Path, capsys) -> None:

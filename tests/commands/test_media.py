@@ -225,7 +225,7 @@ BOTH = [
     (["--policy", "entropy-bounded"], "policy: expected one of"),
     (["--policy", "nonsense"], "policy: expected one of"),
     (["--window", "0"], "window: expected an integer in 1..4096"),
-    (["--temperature", "-1"], "temperature: expected a number >= 0"),
+    (["--temperature", "-1"], "temperature: expected a finite number >= 0"),
     (["--top-k", "-1"], "top_k: expected"),
     (["--min-p", "2"], "min_p: expected"),
     (["--batch-size", "0"], "--batch-size: expected at least 1"),

@@ -55,20 +55,22 @@ def run(
 
 
 def loop_by_hand(row: int, options: dict[str, Any], grid: Grid | None) -> list[int]:
-    """One row, token by token: argmax of the log-law plus the slot's noise."""
+    """One row, token by token: argmax of the log-probabilities plus the slot's noise."""
     model, by_hand = ToyLanguage(5, depth=6), dict(options)
     by_hand["scale"] = by_hand.pop("guidance_scale", 1.0)
     if grid is not None:
         by_hand["forced"] = lambda slot: forced_by_hand(grid, slot)
         by_hand["allowed"] = range(*(grid.tokens or (0, 5)))
-    law_of, noise = distribution_by_hand(**by_hand), Noise.from_seed([SEEDS[row]], 1)
+    distribution_of, noise = distribution_by_hand(**by_hand), Noise.from_seed([SEEDS[row]], 1)
     prompts = [PROMPTS[row]] + ([OTHERS[row]] if "guidance_scale" in options else [])
     made: list[int] = []
     for slot in range(LENGTH):
-        law = law_of([model.logits_of([*prompt, *made]) for prompt in prompts], slot)
+        distribution = distribution_of(
+            [model.logits_of([*prompt, *made]) for prompt in prompts], slot
+        )
         frozen = noise.gumbel(torch.tensor([[slot]]), 5)[0, 0].tolist()
-        possible = [v for v in range(5) if law[v] > 0]
-        made.append(max(possible, key=lambda v: math.log(law[v]) + frozen[v]))
+        possible = [v for v in range(5) if distribution[v] > 0]
+        made.append(max(possible, key=lambda v: math.log(distribution[v]) + frozen[v]))
     return made
 
 

@@ -19,36 +19,37 @@ from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window import speculative, speculative_jacobi
 from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.token_buffer import TokenBuffer
 from tests.fixtures.toy_models import ToyLanguage
 
 Patch = pytest.MonkeyPatch
 GROUP = 4  # rows that advance together where a bug needs a small batch
 
 
-def keep_stale_law(patch: Patch) -> None:
-    """SCD: a draft that stays behind the first rejection keeps the law it was drawn from before."""
-    _alter_draft_law(patch, lambda stays, accepted: stays)
+def keep_stale_distribution(patch: Patch) -> None:
+    """SCD: a draft after the first rejection keeps its distribution of an earlier pass."""
+    _alter_draft_distribution(patch, lambda stays, accepted: stays)
 
 
-def judge_surplus_twice(patch: Patch) -> None:
-    """SJD at batch > 1: rows advance together; what was accepted beyond that is judged again."""
+def verify_surplus_twice(patch: Patch) -> None:
+    """SJD at batch > 1: rows advance together; drafts accepted beyond that are verified again."""
     advance_together(patch)
-    _alter_draft_law(patch, lambda stays, accepted: accepted)
+    _alter_draft_distribution(patch, lambda stays, accepted: accepted)
 
 
 def advance_together(patch: Patch) -> None:
     """No bug by itself: all rows of a group advance by the least of their accepted tokens."""
     accept = WindowRun.accept
 
-    def least(run: WindowRun, tokens: Tensor, n_kept: Tensor) -> None:
-        together = n_kept.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
-        accept(run, tokens, together.reshape(-1))
+    def least(run: WindowRun, tokens: Tensor, n_accepted: Tensor, *others: Any) -> None:
+        together = n_accepted.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
+        accept(run, tokens, together.reshape(-1), *others)
 
     patch.setattr(WindowRun, "accept", least)
 
 
-def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Give standing drafts of the last pass that `is_stale` names the law they had in that pass."""
+def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Give the predicted drafts that `is_stale` names their distribution of the last pass."""
     drafts_of, rule = speculative_jacobi._drafts, speculative_jacobi.exact_rule
     last: dict[str, Any] = {}
 
@@ -61,14 +62,14 @@ def _alter_draft_law(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor])
     def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
         drafts, p_draft = drafts_of(run, uniforms, p_last, first)
         if p_last is not None and last["drafts"].shape[1]:
-            index = run.slots[:, :-1] - last["first"]
-            inside = (index < last["drafts"].shape[1]) & run.standing()
+            index = run.buffer.slots[:, :-1] - last["first"]
+            inside = (index < last["drafts"].shape[1]) & run.buffer.is_predicted()
             index = index.clamp(max=last["drafts"].shape[1] - 1)
             stays = inside & (last["drafts"].gather(1, index) == drafts)
             stale = is_stale(stays, inside & last["accepted"].gather(1, index))
-            old = last["law"].gather(1, index[..., None].expand_as(p_draft))
+            old = last["distribution"].gather(1, index[..., None].expand_as(p_draft))
             p_draft = torch.where(stale[..., None], old, p_draft)
-        last.update(first=run.slots[:, :1], drafts=drafts, law=p_draft)
+        last.update(first=run.buffer.slots[:, :1], drafts=drafts, distribution=p_draft)
         return drafts, p_draft
 
     patch.setattr(speculative_jacobi, "exact_rule", spy)
@@ -94,7 +95,7 @@ def filter_residual_again(patch: Patch, **options: Any) -> None:
 
 
 def look_ahead(patch: Patch) -> None:
-    """A slot is kept only where the next one would be kept too."""
+    """A slot is accepted only where the next one would be accepted too."""
 
     def rule(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
         kept, spent = exact_rule(p_target, p_draft, drafts, coins)
@@ -147,17 +148,18 @@ def _alter_coins(patch: Patch, change: Callable[[Tensor, int], tuple[Tensor, int
     patch.setattr(Noise, "fresh", wrong)
 
 
-def feed_one_branch(patch: Patch) -> None:
-    """Every guidance branch is fed the conditional branch's last prompt token."""
+def use_one_branch(patch: Patch) -> None:
+    """Every guidance branch processes the conditional branch's last prompt token."""
 
-    def prefill(run: WindowRun, columns: Tensor) -> Tensor:
-        return run.token_buffer.gather(1, columns).repeat(run.prompt.branches, 1)
+    def inputs(buffer: TokenBuffer, columns: Tensor) -> Tensor:
+        n_rows = buffer.last_of_prompt.shape[0]
+        return buffer.tokens.gather(1, columns).repeat(n_rows // len(columns), 1)
 
-    patch.setattr(WindowRun, "prefill", prefill)
+    patch.setattr(TokenBuffer, "model_inputs", inputs)
 
 
-def record_uniform_law(patch: Patch) -> None:
-    """A draft given outright (a copy of its neighbour) is judged as if drawn uniformly."""
+def record_uniform_distribution(patch: Patch) -> None:
+    """A draft given outright (a copy of its neighbour) is verified as if drawn uniformly."""
 
     def flat(tokens: Tensor, vocab_size: int) -> Tensor:
         return torch.full((*tokens.shape, vocab_size), 1 / vocab_size)
@@ -166,8 +168,8 @@ def record_uniform_law(patch: Patch) -> None:
         patch.setattr(module, "one_hot", flat)
 
 
-def read_laws_askew(patch: Patch) -> None:
-    """The law of the slot on the left is recorded for a standing draft."""
+def read_distributions_askew(patch: Patch) -> None:
+    """The distribution of the slot on the left is recorded for a predicted draft."""
     drafts_of = speculative_jacobi._drafts
 
     def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:

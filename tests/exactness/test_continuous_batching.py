@@ -1,8 +1,8 @@
-"""More rows than places: a row that takes another's place makes what it makes by itself.
+"""Continuous batching: a row that is admitted later generates what it generates alone.
 
-The oracle is a run of each row alone, without places, in float64: tokens, passes, what was accepted
-and what was spent. Rows end at stop tokens, after 2 to 30 tokens, so that places are taken in
-another order than rows stand in the prompt.
+The reference is a run of each row alone in float64: tokens, passes, accepted tokens and total
+variation. Rows end at stop tokens, after 2 to 30 tokens, so that batch slots become free in another
+order than that of the prompt's rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def policies() -> dict[str, Policy]:
 
 
 def decode(
-    policy: Policy, rows: list[int], scale: float, places: ContinuousBatching | None = None, *,
+    policy: Policy, rows: list[int], scale: float, batching: ContinuousBatching | None = None, *,
     window: Any = None, on_step: Any = None,
 ) -> Generation:  # fmt: skip
     guided = scale != 1
@@ -69,7 +69,7 @@ def decode(
     prompt = make_prompt(tokens, 1 + guided, stop_tokens=torch.tensor(STOPS))
     return policy.sample(
         CausalLMWindow(tiny("llama")) if window is None else window,
-        replace(prompt, batching=places),
+        replace(prompt, batching=batching),
         LENGTH,
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
@@ -107,21 +107,21 @@ def assert_alone(made: Generation, wanted: list[Generation], given: list[Finishe
 
 @pytest.mark.parametrize("scale", [1.0, 2.0], ids=["free", "guided"])
 @pytest.mark.parametrize("name", [name for name in policies() if name != "jacobi adaptive"])
-def test_a_row_in_anothers_place_is_the_row_alone(name: str, scale: float) -> None:
+def test_an_admitted_row_is_the_row_alone(name: str, scale: float) -> None:
     wanted = alone(name, scale)
     assert len({int(own.lengths[0]) for own in wanted}) > 3
-    for n_places in (1, 2, 3, 9):
+    for n_slots in (1, 3, 9):
         given: list[FinishedRow] = []
-        made = decode(policies()[name], ALL, scale, ContinuousBatching(n_places, given.append))
+        made = decode(policies()[name], ALL, scale, ContinuousBatching(n_slots, given.append))
         assert_alone(made, wanted, given)
         total = sum(own.stats.passes for own in wanted)
         longest = max(own.stats.passes for own in wanted)
-        if n_places == 1:
+        if n_slots == 1:
             assert made.stats.passes == total
-        elif n_places == 9:
+        elif n_slots == 9:
             assert made.stats.passes == longest
         else:
-            assert -(-total // n_places) <= made.stats.passes < total
+            assert -(-total // n_slots) <= made.stats.passes < total
 
 
 def test_the_adaptive_window_makes_the_same_tokens() -> None:
@@ -132,8 +132,8 @@ def test_the_adaptive_window_makes_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "jacobi", "jacobi ngram", "sjd maximal", "grouped"])
 @pytest.mark.parametrize("sync_every", [1, 3])
-def test_recorded_passes_take_newcomers_too(name: str, sync_every: int) -> None:
-    """Newcomers are written into the tensors of the record; nobody leaves the batch."""
+def test_captured_steps_with_admitted_rows(name: str, sync_every: int) -> None:
+    """Admitted rows are written into the static tensors; no batch slot is dropped."""
     given: list[FinishedRow] = []
     window = CausalLMWindow(tiny("llama"))
     window.runner = Replay(sync_every)
@@ -143,17 +143,17 @@ def test_recorded_passes_take_newcomers_too(name: str, sync_every: int) -> None:
     assert made.stats.runner == "cuda graphs"
 
 
-def test_a_kept_record_is_taken_by_runs_with_places_alone() -> None:
+def test_cached_graphs_serve_runs_with_batching_alone() -> None:
     cache, captures = GraphCache(), []
     window = CausalLMWindow(tiny("llama"))
-    for rows, places in (
+    for rows, batching in (
         (ALL, ContinuousBatching(3)),
         ([6, 5, 4, 3, 2], ContinuousBatching(3)),
         ([1, 2, 3], None),
     ):
         window.runner = Replay(1, cache)
         given: list[FinishedRow] = []
-        made = decode(policies()["jacobi"], rows, 2.0, places, window=window)
+        made = decode(policies()["jacobi"], rows, 2.0, batching, window=window)
         captures.append(made.stats.captures)
         for k, row in enumerate(rows):
             assert made.tokens[k].equal(alone("jacobi", 2.0)[row].tokens[0])
@@ -162,24 +162,24 @@ def test_a_kept_record_is_taken_by_runs_with_places_alone() -> None:
 
 
 class Strict(ToyLanguage):
-    """Forgets what stood behind a pass, as the contract allows; it refuses rows with holes."""
+    """Forgets positions after a pass, as the contract allows; it refuses rows with holes."""
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         logits = super().forward(tokens, start)
-        behind = torch.arange(self.memory.shape[1]) >= start[:, None] + tokens.shape[1]
-        self.memory.masked_fill_(behind, -1)
+        after = torch.arange(self.memory.shape[1]) >= start[:, None] + tokens.shape[1]
+        self.memory.masked_fill_(after, -1)
         return logits
 
 
 @pytest.mark.parametrize("policy", [Jacobi(4), SpeculativeJacobi(4), Speculative(3)], ids=repr)
-def test_a_model_that_cannot_feed_some_rows_is_fed_all(policy: Policy) -> None:
-    """Others' rows have to be fed where their next passes begin."""
+def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy) -> None:
+    """The other rows process tokens where their next passes begin."""
     rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
     stops, params = torch.tensor([4]), SamplingParams(guidance_scale=1.5)
 
-    def toy(chosen: list[int], places: ContinuousBatching | None) -> Generation:
+    def toy(chosen: list[int], batching: ContinuousBatching | None) -> Generation:
         tokens = [rows[row] for row in chosen] + [rows[-1 - row] for row in chosen]
-        prompt = make_prompt(tokens, 2, stop_tokens=stops, batching=places)
+        prompt = make_prompt(tokens, 2, stop_tokens=stops, batching=batching)
         noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
         return policy.sample(Strict(5, depth=6), prompt, 20, params=params, noise=noise)
 
@@ -188,28 +188,28 @@ def test_a_model_that_cannot_feed_some_rows_is_fed_all(policy: Policy) -> None:
     assert_alone(made, [toy([row], None) for row in range(6)], given)
 
 
-def watched(window: CausalLMWindow) -> list[tuple[int, int]]:
+def record_shapes(window: CausalLMWindow) -> list[tuple[int, int]]:
     """Rows and width of every pass of a window's model from now on."""
     seen: list[tuple[int, int]] = []
 
-    def look(_: Any, args: Any, options: Any) -> None:
+    def record(_: Any, args: Any, options: Any) -> None:
         seen.append(tuple(options["input_ids"].shape))
 
-    window.model.register_forward_pre_hook(look, with_kwargs=True)
+    window.model.register_forward_pre_hook(record, with_kwargs=True)
     return seen
 
 
-def test_newcomers_alone_are_fed_and_ended_rows_leave() -> None:
-    """Prompts of 4, 1, 6 and 1 tokens, ended after 2, 1, 4 and 2, in two places."""
+def test_only_admitted_rows_are_prefilled_and_ended_rows_leave() -> None:
+    """Prompts of 4, 1, 6 and 1 tokens, ended after 2, 1, 4 and 2, in two batch slots."""
     window = CausalLMWindow(build_lm("llama").double())
-    seen, shown = watched(window), []
+    seen, shown = record_shapes(window), []
 
     def on_step(progress: Progress) -> Tensor:
         shown.append((progress.rows, progress.lengths.tolist()))
         return torch.tensor([(2, 1, 4, 2)[row] for row in progress.rows])
 
-    rows, places = [0, 1, 3, 4], ContinuousBatching(2)
-    made = decode(Autoregressive(), rows, 2.0, places, window=window, on_step=on_step)
+    rows, batching = [0, 1, 3, 4], ContinuousBatching(2)
+    made = decode(Autoregressive(), rows, 2.0, batching, window=window, on_step=on_step)
     assert made.lengths.tolist() == [2, 1, 4, 2] == made.passes.tolist()
     assert shown == [
         ((0, 1), [1, 1]), ((0, 2), [2, 1]), ((3, 2), [1, 2]), ((3, 2), [2, 3]), ((2,), [4]),
@@ -217,7 +217,7 @@ def test_newcomers_alone_are_fed_and_ended_rows_leave() -> None:
     assert seen == [
         (4, 5), (4, 1),  # prompts of two rows in two branches, as wide as the longest of the job
         (2, 5), (4, 1),  # row 2 alone, in two branches
-        (4, 1), (4, 1),  # row 3 has but one token, which its first pass feeds
+        (4, 1), (4, 1),  # row 3 has one token, which its first pass processes
         (2, 1),  # row 2 has gone on alone
     ]  # fmt: skip
     assert made.stats.tokens_processed == sum(n * width for n, width in seen)
@@ -227,64 +227,66 @@ def test_newcomers_alone_are_fed_and_ended_rows_leave() -> None:
 def test_rows_are_given_as_soon_as_they_end() -> None:
     passes: list[int] = []
     given: list[tuple[int, int]] = []
-    places = ContinuousBatching(2, lambda row: given.append((row.row, len(passes))))
-    decode(Jacobi(6), ALL, 1.0, places, on_step=lambda progress: passes.append(progress.passes))
+    batching = ContinuousBatching(2, lambda row: given.append((row.row, len(passes))))
+    decode(Jacobi(6), ALL, 1.0, batching, on_step=lambda progress: passes.append(progress.passes))
     lengths = [own.stats.passes for own in alone("jacobi", 1.0)]
     ends, wanted, waiting = [lengths[0], lengths[1]], [], [*ALL[2:]]  # two queues by hand
     rows = [0, 1]
     while rows:
-        place = ends.index(min(ends))
-        wanted.append((rows[place], ends[place]))
+        slot = ends.index(min(ends))
+        wanted.append((rows[slot], ends[slot]))
         if waiting:
-            rows[place] = waiting.pop(0)
-            ends[place] += lengths[rows[place]]
+            rows[slot] = waiting.pop(0)
+            ends[slot] += lengths[rows[slot]]
         else:
-            del rows[place], ends[place]
+            del rows[slot], ends[slot]
     assert given == wanted
 
 
-def test_what_a_receiver_raises_reaches_the_caller() -> None:
+def test_an_exception_of_on_finish_reaches_the_caller() -> None:
     class Full(Exception):
         pass
 
     given: list[int] = []
 
-    def deliver(row: FinishedRow) -> None:
+    def on_finish(row: FinishedRow) -> None:
         given.append(row.row)
         if len(given) == 3:
             raise Full
 
     window = CausalLMWindow(tiny("llama"))
     with pytest.raises(Full):
-        decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2, deliver), window=window)
+        decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2, on_finish), window=window)
     assert len(given) == 3
     again = decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2), window=window)
     assert again.tokens.equal(torch.cat([own.tokens for own in alone("jacobi", 1.0)]))
 
 
 class Poisoned(CausalLMWindow):
-    """Answers NaN behind a token 8."""
+    """Returns NaN after a token 8."""
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         logits = super().forward(tokens, start)
         return logits.masked_fill((tokens[:, :1] == 8)[..., None], float("nan"))
 
 
-@pytest.mark.parametrize("places", [None, 1, 2, 3, 7])
-def test_an_error_names_the_rows_it_befell(places: int | None) -> None:
+@pytest.mark.parametrize("batching", [None, 1, 2, 3, 7])
+def test_an_error_names_its_rows(batching: int | None) -> None:
     """Row 2 ends its prompt with 8; no other row meets an 8 before that."""
     given: list[int] = []
     chosen = (
-        None if places is None else ContinuousBatching(places, lambda row: given.append(row.row))
+        None
+        if batching is None
+        else ContinuousBatching(batching, lambda row: given.append(row.row))
     )
     window = Poisoned(tiny("llama"))
     with pytest.raises(NumericsError) as caught:
         decode(Autoregressive(), ALL, 1.0, chosen, window=window)
     assert caught.value.rows == (2,)
-    assert 2 not in given and (places != 1 or given == [0, 1])
+    assert 2 not in given and (batching != 1 or given == [0, 1])
 
 
 @pytest.mark.parametrize("rows", [0, -1, True, 2.0, None])
-def test_places_are_at_least_one(rows: Any) -> None:
-    with pytest.raises(OptionError, match="expected an integer of at least 1"):
+def test_max_num_seqs_is_at_least_one(rows: Any) -> None:
+    with pytest.raises(OptionError, match="expected an integer >= 1"):
         ContinuousBatching(rows)

@@ -1,4 +1,4 @@
-"""Rows that end early, by a stop token or by `on_step`, end where the plain loop's rows do."""
+"""Rows that end early, by a stop token or by `on_step`, end where those of `Autoregressive` do."""
 
 from __future__ import annotations
 

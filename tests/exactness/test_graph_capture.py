@@ -91,14 +91,14 @@ def test_of_other_models(model: str) -> None:
 
 @pytest.mark.parametrize("sync_every", [2, 5])
 def test_several_passes_between_two_looks(sync_every: int) -> None:
-    """Rows end where they end; passes behind the last token change nothing and are counted."""
+    """Rows end as without graphs; passes after the last token are counted and change nothing."""
     runner = Replay(sync_every)
     captured = decode(Jacobi(window=6), runner, grid=None)
     plain = decode(Jacobi(window=6), None, grid=None)
     assert_like(captured, plain)
     surplus = captured.stats.passes - plain.stats.passes
     assert 0 <= surplus < sync_every
-    assert (captured.stats.passes - 1) % sync_every == 0  # the first is looked at alone
+    assert (captured.stats.passes - 1) % sync_every == 0  # the first is synchronised alone
 
 
 def test_several_passes_between_two_looks_without_a_record() -> None:
@@ -167,7 +167,7 @@ def test_the_replay_runs_no_python() -> None:
 
     def step() -> None:
         calls.append(len(calls))
-        total.add_(len(calls))  # a number of the host stands still
+        total.add_(len(calls))  # a number of the host is a constant
 
     for _ in range(5):
         runner.run_step(1, step)

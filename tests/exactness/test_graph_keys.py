@@ -237,10 +237,10 @@ def test_dropped_graphs_are_freed(model: Any) -> None:
         cache = GraphCache()
         decode(Jacobi(window=6), CALLS[0], cache, model)
         (entry,) = cache._entries.values()
-        token_buffer = ref(entry.inputs["token_buffer"])
+        tokens = ref(entry.inputs["buffer.tokens"])
         drop(cache)
         del entry, cache
-        assert token_buffer() is None
+        assert tokens() is None
 
 
 def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
 
 
 def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
-    """What stands behind a row's last position is masked; NaN would come through a mask."""
+    """Positions after a row's last one are masked; NaN would come through a mask."""
     cache, policy = GraphCache(), Jacobi(window=6)
     decode(policy, CALLS[0], cache, model)
     (entry,) = cache._entries.values()
@@ -271,7 +271,7 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
 def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
-        sample = Jacobi.sample
+        sample, decode = Jacobi.sample, Jacobi.decode
         window = 6
 
     cache = GraphCache()
@@ -282,8 +282,8 @@ def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None
 def test_copies_of_a_cache_are_empty(model: Any) -> None:
     cache = GraphCache(1)
     decode(Jacobi(window=6), CALLS[0], cache, model)
-    for twin in (deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-        assert len(twin) == 0 and twin.size == 1
+    for copied in (deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert len(copied) == 0 and copied.size == 1
 
 
 def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
@@ -291,14 +291,16 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
     run = WindowRun(
         Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
-        noise=Noise.from_seed(0, 2), on_step=None, window=6,
+        noise=Noise.from_seed(0, 2),
     )  # fmt: skip
-    parts = {"": run, "noise.": run.noise, "counters.": run.counters}
+    parts = {
+        "": run, "buffer.": run.buffer, "noise.": run.noise, "counters.": run.counters,
+    }  # fmt: skip
     found = {
         prefix + name for prefix, part in parts.items()
         for name, value in vars(part).items() if isinstance(value, torch.Tensor)
     }  # fmt: skip
-    every_pass = {"slots", "columns"}  # made by `place` at the beginning of every pass
+    every_pass = {"buffer.slots", "buffer.columns"}  # set by `move_window` in every step
     assert found - every_pass == run.static_inputs().keys() - {"noise.schedule"}
 
 
@@ -306,14 +308,14 @@ def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:
     noise, other = Noise.from_seed([3, 2**63], 2), Noise.from_seed(9, 2)
     slots = torch.arange(6).view(2, 3)
     noise.gumbel(slots, 5)
-    places = [tensor.data_ptr() for tensor in vars(noise).values()]
+    addresses = [tensor.data_ptr() for tensor in vars(noise).values()]
     noise.refill(other)
-    assert noise.gumbel(slots, 5).equal(other.gumbel(slots, 5)) and len(places) == 3
+    assert noise.gumbel(slots, 5).equal(other.gumbel(slots, 5)) and len(addresses) == 3
     assert noise.seeds.equal(other.seeds) and noise.items.equal(other.items)
-    assert [tensor.data_ptr() for tensor in vars(noise).values()] == places
+    assert [tensor.data_ptr() for tensor in vars(noise).values()] == addresses
 
 
-def test_room_is_rounded_up_for_cached_graphs_alone() -> None:
+def test_capacity_is_rounded_up_for_cached_graphs_alone() -> None:
     prompt = make_prompt([[1] * 70, [2]])
     assert measure(prompt, 30) == (70, 30, 99)
     assert measure(prompt, 30, rounded=True) == (128, 64, 191)

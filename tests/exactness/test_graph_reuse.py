@@ -78,7 +78,7 @@ def decode(
 
 
 def assert_like(captured: Generation, plain: Generation) -> None:
-    """A cached run has more room than its prompt takes, so sums of scores round otherwise."""
+    """A cached run has more capacity than its prompt needs, so sums of scores round otherwise."""
     spent = captured.stats.total_variation
     assert spent == pytest.approx(plain.stats.total_variation, rel=1e-5)
     stats = replace(captured.stats, total_variation=plain.stats.total_variation)
@@ -106,7 +106,7 @@ def test_calls_with_one_key_share_graphs(
 
 @pytest.mark.parametrize("policy", [Jacobi(window=6), SpeculativeJacobi(window=5)], ids=repr)
 def test_where_kernels_draw(policy: Policy, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way through the kernels' functions, which take seeds as they are (torch twins)."""
+    """Through the kernels' functions, which take seeds as they are (torch specifications)."""
     monkeypatch.setattr(dispatch, "takes", lambda *_: True)
     cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):

@@ -1,8 +1,8 @@
-"""GroupedSpeculative says what it spends: acceptance, output law and report are recounted.
+"""GroupedSpeculative: its acceptance, output distribution and reported variation, recounted.
 
-For a slot with target law p and draft law q, accepting x with probability a(x) and redrawing from
-(p - q)+ gives the law q a + (1 - A) r with A = sum q a. All of it is enumerated here; a(x) is read
-off the rule itself, by bisection on its coin.
+For a slot with target distribution p and draft distribution q, accepting x with probability a(x)
+and redrawing from (p - q)+ gives the distribution q a + (1 - A) r with A = sum q a. All of it is
+enumerated here; a(x) is read off the rule itself, by bisection on its coin.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.fixtures.toy_models import make_prompt
 PLAIN = Setting()
 
 
-def random_laws(rows: int, size: int, seed: int) -> Tensor:
+def random_distributions(rows: int, size: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    law = torch.rand(rows, 1, size, generator=generator) ** 3
-    law[::3, 0, seed % size] = 0.0  # some cannot occur
-    return law / law.sum(-1, keepdim=True)
+    distribution = torch.rand(rows, 1, size, generator=generator) ** 3
+    distribution[::3, 0, seed % size] = 0.0  # some cannot occur
+    return distribution / distribution.sum(-1, keepdim=True)
 
 
 def acceptance_of(policy: GroupedSpeculative, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,8 +47,10 @@ def acceptance_of(policy: GroupedSpeculative, p: Tensor, q: Tensor) -> tuple[Ten
 
 @pytest.mark.parametrize("group, max_gap", [(0, 1.0), (1, 1.0), (2, 0.15), (3, 0.5), (9, 1.0)])
 @pytest.mark.parametrize("size", [2, 5, 9])
-def test_output_law_moves_by_what_is_reported(group: int, max_gap: float, size: int) -> None:
-    p, q = random_laws(40, size, seed=size), random_laws(40, size, seed=size + 1)
+def test_output_distribution_moves_by_what_is_reported(
+    group: int, max_gap: float, size: int
+) -> None:
+    p, q = random_distributions(40, size, seed=size), random_distributions(40, size, seed=size + 1)
     a, spent = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
     p, q = p[:, 0].double(), q[:, 0].double()
     exact = torch.where(q > 0, (p / q).clamp(max=1), 1.0)
@@ -74,7 +76,7 @@ def group_by_hand(p: list[float], q: list[float], token: int, group: int, gap: f
 
 @pytest.mark.parametrize("group, max_gap", [(1, 1.0), (2, 0.15), (3, 0.02), (9, 1.0), (2, 1e-6)])
 def test_acceptance_is_the_larger_of_group_and_exact(group: int, max_gap: float) -> None:
-    p, q = random_laws(12, 7, seed=3), random_laws(12, 7, seed=4)
+    p, q = random_distributions(12, 7, seed=3), random_distributions(12, 7, seed=4)
     a, _ = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
     for row in range(12):
         p_row, q_row = p[row, 0].tolist(), q[row, 0].tolist()
@@ -130,7 +132,7 @@ def test_a_group_is_seen_by_the_test_and_stays_within_what_it_reports() -> None:
 
 @dataclass(frozen=True)
 class Recounted(GroupedSpeculative):
-    """Counts the drafts that were kept and would not have been under the exact rule."""
+    """Counts accepted drafts that the exact rule would have rejected."""
 
     extra: list[int] = field(default_factory=list)
 
@@ -141,8 +143,8 @@ class Recounted(GroupedSpeculative):
         at = drafts[..., None]
         exact = coins * p_draft.gather(-1, at)[..., 0] < p_target.gather(-1, at)[..., 0]
         assert (kept | ~exact).all()
-        judged = torch.arange(kept.shape[1])[None] < 1 + count_leading(kept)[:, None]
-        self.extra.append(int((kept & ~exact & judged & ~p_target.isnan().any(-1)).sum()))
+        verified = torch.arange(kept.shape[1])[None] < 1 + count_leading(kept)[:, None]
+        self.extra.append(int((kept & ~exact & verified & ~p_target.isnan().any(-1)).sum()))
         return kept, spent
 
 

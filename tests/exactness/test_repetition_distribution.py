@@ -1,4 +1,4 @@
-"""Repetition-aware sampling: its closed form against the two steps it stands for.
+"""Repetition-aware sampling: its closed form against its two steps.
 
 Power: 50 000 draws each, rejected at p < 1e-4; a deviation of 0.03 in total variation is rejected
 with probability 0.99 or more, as asserted for the degrees of freedom at hand.
@@ -44,7 +44,7 @@ RULES: dict[str, dict[str, Any]] = {
 def _steps(
     scores: list[float], prefix: list[int], rule: RepetitionAwareSampling
 ) -> tuple[dict[int, float], Callable[[int], bool], list[float]]:
-    """The nucleus' weights, what is repeated and the full law, in plain floats and loops."""
+    """The nucleus' weights, what is repeated and the full distribution, by plain loops."""
     total = sum(math.exp(score) for score in scores)
     full = [math.exp(score) / total for score in scores]
     nucleus: dict[int, float] = {}
@@ -56,19 +56,19 @@ def _steps(
     return nucleus, lambda y: recent.count(y) >= rule.window * rule.share, full
 
 
-def _law_by_hand(
+def _distribution_by_hand(
     scores: list[float], prefix: list[int], rule: RepetitionAwareSampling
 ) -> list[float]:
-    """Every first draw, and behind a thrown one every second draw."""
+    """Every first draw, and after a discarded one every second draw."""
     nucleus, is_repeated, full = _steps(scores, prefix, rule)
-    law, total = [0.0] * len(full), sum(nucleus.values())
+    distribution, total = [0.0] * len(full), sum(nucleus.values())
     for first, weight in nucleus.items():
         second = [p * (rule.redraw == "all" or v != first) for v, p in enumerate(full)]
         if not is_repeated(first):
             second = [float(v == first) for v in range(len(full))]
         for token, p in enumerate(second):
-            law[token] += weight / total * p / sum(second)
-    return law
+            distribution[token] += weight / total * p / sum(second)
+    return distribution
 
 
 def _simulate(scores: list[float], prefix: list[int], rule: RepetitionAwareSampling) -> list[int]:
@@ -97,8 +97,8 @@ def _closed(scores: list[float], prefix: list[int], rule: RepetitionAwareSamplin
     return rule(torch.tensor([prefix]), torch.tensor([scores]))[0].double().exp()
 
 
-def _test(made: torch.Tensor, vocab_size: int, law: torch.Tensor) -> GTest:
-    test = g_test(count_sequences(made, vocab_size), law / law.sum())
+def _test(made: torch.Tensor, vocab_size: int, distribution: torch.Tensor) -> GTest:
+    test = g_test(count_sequences(made, vocab_size), distribution / distribution.sum())
     assert power(VISIBLE, len(made), test.degrees, LEVEL) >= POWER, test
     return test
 
@@ -109,7 +109,7 @@ def test_the_closed_form_is_the_sum_over_both_draws(options: dict[str, Any]) -> 
     thrown = 0
     for seed in range(40):
         scores, prefix = _scores(seed), RECENT[: seed % 9]  # from no token at all on
-        expected = torch.tensor(_law_by_hand(scores, prefix, rule), dtype=torch.float64)
+        expected = torch.tensor(_distribution_by_hand(scores, prefix, rule), dtype=torch.float64)
         found = _closed(scores, prefix, rule)
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-7), (seed, found, expected)
         assert torch.equal(found > 0, expected > 0)
@@ -139,10 +139,10 @@ def test_a_wrong_closed_form_is_rejected(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [5, 3000])
 def test_the_lowest_ids_win_a_tie(size: int) -> None:
-    law = RepetitionAwareSampling(top_k=3)(
+    distribution = RepetitionAwareSampling(top_k=3)(
         torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, size)
     )
-    assert law[0].isfinite().nonzero()[:, 0].tolist() == [0, 1, 2]
+    assert distribution[0].isfinite().nonzero()[:, 0].tolist() == [0, 1, 2]
 
 
 def test_a_certain_token_stays() -> None:
@@ -169,13 +169,13 @@ POLICIES: list[Policy] = [
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_policies_stay_exact_under_it(policy: Policy) -> None:
     model, length, prompt = ToyLanguage(3, seed=1), 5, [1, 1]
-    law = {(): 1.0}
+    distribution = {(): 1.0}
     for _ in range(length):
-        law = {
+        distribution = {
             (*made, token): p * share
-            for made, p in law.items()
+            for made, p in distribution.items()
             for token, share in enumerate(
-                _law_by_hand(model.logits_of([*prompt, *made]), [*prompt, *made], LAW)
+                _distribution_by_hand(model.logits_of([*prompt, *made]), [*prompt, *made], LAW)
             )
         }
     made = policy.sample(
@@ -185,5 +185,5 @@ def test_policies_stay_exact_under_it(policy: Policy) -> None:
         params=SamplingParams(processor=LAW.over_window),
         noise=Noise.from_seed(0, SAMPLES),
     )
-    test = _test(made.tokens, 3, torch.tensor(list(law.values()), dtype=torch.float64))
+    test = _test(made.tokens, 3, torch.tensor(list(distribution.values()), dtype=torch.float64))
     assert test.p_value >= LEVEL, test

@@ -33,7 +33,7 @@ GUMBEL = SpeculativeJacobi(4, "gumbel")
 COPIES = SpeculativeJacobi(4, "maximal", "left")
 
 PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Policy, Setting]] = {
-    "stale law": (bugs.keep_stale_law, MAXIMAL, PLAIN),
+    "stale distribution": (bugs.keep_stale_distribution, MAXIMAL, PLAIN),
     "target for residual": (bugs.redraw_from_target, MAXIMAL, PLAIN),
     "target for residual, draft model": (bugs.redraw_from_target, Speculative(4, DRAFTER), PLAIN),
     "residual cooled again": (partial(bugs.filter_residual_again, temperature=0.6), MAXIMAL, COLD),
@@ -44,11 +44,11 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Policy, Setting]]
     "one noise vector, coupled": (bugs.share_noise, GUMBEL, PLAIN),
     "one coin": (bugs.share_coins, MAXIMAL, PLAIN),
     "coins reused": (bugs.reuse_coins, MAXIMAL, PLAIN),
-    "surplus judged twice": (bugs.judge_surplus_twice, INDEPENDENT, PLAIN),
-    "one branch's last token": (bugs.feed_one_branch, MAXIMAL, GUIDED),
-    "one branch's last token, bitwise": (bugs.feed_one_branch, Jacobi(4), GUIDED),
-    "copy recorded as uniform": (bugs.record_uniform_law, COPIES, PLAIN),
-    "laws one slot askew": (bugs.read_laws_askew, MAXIMAL, PLAIN),
+    "surplus verified twice": (bugs.verify_surplus_twice, INDEPENDENT, PLAIN),
+    "one branch's last token": (bugs.use_one_branch, MAXIMAL, GUIDED),
+    "one branch's last token, bitwise": (bugs.use_one_branch, Jacobi(4), GUIDED),
+    "copy recorded as uniform": (bugs.record_uniform_distribution, COPIES, PLAIN),
+    "distributions one slot askew": (bugs.read_distributions_askew, MAXIMAL, PLAIN),
 }
 
 
@@ -78,6 +78,6 @@ def test_without_a_bug_nothing_is_rejected(policy: Policy, setting: Setting) -> 
 
 
 def test_advancing_together_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes `surplus judged twice` wrong is the law recorded, not the common advance."""
+    """`surplus verified twice` is wrong because of the distribution recorded, not the advance."""
     bugs.advance_together(monkeypatch)
     assert_exact(INDEPENDENT, PLAIN)

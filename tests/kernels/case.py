@@ -1,6 +1,6 @@
 """One check of a Triton kernel against its specification, for any device and dtype.
 
-Nothing here or in the `*_cases.py` beside it needs pytest: `scripts/gpu_check.py` runs the same
+Nothing here or in the `*_cases.py` needs pytest: `scripts/gpu_check.py` runs the same
 cases on a GPU.
 """
 
@@ -19,7 +19,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Case:
-    """A named check; `run(device, dtype)` raises AssertionError where twin and specification part.
+    """A named check; `run(device, dtype)` raises AssertionError if the two versions differ.
 
     Attributes:
         name: unique within its kernel.

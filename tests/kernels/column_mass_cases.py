@@ -57,17 +57,16 @@ def _nothing_seen(device: torch.device, dtype: torch.dtype) -> None:
 
 _SHAPES: dict[str, tuple[Sizes, list[int]]] = {
     "one of everything": ((1, 1, 1, 1, 1, 16), [0]),
-    "room 63": ((2, 2, 1, 1, 63, 64), [62, 0]),
-    "room 64": ((2, 1, 4, 5, 64, 64), [59, 31]),
-    "room 65, heads of 80": ((2, 1, 4, 5, 65, 80), [60, 59]),
-    "room 100, groups of 7": ((1, 2, 7, 3, 100, 96), [97]),
-    "room 1023, 40 query rows": ((1, 1, 2, 20, 1023, 128), [900]),
+    "capacity 63": ((2, 2, 1, 1, 63, 64), [62, 0]),
+    "capacity 64": ((2, 1, 4, 5, 64, 64), [59, 31]),
+    "capacity 65, heads of 80": ((2, 1, 4, 5, 65, 80), [60, 59]),
+    "capacity 100, groups of 7": ((1, 2, 7, 3, 100, 96), [97]),
+    "capacity 1023, 40 query rows": ((1, 1, 2, 20, 1023, 128), [900]),
 }
 CASES = [Case(name, partial(_plain, *args)) for name, args in _SHAPES.items()]
 CASES += [
     Case("heads of 256", partial(_plain, (1, 1, 2, 5, 70, 256), [65]),
          (torch.float16, torch.bfloat16)),
-    Case("weights", _weighted),
-    Case("nothing seen", _nothing_seen),
-    Case("room 32768", partial(_plain, (2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000]), large=True),
+    Case("weights", _weighted), Case("nothing seen", _nothing_seen), Case("capacity 32768",
+    partial(_plain, (2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000]), large=True),
 ]  # fmt: skip

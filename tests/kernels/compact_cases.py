@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels import compact as specification
-from mmaccel.kernels import compact_triton as twin
+from mmaccel.kernels import compact_triton as triton_version
 from tests.kernels.case import Case
 
 
@@ -16,34 +16,34 @@ def _draw(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
 
 
-def _lists(room: int, lengths: list[int], longest: int, starts: list[int] | None) -> Tensor:
-    """`[len(lengths), longest]` random ascending positions behind the starts, -1 behind them."""
-    generator = torch.Generator().manual_seed(room)
+def _lists(capacity: int, lengths: list[int], longest: int, starts: list[int] | None) -> Tensor:
+    """`[len(lengths), longest]` random ascending positions after the starts, -1 after them."""
+    generator = torch.Generator().manual_seed(capacity)
     lists = torch.full((len(lengths), longest), -1)
     for row, length in enumerate(lengths):
         first = starts[row] if starts else 0
-        order = torch.randperm(room - first, generator=generator)[:length] + first
+        order = torch.randperm(capacity - first, generator=generator)[:length] + first
         lists[row, :length] = order.sort().values
     return lists
 
 
 def _compare(store: Tensor, keep: Tensor, start: Tensor | None = None) -> None:
-    assert twin.refuse_compact(store, keep, start) is None
+    assert triton_version.refuse_compact(store, keep, start) is None
     expected = specification.compact(store.clone(), keep, start)
-    assert twin.compact(store, keep, start) is store
+    assert triton_version.compact(store, keep, start) is store
     assert torch.equal(store, expected)
 
 
-def _rows(room: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+def _rows(capacity: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
     """Nothing, one, half and all of a row; then half of all rows."""
-    lists = _lists(room, [0, 1, room // 2, room], room, None).to(device)
-    _compare(_draw(device, dtype, 4, room, 2, width), lists)
-    half = _lists(room, [(room + 1) // 2] * 4, (room + 1) // 2, None).to(device)
-    _compare(_draw(device, dtype, 4, room, 2, width), half)  # lists without a pad
+    lists = _lists(capacity, [0, 1, capacity // 2, capacity], capacity, None).to(device)
+    _compare(_draw(device, dtype, 4, capacity, 2, width), lists)
+    half = _lists(capacity, [(capacity + 1) // 2] * 4, (capacity + 1) // 2, None).to(device)
+    _compare(_draw(device, dtype, 4, capacity, 2, width), half)  # lists without a pad
 
 
 def _heads(device: torch.device, dtype: torch.dtype) -> None:
-    """A list a head, int32, moved behind a start, one row's last target at the room's end."""
+    """A list a head, int32, moved after a start, one row's last target at the capacity's end."""
     starts = [3, 90]
     lists = torch.stack([_lists(100, [n, 10 - n % 10], 12, starts) for n in (5, 10, 1)], 1)
     store = _draw(device, dtype, 2, 100, 3, 24)
@@ -63,8 +63,8 @@ def _views(device: torch.device, dtype: torch.dtype) -> None:
 def _refusals(device: torch.device, dtype: torch.dtype) -> None:
     keep = torch.zeros(1, 1, dtype=torch.int64, device=device)
     store = _draw(device, dtype, 1, 4, 2, 8)
-    assert "side by side" in (twin.refuse_compact(store[..., ::2], keep) or "")
-    assert "complex" in (twin.refuse_compact(store.to(torch.complex64), keep) or "")
+    assert "side by side" in (triton_version.refuse_compact(store[..., ::2], keep) or "")
+    assert "complex" in (triton_version.refuse_compact(store.to(torch.complex64), keep) or "")
 
 
 _KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64)

@@ -14,17 +14,18 @@ NEVER = float("-inf")
 
 
 def _gap(values: Tensor, uniform: Tensor) -> Tensor:
-    """How far a uniform lies from the nearest boundary of the law given by weights."""
+    """How far a uniform lies from the nearest boundary of the distribution given by weights."""
     cumulative = values.double().cumsum(-1)
     cumulative = cumulative / cumulative[..., -1:]
     return (cumulative - uniform.double()[..., None]).abs().amin(-1)
 
 
 def _check(scores: Tensor, p_draft: Tensor, seed: int = 0) -> couple.Coupled:
-    """Run both twins over one draw of drafts, coins and redraws.
+    """Run both versions over one draw of drafts, coins and redraws.
 
-    Laws agree to 2e-6 of their size: an exponential, a sum and a division in float32. Decisions and
-    tokens are equal where coin and redraw lie further than 1e-6 from a boundary; nine in ten do.
+    Probabilities agree to 2e-6 of their size: an exponential, a sum and a division in float32.
+    Decisions and tokens are equal where coin and redraw lie further than 1e-6 from a boundary; nine
+    in ten do.
     """
     batch, width, n_values = scores.shape
     generator, device = torch.Generator().manual_seed(seed), scores.device
@@ -52,8 +53,8 @@ def _check(scores: Tensor, p_draft: Tensor, seed: int = 0) -> couple.Coupled:
     return made
 
 
-def _laws(batch: int, width: int, n_values: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Scores, a third of them impossible, and laws of drafts that overlap them in part."""
+def _distributions(batch: int, width: int, n_values: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Scores, a third of them impossible, and distributions of drafts that overlap them in part."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(batch, width, n_values, generator=generator) * 2
     cut = torch.rand(scores.shape, generator=generator) < 1 / 3
@@ -65,13 +66,13 @@ def _laws(batch: int, width: int, n_values: int, seed: int = 1) -> tuple[Tensor,
 
 
 def _size(n_values: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
-    scores, p_draft = _laws(2, width, n_values)
+    scores, p_draft = _distributions(2, width, n_values)
     _check(scores.to(device), p_draft.to(device))
 
 
 def _many_uniforms(device: torch.device, dtype: torch.dtype) -> None:
     """Both outcomes come, and the redraws reach many tokens."""
-    scores, p_draft = _laws(1, 2, 300)
+    scores, p_draft = _distributions(1, 2, 300)
     wide = scores.expand(12, -1, -1).to(device), p_draft.expand(12, -1, -1).to(device)
     made = [_check(*wide, seed=seed) for seed in range(2)]
     kept = torch.cat([one.kept for one in made])
@@ -80,37 +81,40 @@ def _many_uniforms(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _strides(device: torch.device, dtype: torch.dtype) -> None:
-    """Scores of a wider head, one law for all drafts; and a stride that is refused."""
-    scores, p_draft = _laws(4, 3, 200)
+    """Scores of a wider head, one distribution for all drafts; and a stride that is refused."""
+    scores, p_draft = _distributions(4, 3, 200)
     wide = scores.transpose(0, 1)[:, 1:3, 50:150].to(device)
-    law = p_draft[:3, :1, :100].to(device)
-    law = law / law.sum(-1, keepdim=True)
-    _check(wide.contiguous().transpose(0, 1).contiguous().transpose(0, 1), law.expand(-1, 1, -1))
-    _check(scores[1:, :, :100].to(device), law.expand(-1, 2, -1))
+    distribution = p_draft[:3, :1, :100].to(device)
+    distribution = distribution / distribution.sum(-1, keepdim=True)
+    _check(
+        wide.contiguous().transpose(0, 1).contiguous().transpose(0, 1),
+        distribution.expand(-1, 1, -1),
+    )
+    _check(scores[1:, :, :100].to(device), distribution.expand(-1, 2, -1))
     one = torch.zeros(2, 2, device=device)
     across = scores[:2, :, :2].transpose(1, 2).to(device)
     refused = couple_triton.refuse_couple(across, p_draft.to(device), one.long(), one, one)
     assert "stride" in str(refused)
 
 
-def _equal_laws(device: torch.device, dtype: torch.dtype) -> None:
+def _equal_distributions(device: torch.device, dtype: torch.dtype) -> None:
     """p equals q to the bit: all drafts stay, and a residual that is empty falls back to p."""
-    scores = _laws(2, 3, 600)[0].to(device)
+    scores = _distributions(2, 3, 600)[0].to(device)
     none = torch.zeros(2, 2, dtype=torch.int64, device=device)
     half = torch.full((2, 3), 0.5, device=device)
     flat = torch.full((2, 2, 600), 1 / 600, device=device)
-    law = couple_triton.couple(scores, flat, none, half[:, 1:], half).p_target[:, :-1]
+    distribution = couple_triton.couple(scores, flat, none, half[:, 1:], half).p_target[:, :-1]
     coins = torch.ones(2, 2, device=device)  # never below p / q = 1: every slot is redrawn from p
-    drafts = law.argmax(-1)
-    made = couple_triton.couple(scores, law, drafts, coins, half)
+    drafts = distribution.argmax(-1)
+    made = couple_triton.couple(scores, distribution, drafts, coins, half)
     assert not made.kept.any()
-    assert torch.equal(made.verified[:, :2], couple.draw(law, half[:, :2]))
-    made = couple_triton.couple(scores, law, drafts, coins * 0.999, half)
+    assert torch.equal(made.verified[:, :2], couple.draw(distribution, half[:, :2]))
+    made = couple_triton.couple(scores, distribution, drafts, coins * 0.999, half)
     assert made.kept.all() and torch.equal(made.verified[:, :2], drafts)
 
 
 def _certain(device: torch.device, dtype: torch.dtype) -> None:
-    """One-hot laws, at the ends of the vocabulary, and a row without law."""
+    """One-hot distributions, at the ends of the vocabulary, and a row without distribution."""
     scores = torch.full((1, 4, 513), NEVER, device=device)
     for slot, token in enumerate((0, 512, 511)):
         scores[0, slot, token] = 3.0
@@ -130,5 +134,8 @@ CASES = [Case(f"{n} tokens", partial(_size, n, 3), _ONCE) for n in _SIZES]
 CASES += [Case(f"{n} tokens", partial(_size, n, 2), _ONCE) for n in (4095, 4096, 4097, 9000)]
 CASES += [Case("no drafts", partial(_size, 100, 1), _ONCE)]
 CASES += [Case("many uniforms", _many_uniforms, _ONCE), Case("strides", _strides, _ONCE)]
-CASES += [Case("equal laws", _equal_laws, _ONCE), Case("certain", _certain, _ONCE)]
+CASES += [
+    Case("equal distributions", _equal_distributions, _ONCE),
+    Case("certain", _certain, _ONCE),
+]
 CASES += [Case("a large vocabulary", partial(_size, 262_145, 16), _ONCE, large=True)]

@@ -42,7 +42,7 @@ def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
 
 
 def find_fault(case: Case, device: torch.device, dtype: torch.dtype) -> str:
-    """What a case complains of, and where; empty where twin and specification agree.
+    """What a case complains of, and where; empty where Triton version and specification agree.
 
     Raises:
         RuntimeError: the device failed.

@@ -96,7 +96,7 @@ def _masks(device: torch.device, dtype: torch.dtype) -> None:
     check(logits, PLAIN, mask=allowed[..., :1].expand(-1, -1, 130))
 
 
-def _no_law(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+def _invalid_logits(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
     """NaN and infinity in single slots show in those slots' peaks alone."""
     logits = random_logits(1, 5, 600).to(device, dtype)
     logits[0, 0, 599] = float("nan")
@@ -159,8 +159,13 @@ CASES += [Case("masks", _masks, _ONCE)]
 CASES += [Case(f"ties, {k}", partial(_ties, s, 521), _ONCE) for k, s in _TIED.items()]
 CASES += [Case("neighbours", _neighbours, _ONCE)]
 CASES += [Case("forced", _forced, _TWO)]
-CASES += [Case(f"no law, {s}", partial(_no_law, s), _ONCE) for s in (PLAIN, Settings(top_k=9))]
-CASES += [Case("no law, greedy", partial(_no_law, Settings(temperature=0.0)), _ONCE)]
+CASES += [
+    Case(f"invalid logits, {s}", partial(_invalid_logits, s), _ONCE)
+    for s in (PLAIN, Settings(top_k=9))
+]
+CASES += [
+    Case("invalid logits, greedy", partial(_invalid_logits, Settings(temperature=0.0)), _ONCE)
+]
 CASES += [Case(f"{n} tokens", partial(_splits, PLAIN, n), _ONCE) for n in (4095, 4096, 4097)]
 CASES += [Case("splits, greedy", partial(_splits, Settings(temperature=0.0), 9000), _ONCE)]
 CASES += [Case("splits, top-k", partial(_splits, Settings(top_k=4), 4097), _ONCE)]

@@ -1,4 +1,4 @@
-"""Both twins of `sample` on the same arguments."""
+"""Both versions of `sample` on the same arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(
     mask: Tensor | None = None,
     forced: Tensor | None = None,
 ) -> sample.Sampled:
-    """Run both twins.
+    """Run both versions.
 
     Tokens are equal, or the perturbed scores of the two lie within 1e-5: some steps of a sum of a
     score and a Gumbel value, both below 30. Peaks differ by the rounding of the temperature, and

@@ -1,6 +1,6 @@
-"""The ways a cut-off row takes through `sample`'s Triton twin: lists, a second read, or a search.
+"""The ways of a truncated row through `sample` in Triton: lists, a second read, or a search.
 
-Rows of three programs, each way beside the others in one batch; how often logits are read is
+Rows of three programs, each way next to the others in one batch; how often logits are read is
 counted, so that a row is known to have gone its way.
 """
 
@@ -65,14 +65,14 @@ def _mixed(
     with _counted(logits) as total:
         made = check(logits, settings)
     if device.type == "cpu":
-        promised = [count_bytes(N_VALUES, size, settings, way) for way in ways.values()]
-        assert total[0] == sum(row.logits for row in promised), (total, promised)
+        expected = [count_bytes(N_VALUES, size, settings, way) for way in ways.values()]
+        assert total[0] == sum(row.logits for row in expected), (total, expected)
         reads = sum(count_reads(N_VALUES, settings, way) for way in ways.values())
         assert total[0] // (N_VALUES * size) == reads
-        pairs, rest = divmod(total[1] - sum(row.written for row in promised), 8)
+        pairs, rest = divmod(total[1] - sum(row.written for row in expected), 8)
         limits = {"lists": 0.1, "second read": 0.2, "search": 1.0}
         limit = sum(limits[way] for way in ways.values()) * N_VALUES
-        assert rest == 0 and 0 <= pairs < limit, (total, promised)
+        assert rest == 0 and 0 <= pairs < limit, (total, expected)
     again = _sample(logits[:, slot:], settings, slot)
     assert all(torch.equal(a[:, slot:], b) for a, b in zip(made, again))
 

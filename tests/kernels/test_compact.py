@@ -1,4 +1,4 @@
-"""The specification of compaction against lists, and its laws."""
+"""The specification of compaction against lists, and its distributions."""
 
 from __future__ import annotations
 

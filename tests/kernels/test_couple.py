@@ -1,4 +1,4 @@
-"""Maximal coupling against hand-made numbers and its two promises: the law, and few changes."""
+"""Maximal coupling against hand-made numbers: the distribution, and few changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which twin of a kernel runs, and what is said where it cannot."""
+"""Which backend runs a kernel, and the message where it cannot."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._twin_module)
+    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._triton_module)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -37,14 +38,14 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pretend(
     monkeypatch: pytest.MonkeyPatch, version: str = "3.7.1", refusal: str | None = None
 ) -> list[str]:
-    """A triton of that version, and a twin that notes its calls."""
+    """A triton of that version, and a kernel that records its calls."""
     called: list[str] = []
 
-    def twin(*args: object) -> str:
-        called.append("twin")
-        return "made by the twin"
+    def kernel(*args: object) -> str:
+        called.append("kernel")
+        return "made by Triton"
 
-    fake = SimpleNamespace(uniforms=twin, refuse_uniforms=lambda *args: refusal)
+    fake = SimpleNamespace(uniforms=kernel, refuse_uniforms=lambda *args: refusal)
     modules = {
         "triton": SimpleNamespace(__version__=version), "mmaccel.kernels.noise_triton": fake,
     }  # fmt: skip
@@ -62,9 +63,9 @@ def test_modes(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dispatch.mode() == (value or "auto")
 
 
-def test_another_mode_is_refused_by_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mode_is_refused_by_every_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "cuda")
-    doors = [
+    entries = [
         dispatch.mode,
         lambda: dispatch.run(uniforms, *CALL),
         lambda: dispatch.decide(uniforms, *CALL),
@@ -72,9 +73,9 @@ def test_another_mode_is_refused_by_every_door(monkeypatch: pytest.MonkeyPatch) 
         lambda: dispatch.check("cpu"),
         lambda: dispatch.survey("cpu"),
     ]
-    for door in doors:
+    for entry in entries:
         with pytest.raises(OptionError, match="MMACCEL_KERNELS: expected one of auto, torch"):
-            door()
+            entry()
 
 
 def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +89,10 @@ def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPa
 def test_auto_on_a_gpu_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     called = pretend(monkeypatch)
     on_gpu(monkeypatch)
-    assert dispatch.run(uniforms, *CALL) == "made by the twin" and called == ["twin"]
-    assert dispatch.decide(uniforms, *CALL).twin == "triton"
+    assert dispatch.run(uniforms, *CALL) == "made by Triton" and called == ["kernel"]
+    assert dispatch.decide(uniforms, *CALL).backend == "triton"
     assert dispatch.takes("noise", "cuda")
-    assert {choice.twin for choice in dispatch.survey("cuda").values()} == {"triton"}
+    assert {choice.backend for choice in dispatch.survey("cuda").values()} == {"triton"}
 
 
 def test_torch_is_always_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_what_is_in_the_way(
     if gpu:
         on_gpu(monkeypatch)
     choice = dispatch.decide(uniforms, *CALL)
-    assert choice.twin == "torch" and reason in choice.reason
+    assert choice.backend == "torch" and reason in choice.reason
     assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL))
     monkeypatch.setenv(dispatch.VARIABLE, "triton")
     with pytest.raises(MissingBackendError, match="expected uniforms to run as a Triton kernel"):
@@ -134,7 +135,7 @@ def test_the_interpreter_gets_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert dispatch.decide(uniforms, *CALL) == ("triton", "interpreted")
     choice = dispatch.decide(uniforms, *CALL[:-1], torch.tensor(0.0, dtype=torch.bfloat16))
-    assert choice.twin == "torch" and "bfloat16" in choice.reason
+    assert choice.backend == "torch" and "bfloat16" in choice.reason
 
 
 def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch: pytest.M
     distant = SimpleNamespace(device=there, dtype=torch.int64)
     monkeypatch.setattr(dispatch, "_tensors", lambda *_: [distant])
     monkeypatch.setattr(torch.cuda, "device", Guard)
-    assert dispatch.run(uniforms, *CALL) == "made by the twin"
+    assert dispatch.run(uniforms, *CALL) == "made by Triton"
     assert entered == [there, torch.device("cpu")]
 
 
@@ -225,22 +226,20 @@ def test_without_triton_nothing_but_its_kernels_is_missing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "torch", "triton"])
-def test_a_processor_beside_the_sample_kernel(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at scores that the kernel never writes: steps in torch, or an error."""
-
-    def keep(scores: torch.Tensor, line: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        return scores
-
+def test_a_logits_processor_and_the_sample_kernel(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A logits processor reads scores that the kernel never writes: torch steps, or an error."""
     monkeypatch.setenv(dispatch.VARIABLE, mode)
     monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
-    params = SimpleNamespace(processor=keep, temperature=0.0)
-    run = SimpleNamespace(params=params, made=ROWS, slots=ROWS[:, None], vocab_size=5)
+    params = SimpleNamespace(processor=lambda scores, tokens, columns: scores, temperature=0.0)
+    buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
+    run: Any = SimpleNamespace(params=params, buffer=buffer, noise=noise, vocab_size=5)
     if mode == "triton":
-        with pytest.raises(MissingBackendError, match="expected scores that no logits processor"):
-            open_draws(run, noise)  # type: ignore[arg-type]
+        with pytest.raises(MissingBackendError, match="expected no logits processor"):
+            open_draws(run)
     else:
-        assert isinstance(open_draws(run, noise), StepwiseDraws)  # type: ignore[arg-type]
+        assert isinstance(open_draws(run), StepwiseDraws)
     params.processor = None
-    kind = StepwiseDraws if mode == "torch" else FusedDraws
-    assert isinstance(open_draws(run, noise), kind)  # type: ignore[arg-type]
+    assert isinstance(open_draws(run), StepwiseDraws if mode == "torch" else FusedDraws)

@@ -94,5 +94,5 @@ def test_dispatch_finds_it_and_answers_on_a_processor(monkeypatch: pytest.Monkey
     monkeypatch.delenv("MMACCEL_KERNELS", raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     vectors, codebook = torch.randn(4, 3), torch.randn(6, 3)
-    assert decide(nearest_code, vectors, codebook).twin == "torch"
+    assert decide(nearest_code, vectors, codebook).backend == "torch"
     assert torch.equal(run(nearest_code, vectors, codebook), nearest_code(vectors, codebook))

@@ -139,14 +139,16 @@ def test_what_is_no_law_shows_in_the_peak(bad: float, options: dict[str, Any]) -
     assert peak.isfinite().tolist() == [True, False]
 
 
-def test_the_law() -> None:
+def test_the_distribution() -> None:
     """Tokens of 20000 slots against the softmax; the bound is crossed once in a million."""
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0]).expand(1, 20_000, -1)
     settings = Settings(temperature=2.0, top_k=3)
     made = sampled(logits, settings=settings)
-    law = score(logits[:, :1], 1, settings)[0, 0].double().softmax(-1)
-    assert law.count_nonzero() == 3
+    distribution = score(logits[:, :1], 1, settings)[0, 0].double().softmax(-1)
+    assert distribution.count_nonzero() == 3
     counts = torch.bincount(made.tokens[0], minlength=4).double()
-    assert counts[law == 0].sum() == 0
-    wanted = (20_000 * law)[law > 0]
-    assert float(((counts[law > 0] - wanted) ** 2 / wanted).sum()) < 27.6  # 2 degrees of freedom
+    assert counts[distribution == 0].sum() == 0
+    wanted = (20_000 * distribution)[distribution > 0]
+    assert (
+        float(((counts[distribution > 0] - wanted) ** 2 / wanted).sum()) < 27.6
+    )  # 2 degrees of freedom

@@ -1,4 +1,4 @@
-"""Bytes of `sample`'s Triton twin: what the configuration of the GPU check comes to.
+"""Bytes of `sample`'s Triton version: what the configuration of the GPU check comes to.
 
 That the kernels move these bytes is checked as they run: `tests/kernels/sample_path_cases.py`.
 """

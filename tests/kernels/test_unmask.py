@@ -1,4 +1,4 @@
-"""Canvas statistics: the specification against hand values, loops in doubles, and a law."""
+"""Canvas statistics: the specification against hand values, loops in doubles, a distribution."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def call(logits: Tensor, masked: Tensor | None = None, temperature: float = 0.0)
 
 
 def test_by_hand() -> None:
-    """Laws (1/2, 1/4, 1/4) and (1/8, 7/8, 0), and a closed position."""
-    laws = torch.tensor([[[0.5, 0.25, 0.25], [0.125, 0.875, 0.0], [0.2, 0.3, 0.5]]])
-    found = call(laws.log() + 7, torch.tensor([[True, True, False]]))
+    """Distributions (1/2, 1/4, 1/4) and (1/8, 7/8, 0), and a closed position."""
+    distributions = torch.tensor([[[0.5, 0.25, 0.25], [0.125, 0.875, 0.0], [0.2, 0.3, 0.5]]])
+    found = call(distributions.log() + 7, torch.tensor([[True, True, False]]))
     assert found.tokens.tolist() == [[0, 1, -1]]
     entropy = -(0.125 * math.log(0.125) + 0.875 * math.log(0.875))
     wanted = {
@@ -77,9 +77,9 @@ def test_draws_follow_the_law_at_a_temperature() -> None:
     weights, n = torch.tensor([0.5, 0.3, 0.2, 0.0]), 40_000
     found = call(weights.log().expand(1, n, 4), temperature=0.5)
     counts = torch.bincount(found.tokens[0], minlength=4)
-    law = weights.square() / weights.square().sum()
-    error = (law * (1 - law) / n).sqrt()
-    assert bool(((counts / n - law).abs() <= 4 * error).all()) and counts[3] == 0
+    distribution = weights.square() / weights.square().sum()
+    error = (distribution * (1 - distribution) / n).sqrt()
+    assert bool(((counts / n - distribution).abs() <= 4 * error).all()) and counts[3] == 0
 
 
 def test_ties_take_the_lowest_id_and_have_no_gap() -> None:
@@ -139,5 +139,5 @@ def test_dispatch_finds_it_and_answers_on_a_processor(monkeypatch: pytest.Monkey
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     none = torch.zeros(1, dtype=torch.int64)
     args = (torch.randn(1, 1, 4), none[None] == 0, 0.0, none, none, none[None], none[0])
-    assert decide(unmask, *args).twin == "torch"
+    assert decide(unmask, *args).backend == "torch"
     assert all(torch.equal(a, b) for a, b in zip(run(unmask, *args), unmask(*args)))

@@ -12,14 +12,14 @@ from mmaccel import ShapeError
 from mmaccel.kernels.window_attention import Blocks, Grid, window_attention
 
 STARTS = [0, 11, 27]
-ROWS, HEADS, GROUP, WIDTH, ROOM, HEAD = 3, 2, 2, 5, 32, 8
+ROWS, HEADS, GROUP, WIDTH, CAPACITY, HEAD = 3, 2, 2, 5, 32, 8
 
 
 def draw(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(ROWS, HEADS * GROUP, WIDTH, HEAD, generator=generator, dtype=dtype)
-    k = torch.randn(ROWS, ROOM, HEADS, HEAD, generator=generator, dtype=dtype).transpose(1, 2)
-    v = torch.randn(ROWS, ROOM, HEADS, 6, generator=generator, dtype=dtype).transpose(1, 2)
+    k = torch.randn(ROWS, CAPACITY, HEADS, HEAD, generator=generator, dtype=dtype).transpose(1, 2)
+    v = torch.randn(ROWS, CAPACITY, HEADS, 6, generator=generator, dtype=dtype).transpose(1, 2)
     return q, k, v, torch.tensor(STARTS)
 
 
@@ -58,7 +58,7 @@ def by_hand(
         for head in range(HEADS * GROUP):
             for w in range(WIDTH):
                 scores = {}
-                for n in range(ROOM):
+                for n in range(CAPACITY):
                     if sees(row, head // GROUP, w, n, rules):
                         dot = float(q[row, head, w] @ k[row, head // GROUP, n]) * scale
                         scores[n] = softcap * math.tanh(dot / softcap) if softcap else dot
@@ -112,7 +112,7 @@ def test_equals_plain_loops(rules: dict[str, object], softcap: float | None) -> 
 def test_equals_torchs_attention(dtype: torch.dtype, tolerance: float) -> None:
     """Half types: the result is rounded once, by half a unit of numbers below 4."""
     q, k, v, start = draw(dtype)
-    n = torch.arange(ROOM)
+    n = torch.arange(CAPACITY)
     mask = n <= start[:, None, None, None] + torch.arange(WIDTH)[:, None]
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.float(), k.float(), v.float(), attn_mask=mask, scale=0.3, enable_gqa=True

@@ -1,6 +1,6 @@
 """Canvas statistics: the specification's tokens, probabilities, entropies and gaps.
 
-Both twins see the same logits in float32, so no dtype loosens a tolerance: probabilities agree to
+Both versions get the same float32 logits, so no dtype loosens a tolerance: probabilities agree to
 `RELATIVE` (sums of exponentials in another order), entropies to `RELATIVE` of a nat and of
 themselves. Tokens are equal, at a temperature wherever the two best noisy scores lie further apart
 than `SLACK`, since the noise's logarithms may round differently.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels import window_attention as specification
-from mmaccel.kernels import window_attention_triton as twin
+from mmaccel.kernels import window_attention_triton as triton_version
 from mmaccel.kernels.window_attention import Blocks, Grid
 from tests.kernels.case import Case
 
@@ -28,18 +28,18 @@ def make(
     starts: list[int],
     value_head: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries and a cache laid out `[R, S, H, D]`, NaN behind each row's end.
+    """Queries and a cache laid out `[R, S, H, D]`, NaN after each row's end.
 
     `sizes` is R, Hkv, G, W, S, D.
     """
-    rows, heads, group, width, room, head = sizes
+    rows, heads, group, width, capacity, head = sizes
     generator = torch.Generator().manual_seed(sum(sizes))
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     q = draw(rows, width, heads * group, head).transpose(1, 2)
-    k, v = draw(rows, room, heads, head), draw(rows, room, heads, value_head or head)
+    k, v = draw(rows, capacity, heads, head), draw(rows, capacity, heads, value_head or head)
     for row, start in enumerate(starts):
         k[row, max(start + width, 0) :] = v[row, max(start + width, 0) :] = float("nan")
     start = torch.tensor([[s, -1] for s in starts], device=device)[:, 0]  # every second number
@@ -47,17 +47,17 @@ def make(
 
 
 def compare(args: tuple[Tensor, ...], **options: Any) -> Tensor:
-    """Both twins, with the log-sum-exp; returns the kernel's result."""
+    """Both versions, with the log-sum-exp; returns the kernel's result."""
     q = args[0]
     tolerance = TOLERANCE[q.dtype]
     options = {"scale": q.shape[-1] ** -0.5, "lse": True, **options}
-    assert twin.refuse_window_attention(*args, **options) is None
+    assert triton_version.refuse_window_attention(*args, **options) is None
     expected, expected_lse = specification.window_attention(*args, **options)
-    out, lse = twin.window_attention(*args, **options)
+    out, lse = triton_version.window_attention(*args, **options)
     assert out.shape == expected.shape and out.dtype == expected.dtype
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse, expected_lse, atol=4e-6, rtol=4e-6)  # float32 in any case
-    alone = twin.window_attention(*args, **{**options, "lse": False})
+    alone = triton_version.window_attention(*args, **{**options, "lse": False})
     assert isinstance(alone, Tensor) and torch.equal(alone, out)
     return out
 
@@ -78,18 +78,18 @@ def _splits(device: torch.device, dtype: torch.dtype) -> None:
     args = make(device, dtype, (2, 1, 2, 5, 900, 64), [0, 700])
     made = []
     for splits in (1, 2, 8):
-        with mock.patch.object(twin, "count_splits", lambda *_, splits=splits: splits):
+        with mock.patch.object(triton_version, "count_splits", lambda *_, splits=splits: splits):
             made.append(compare(args))
     for other in made[1:]:
         tolerance = 1e-6 if dtype == torch.float32 else TOLERANCE[dtype]
         torch.testing.assert_close(other, made[0], atol=tolerance, rtol=tolerance)
-    assert [twin.count_splits(900, 2), twin.count_splits(2**15, 2)] == [2, 32]
+    assert [triton_version.count_splits(900, 2), triton_version.count_splits(2**15, 2)] == [2, 32]
 
 
 def _nothing_seen(device: torch.device, dtype: torch.dtype) -> None:
     """A row that is not there yet, one that has begun in the middle of its window."""
     for splits in (1, 4):
-        with mock.patch.object(twin, "count_splits", lambda *_, splits=splits: splits):
+        with mock.patch.object(triton_version, "count_splits", lambda *_, splits=splits: splits):
             out = compare(make(device, dtype, (3, 1, 2, 4, 70, 64), [-4, -2, 66]))
         assert not out[0].any() and not out[1, :, :2].any() and out[1, :, 2:].all()
 
@@ -144,7 +144,7 @@ def _refusals(device: torch.device, dtype: torch.dtype) -> None:
     q, k, v, start = make(device, dtype, (1, 1, 1, 2, 8, 64), [0])
 
     def refuse(*args: Tensor) -> str:
-        return twin.refuse_window_attention(*args, start, scale=1.0) or ""
+        return triton_version.refuse_window_attention(*args, start, scale=1.0) or ""
 
     assert "float64" in refuse(q.double(), k.double(), v.double())
     assert "heads of 320" in refuse(*(x.repeat(1, 1, 1, 5) for x in (q, k, v)))
@@ -156,18 +156,18 @@ def _refusals(device: torch.device, dtype: torch.dtype) -> None:
 
 _SHAPES: dict[str, tuple[tuple[int, int, int, int, int, int], list[int], int | None]] = {
     "one of everything": ((1, 1, 1, 1, 1, 16), [0], None),
-    "one query, room 63": ((2, 2, 1, 1, 63, 64), [62, 0], None),
-    "one query, room 64": ((2, 1, 4, 1, 64, 64), [63, 31], None),
-    "one query, room 65": ((2, 1, 4, 1, 65, 64), [64, 63], None),
+    "one query, capacity 63": ((2, 2, 1, 1, 63, 64), [62, 0], None),
+    "one query, capacity 64": ((2, 1, 4, 1, 64, 64), [63, 31], None),
+    "one query, capacity 65": ((2, 1, 4, 1, 65, 64), [64, 63], None),
     "heads of 80, values of 40": ((2, 2, 2, 7, 100, 80), [0, 93], 40),
     "heads of 96, groups of 7": ((2, 1, 7, 3, 130, 96), [125, 60], None),
     "more rows than a tile": ((2, 1, 3, 43, 110, 64), [67, 10], None),
     "a window of 128": ((1, 2, 1, 128, 200, 32), [72], None),
-    "room 1023, splits": ((2, 1, 2, 4, 1023, 64), [1019, 500], None),
-    "room 1025, splits": ((1, 1, 1, 16, 1025, 16), [1009], None),
+    "capacity 1023, splits": ((2, 1, 2, 4, 1023, 64), [1019, 500], None),
+    "capacity 1025, splits": ((1, 1, 1, 16, 1025, 16), [1009], None),
 }
 _LARGE: dict[str, tuple[tuple[int, int, int, int, int, int], list[int], int | None]] = {
-    "room 32768": ((2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000], None),
+    "capacity 32768": ((2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000], None),
     "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
 }
 _HALVES = (torch.float16, torch.bfloat16)

@@ -168,7 +168,7 @@ def test_nan_of_the_model_is_refused(bed: MediaBed) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(batch_size=0), "batch_size: expected an integer of at least 1"),
-    (dict(temperature=-1.0), "temperature: expected a number >= 0"),
+    (dict(temperature=-1.0), "temperature: expected a finite number >= 0"),
     (dict(top_p=0), "top_p"),
     (dict(seed=[]), "seed: expected an integer"),
     (dict(seed="x"), "seed: expected an integer"),

@@ -136,11 +136,11 @@ def test_a_seat_is_not_written_into_what_was_offered(built: Opener) -> None:
     pipe: Any = TextToImage.from_pretrained(built("janus"))
     window, given = pipe.model, torch.tensor([5, 6, 7])
     window._lengths = given
-    offered = window.offered()
+    row_inputs = window.get_row_inputs()
     for rows, wanted in (([2, 0, 1], [7, 5, 6]), ([1, 1, 0], [6, 6, 5]), ([2], [7])):
-        window.seat(offered, torch.tensor(rows))
+        window.select_rows(row_inputs, torch.tensor(rows))
         assert window._lengths.tolist() == wanted and given.tolist() == [5, 6, 7]
-    window.seat(offered, None)
+    window.select_rows(row_inputs, None)
     assert window._lengths is given
 
 

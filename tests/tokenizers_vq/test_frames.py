@@ -111,8 +111,8 @@ class Recurring(ToyLanguage):
     """Frames of three that mostly repeat: the code one frame back is likely, the rest is a toy."""
 
     def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
-        before = memory.gather(1, (last - 2)[:, None].clamp(min=0))[:, 0]
-        bonus = torch.nn.functional.one_hot(before, self.vocab_size) * (last >= 2)[:, None]
+        before = memory.gather(1, (last - 2).clamp(min=0))
+        bonus = torch.nn.functional.one_hot(before, self.vocab_size) * (last >= 2)[..., None]
         return super().logits_after(memory, last) + 4.0 * bonus
 
 

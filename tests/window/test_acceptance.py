@@ -16,7 +16,7 @@ from mmaccel.samplers.acceptance import (
 )
 
 
-def law(*values: float) -> torch.Tensor:
+def probabilities(*values: float) -> torch.Tensor:
     return torch.tensor([[values]])
 
 
@@ -27,9 +27,9 @@ def test_count_leading() -> None:
 
 
 def test_at_tokens_and_one_hot() -> None:
-    laws = torch.arange(12.0).reshape(2, 2, 3)
+    distributions = torch.arange(12.0).reshape(2, 2, 3)
     tokens = torch.tensor([[0, 2], [1, 1]])
-    assert at_tokens(laws, tokens).tolist() == [[0, 5], [7, 10]]
+    assert at_tokens(distributions, tokens).tolist() == [[0, 5], [7, 10]]
     assert one_hot(tokens, 3).tolist() == [[[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 1, 0]]]
 
 
@@ -46,24 +46,26 @@ def test_at_tokens_and_one_hot() -> None:
 )
 def test_is_kept(p: float, q: float, coin: float, kept: bool) -> None:
     drafts = torch.tensor([[1]])
-    made = is_kept(law(1 - p, p), law(1 - q, q), drafts, torch.tensor([[coin]]))
+    made = is_kept(probabilities(1 - p, p), probabilities(1 - q, q), drafts, torch.tensor([[coin]]))
     assert made.tolist() == [[kept]]
 
 
 def test_exact_acceptance() -> None:
-    made = exact_acceptance(law(0.2, 0.5, 0.3, 0.0, 0.0), law(0.4, 0.4, 0.0, 0.2, 0.0))
-    torch.testing.assert_close(made, law(0.5, 1.0, 1.0, 0.0, 1.0))
+    made = exact_acceptance(
+        probabilities(0.2, 0.5, 0.3, 0.0, 0.0), probabilities(0.4, 0.4, 0.0, 0.2, 0.0)
+    )
+    torch.testing.assert_close(made, probabilities(0.5, 1.0, 1.0, 0.0, 1.0))
 
 
 def test_residual_is_the_positive_part() -> None:
-    made = residual(law(0.2, 0.5, 0.3), law(0.4, 0.4, 0.2))
-    torch.testing.assert_close(made, law(0.0, 0.1, 0.1))
+    made = residual(probabilities(0.2, 0.5, 0.3), probabilities(0.4, 0.4, 0.2))
+    torch.testing.assert_close(made, probabilities(0.0, 0.1, 0.1))
 
 
-def test_residual_of_equal_laws_is_the_law() -> None:
-    same = law(0.2, 0.5, 0.3)
+def test_residual_of_equal_distributions_is_the_distribution() -> None:
+    same = probabilities(0.2, 0.5, 0.3)
     assert residual(same, same.clone()).equal(same)
-    above = law(0.2, 0.5, 0.30001)  # p <= q everywhere: only rounding makes such a pair
+    above = probabilities(0.2, 0.5, 0.30001)  # p <= q everywhere: only rounding makes such a pair
     assert residual(same, above).equal(same)
 
 
@@ -78,8 +80,8 @@ def test_a_rejection_and_its_redraw_restore_the_target() -> None:
     torch.testing.assert_close(output, p)
 
 
-def test_draw_inverts_the_cumulative_law() -> None:
-    weights = law(1.0, 0.0, 3.0, 4.0)  # sums 1, 1, 4, 8 of 8
+def test_draw_inverts_the_cumulative_distribution() -> None:
+    weights = probabilities(1.0, 0.0, 3.0, 4.0)  # sums 1, 1, 4, 8 of 8
     for uniform, token in [(0.01, 0), (0.124, 0), (0.125, 2), (0.49, 2), (0.51, 3), (0.999, 3)]:
         assert draw(weights, torch.tensor([[uniform]])).tolist() == [[token]]
 
@@ -88,9 +90,9 @@ def test_draw_inverts_the_cumulative_law() -> None:
 def test_draw_never_takes_weight_0(uniform: float) -> None:
     """At both ends and exactly on a step, in small and large vocabularies."""
     u = torch.tensor([[uniform]])
-    assert int(draw(law(0.0, 1.0, 0.0), u)) == 1
-    assert int(draw(law(0.0, 0.0, 1.0, 1.0, 0.0, 2.0, 0.0), u)) in (2, 3, 5)
-    assert int(draw(law(0.0, 1e-38, 0.0), u)) == 1
+    assert int(draw(probabilities(0.0, 1.0, 0.0), u)) == 1
+    assert int(draw(probabilities(0.0, 0.0, 1.0, 1.0, 0.0, 2.0, 0.0), u)) in (2, 3, 5)
+    assert int(draw(probabilities(0.0, 1e-38, 0.0), u)) == 1
     weights = torch.zeros(1, 1, 4000)
     weights[..., 7:3990:3] = torch.rand(1328, generator=torch.Generator().manual_seed(0)) + 1e-8
     assert float(weights[0, 0, int(draw(weights, u))]) > 0

@@ -1,4 +1,4 @@
-"""Philox against published vectors and a second implementation; the noise against its promises."""
+"""Philox against published vectors and a second implementation; the noise's guarantees."""
 
 from __future__ import annotations
 
@@ -172,12 +172,12 @@ def kolmogorov(values: Tensor) -> float:
     return max(float((ordered - rank[:-1]).max()), float((rank[1:] - ordered).max()))
 
 
-def test_argmax_with_gumbel_noise_draws_the_law() -> None:
-    law = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+def test_argmax_with_gumbel_noise_draws_the_distribution() -> None:
+    distribution = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     frozen = Noise.from_seed(9, 1).gumbel(torch.arange(50_000)[None], 5)[0]
-    counts = torch.bincount((law.log() + frozen).argmax(-1), minlength=5)
-    error = (law * (1 - law) / 50_000).sqrt()
-    assert ((counts / 50_000 - law).abs() <= 4 * error).all()
+    counts = torch.bincount((distribution.log() + frozen).argmax(-1), minlength=5)
+    error = (distribution * (1 - distribution) / 50_000).sqrt()
+    assert ((counts / 50_000 - distribution).abs() <= 4 * error).all()
     assert counts[4] == 0
 
 

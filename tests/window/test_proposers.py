@@ -29,7 +29,7 @@ def make_frontier(
 
     Args:
         rows: contents up to the first column nothing has filled.
-        made: tokens kept so far; the window begins behind them.
+        made: tokens generated so far; the window begins after them.
         width: draft slots K.
         layout: of the slots.
         seen: 1 if a pass has left scores.
@@ -185,9 +185,9 @@ def test_a_layout_without_rows_is_refused(source: str) -> None:
 
 def test_nothing_is_drafted_that_no_slot_can_have() -> None:
     plain = make_frontier(ROWS, MADE, WIDTH, layout=None)
-    law = propose("random", replace(plain, impossible=torch.tensor([1, 3]))).scores
-    assert law is not None
-    assert law.softmax(-1)[:, 0].tolist() == [[0.5, 0, 0.5, 0]] * len(ROWS)
+    distribution = propose("random", replace(plain, impossible=torch.tensor([1, 3]))).scores
+    assert distribution is not None
+    assert distribution.softmax(-1)[:, 0].tolist() == [[0.5, 0, 0.5, 0]] * len(ROWS)
 
 
 def test_the_impossible_ids_are_those_of_this_vocabulary() -> None:

@@ -1,4 +1,4 @@
-"""The window loop: what the model is fed, where rows stop, what is counted, what is refused."""
+"""The window loop: the model's inputs, where rows stop, counters, refused calls."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ from tests.fixtures.toy_models import make_prompt
 ROWS = [[1, 2, 3], [4]]
 
 
-def begin(model: Recorder, prompt: Prompt, length: int = 6, window: int = 3, **others) -> WindowRun:
-    options = {
-        "params": SamplingParams(guidance_scale=1.0 if prompt.branches == 1 else 2.0),
-        "noise": Noise.from_seed(0, prompt.batch),
-        "on_step": None,
-        "window": window,
-    }
-    return WindowRun(Jacobi(window), model, prompt, length, **{**options, **others})
+def begin(
+    model: Recorder, prompt: Prompt, length: int = 6, policy: Jacobi | None = None, n_noise: int = 0
+) -> WindowRun:
+    params = SamplingParams(guidance_scale=1.0 if prompt.branches == 1 else 2.0)
+    noise = Noise.from_seed(0, n_noise or prompt.batch)
+    return WindowRun(policy or Jacobi(3), model, prompt, length, params=params, noise=noise)
 
 
 def step(run: WindowRun, drafts: list[list[int]], tokens: list[list[int]], kept: list[int]) -> None:
-    """One pass: new drafts, the window's new contents, and how many of them are kept."""
+    """One pass: new drafts, the window's new contents, and how many of them are accepted."""
     run.write_drafts(torch.tensor(drafts, dtype=torch.int64))
     run.forward()
-    run.commit(torch.tensor(tokens), torch.tensor(kept))
+    run.accept(torch.tensor(tokens), torch.tensor(kept))
+    run.sync()
 
 
 def test_tokens_and_positions_of_ragged_rows() -> None:
     model = Recorder([0.0] * 10)
     run = begin(model, make_prompt(ROWS))
-    assert model.reserved == (2, 3 + 6 - 1)  # the last token is never fed
-    assert run.token_buffer[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
+    assert model.reserved == (2, 3 + 6 - 1)  # the last token is never processed
+    assert run.buffer.tokens[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
     # The prompt without its last column; row 1 is padded with what the prompt holds there.
     assert model.calls == [([[1, 2], [4, 0]], [0, 0])]
-    assert run.width == 3 and run.slots.tolist() == [[0, 1, 2]] * 2
-    assert not run.standing().any()
+    assert run.width == 3 and run.buffer.slots.tolist() == [[0, 1, 2]] * 2
+    assert not run.buffer.is_predicted().any()
 
     step(run, [[5, 6], [5, 6]], [[7, 8, 9], [5, 6, 8]], [1, 3])
     assert model.calls[1] == ([[3, 5, 6], [4, 5, 6]], [2, 0])  # last prompt token and drafts
-    assert run.slots.tolist() == [[1, 2, 3], [3, 4, 5]]
-    # Row 0 still holds two predictions as drafts; row 1 kept all it had.
-    assert run.standing().tolist() == [[True, True], [False, False]]
+    assert run.buffer.slots.tolist() == [[1, 2, 3], [3, 4, 5]]
+    # Row 0 still holds two predictions as drafts; row 1 accepted all it had.
+    assert run.buffer.is_predicted().tolist() == [[True, True], [False, False]]
 
     step(run, [[0, 0], [1, 2]], [[8, 9, 4], [1, 3, 0]], [3, 2])
     assert model.calls[2] == ([[7, 8, 9], [8, 1, 2]], [3, 3])
-    assert run.made.tolist() == [4, 5] and run.width == 2
-    assert run.standing().tolist() == [[False], [True]]  # row 1: the third entry stands
+    assert run.buffer.n_generated.tolist() == [4, 5] and run.width == 2
+    assert run.buffer.is_predicted().tolist() == [[False], [True]]  # row 1: the third entry stands
 
     step(run, [[6], [6]], [[6, 2], [0, 9]], [2, 1])
     assert model.calls[3] == ([[4, 6], [3, 0]], [6, 5])
     assert run.width == 0
-    made = run.generation()
+    made = run.finish()
     assert made.tokens.tolist() == [[7, 8, 9, 4, 6, 2], [5, 6, 8, 1, 3, 0]]
     assert made.lengths.tolist() == [6, 6]
 
@@ -82,7 +81,7 @@ def test_a_prompt_of_one_token_needs_no_pass_of_its_own() -> None:
 def test_forced_tokens_are_drafted_as_themselves() -> None:
     grid = Grid(rows=2, width=1, vocab_size=10, row_end=9)
     model = Recorder([0.0] * 10)
-    run = begin(model, make_prompt(ROWS, layout=grid), window=4)
+    run = begin(model, make_prompt(ROWS, layout=grid), policy=Jacobi(4))
     drafts = run.write_drafts(torch.tensor([[5, 6, 7], [5, 6, 7]]))
     assert drafts.tolist() == [[5, 9, 7], [5, 9, 7]]
     run.forward()
@@ -91,14 +90,14 @@ def test_forced_tokens_are_drafted_as_themselves() -> None:
 
 def test_widths_never_reach_beyond_the_longest_rest() -> None:
     model = Recorder([0.0] * 10)
-    run = begin(model, make_prompt(ROWS), length=7, window=5)
+    run = begin(model, make_prompt(ROWS), length=7, policy=Jacobi(5))
     widths = []
     for kept in ([1, 4], [2, 3], [3, 1], [1, 1]):
         widths.append(run.width)
         zeros = [[0] * run.width] * 2
         step(run, [row[1:] for row in zeros], zeros, kept)
     assert widths == [5, 5, 4, 1]
-    assert run.width == 0 and run.generation().lengths.tolist() == [7, 7]
+    assert run.width == 0 and run.finish().lengths.tolist() == [7, 7]
 
 
 def test_counting() -> None:
@@ -108,7 +107,7 @@ def test_counting() -> None:
     step(run, [[0, 0]] * 2, [[1, 1, 1], [1, 9, 1]], [3, 3])  # 3 and 2: row 1 stops
     step(run, [[0, 0]] * 2, [[1, 1, 1], [1, 1, 1]], [2, 3])  # 2 and none
     step(run, [[]] * 2, [[1], [1]], [1, 1])
-    made = run.generation()
+    made = run.finish()
     assert made.lengths.tolist() == [6, 2]
     assert made.tokens.tolist() == [[1] * 6, [1, 9, 0, 0, 0, 0]]
     stats = made.stats
@@ -124,6 +123,6 @@ def test_what_a_run_refuses() -> None:
     with pytest.raises(OptionError, match="length: expected .*, received 0; "):
         begin(model, make_prompt(ROWS), length=0)
     with pytest.raises(ShapeError, match="noise: expected 2 rows, received 3; "):
-        begin(model, make_prompt(ROWS), noise=Noise.from_seed(0, 3))
+        begin(model, make_prompt(ROWS), n_noise=3)
     with pytest.raises(OptionError, match="drafts"):
-        begin(model, make_prompt(ROWS), drafts="above")
+        begin(model, make_prompt(ROWS), policy=Jacobi(3, "above"))

@@ -1,4 +1,4 @@
-"""SamplingParams against probabilities worked out by hand, and against transformers' own warpers."""
+"""SamplingParams against probabilities computed by hand and transformers' own warpers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ NEVER = float("-inf")
 def scores_of(
     params: SamplingParams, logits: Tensor, branches: int = 1, layout: Any = None
 ) -> Tensor:
-    """Scores of logits `[R, W, V]`, with a line whose column of slot 0 is 3."""
+    """Scores of logits `[R, W, V]`, with a buffer whose column of slot 0 is 3."""
     batch, width = logits.shape[0] // branches, logits.shape[1]
     slots = torch.arange(width).expand(batch, -1)
     token_buffer = torch.arange(20).expand(batch, -1)
     return params.apply(logits, branches, token_buffer, 3 + slots, slots, layout)
 
 
-def law_of(params: SamplingParams, *probabilities: float) -> list[float]:
-    """The law that a law given by probabilities becomes."""
+def distribution_of(params: SamplingParams, *probabilities: float) -> list[float]:
+    """What `params` turns probabilities into."""
     logits = torch.tensor([[probabilities]]).log()
     return scores_of(params, logits).softmax(-1)[0, 0].tolist()
 
 
 @pytest.mark.parametrize(
-    "options, law",
+    "options, distribution",
     [
         ({}, [0.5, 0.3, 0.15, 0.05]),
         ({"temperature": 0.5}, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
@@ -53,23 +53,23 @@ def law_of(params: SamplingParams, *probabilities: float) -> list[float]:
     ],
     ids=str,
 )
-def test_one_filter(options: dict[str, Any], law: list[float]) -> None:
-    wanted = [p / sum(law) for p in law]
-    assert law_of(SamplingParams(**options), 0.5, 0.3, 0.15, 0.05) == pytest.approx(
+def test_one_filter(options: dict[str, Any], distribution: list[float]) -> None:
+    wanted = [p / sum(distribution) for p in distribution]
+    assert distribution_of(SamplingParams(**options), 0.5, 0.3, 0.15, 0.05) == pytest.approx(
         wanted, abs=1e-6
     )
 
 
 def test_order_of_the_filters() -> None:
-    """Each pair here would give another law the other way round."""
+    """Each pair here would give another distribution the other way round."""
     # Temperature first: squared, the first token has 0.25 / 0.365 = 0.685 and is enough for 0.6.
-    made = law_of(SamplingParams(temperature=0.5, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
+    made = distribution_of(SamplingParams(temperature=0.5, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
     assert made == pytest.approx([1, 0, 0, 0])
     # Top-k before top-p: of the two left the first has 0.625 and is enough for 0.6.
-    made = law_of(SamplingParams(top_k=2, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
+    made = distribution_of(SamplingParams(top_k=2, top_p=0.6), 0.5, 0.3, 0.15, 0.05)
     assert made == pytest.approx([1, 0, 0, 0])
     # Temperature before min-p: 0.05 / 0.5 is under 0.2, its square root is not.
-    made = law_of(SamplingParams(temperature=2.0, min_p=0.2), 0.5, 0.05, 0.45)
+    made = distribution_of(SamplingParams(temperature=2.0, min_p=0.2), 0.5, 0.05, 0.45)
     assert made[1] > 0.1
 
 
@@ -145,8 +145,8 @@ def test_minus_infinity_stays_impossible(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("params", EVERY, ids=str)
 @pytest.mark.parametrize("bad", [[1.0, math.nan, 0.0], [NEVER] * 3, [math.nan] * 3], ids=str)
-def test_what_is_no_law_stays_visible(params: SamplingParams, bad: list[float]) -> None:
-    """NaN, or nothing possible, must not come out as a token: the run's check looks at the peak."""
+def test_what_is_invalid_logits_stays_visible(params: SamplingParams, bad: list[float]) -> None:
+    """NaN, or nothing possible, must not come out as a token: the run checks the peak."""
     made = scores_of(params, torch.tensor([[bad, [0.0, 1.0, 2.0]]]))
     assert made.amax(-1).isfinite().tolist() == [[False, True]]
 

@@ -62,7 +62,7 @@ def test_counts_add_up(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf], ids=str)
-def test_scores_that_are_no_law(policy: Policy, temperature: float, bad: float) -> None:
+def test_scores_that_are_invalid_logits(policy: Policy, temperature: float, bad: float) -> None:
     model = Recorder([bad] * 4 if bad < 0 else [0.0, bad, 0.0, 0.0])
     with pytest.raises(NumericsError, match="scores: expected .*, received NaN.*; "):
         policy.sample(
@@ -75,8 +75,8 @@ def test_scores_that_are_no_law(policy: Policy, temperature: float, bad: float) 
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_nan_behind_a_draft_that_is_not_kept_is_nobodys_business(policy: Policy) -> None:
-    """The toy answers NaN behind the end, where nothing is kept; see `ToyLanguage.forward`."""
+def test_nan_after_a_rejected_draft_does_no_harm(policy: Policy) -> None:
+    """The toy returns NaN after the end, where nothing is accepted; see `ToyLanguage.forward`."""
     model = ToyLanguage(3, depth=7)
     rows = [[1]] * 40
     noise = Noise.from_seed(0, 40)

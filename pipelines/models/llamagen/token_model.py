@@ -189,7 +189,7 @@ class LlamaGenWindow(StaticModelBuffers):
         keys = weight.new_zeros(1, 1, 1, shape[-1]).expand(shape)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
         choice = dispatch.decide(window_attention, keys[:, :, :1], keys, keys, start, scale=1.0)
-        return "" if choice.twin == "triton" else choice.reason
+        return "" if choice.backend == "triton" else choice.reason
 
     def _set(self, conditions: Tensor, seen: Tensor | None, guided: bool) -> Prompt:
         """Keep embedded conditions `[R, T, dim]`; the prompt that stands for them."""
