@@ -139,12 +139,12 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         reached += tl.sum(mass, 0)
     start = tl.minimum(split, n_splits - 1) * CHUNK
     found, last = start, start
-    target = targets + entry.to(tl.int64) * n_values
+    own = targets + entry.to(tl.int64) * n_values
     other = drafted + row * draft_row_stride + slot * draft_slot_stride
     for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
         index = first + tl.arange(0, BLOCK)
         valid = index < n_values
-        p = tl.load(target + index, mask=valid, other=0.0)
+        p = tl.load(own + index, mask=valid, other=0.0)
         q = tl.load(other + index, mask=valid & has_draft & (has_rest != 0), other=0.0)
         weight = tl.where(valid & (p > q), p - q, 0.0).to(tl.float64)
         passed = (before + tl.cumsum(weight, 0) <= target) & valid
@@ -155,7 +155,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     if has_draft:
         at = entry - row
         draft = tl.load(drafts + at)
-        stays = tl.load(coins + at) * tl.load(other + draft) < tl.load(target + draft)
+        stays = tl.load(coins + at) * tl.load(other + draft) < tl.load(own + draft)
         tl.store(kept + at, stays.to(tl.uint8))
         token = tl.where(stays, draft, token)
     tl.store(verified + entry, token)

@@ -51,7 +51,7 @@ class Scheduler:
         return self._noise.rows(torch.tensor(self.rows, device=self._noise.seeds.device))
 
     def finish(self, batch_slot: int, ended: FinishedRow) -> None:
-        """Record the finished row of a batch slot and hand it to `on_finish`."""
+        """Record the finished row of a batch slot and call `on_finish` with it."""
         self.is_open[batch_slot] = False
         self.ended[ended.row] = ended
         if self._on_finish is not None:

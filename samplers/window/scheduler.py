@@ -1,6 +1,6 @@
 """WindowScheduler: continuous batching of a window run.
 
-When rows have ended, the scheduler hands them out, admits the next rows of the prompt into their
+When rows have ended, the scheduler reports them, admits the next rows of the prompt into their
 batch slots and prefills the prompts of the admitted rows alone. When no row waits any more, the
 batch slots of ended rows are dropped from the run, unless its steps are captured. A row's tokens do
 not depend on the batch slot it is admitted to, because all state of the slot begins anew with it.
@@ -58,13 +58,13 @@ class WindowScheduler(Scheduler):
         self._select_rows()
 
     def release_models(self) -> None:
-        """Give every registered model the row inputs back that it had before the run."""
+        """Restore the row inputs that every registered model had before the run."""
         for model, inputs in self._models:
             if isinstance(model, SupportsContinuousBatching):
                 model.select_rows(inputs, None)
 
     def refill(self, run: WindowRun) -> int:
-        """Hand out the rows that have ended and admit others into their batch slots.
+        """Finish the rows that have ended and admit others into their batch slots.
 
         Returns:
             How many rows were admitted.

@@ -78,7 +78,7 @@ def test_tensor_function_gives_shapes_or_says_where_they_are(name: str, function
     assert "[" in text or "see `" in text.lower()
 
 
-BASES = {"RunPolicy", "SelectorPolicy"}
+BASES = {"RunPolicy", "SelectorPolicy", "WindowPolicy"}
 
 
 def policy_classes() -> set[str]:

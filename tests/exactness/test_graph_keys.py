@@ -57,7 +57,7 @@ def test_another_key_is_captured_anew(other: tuple[Policy, Call], model: Any) ->
 
 
 def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
-    """Counting is part of the graph without one, and lies outside it with one."""
+    """Counting is part of the graph without a callback, and outside it with one."""
     cache, policy = GraphCache(), Jacobi(window=6)
     plain = decode(policy, CALLS[0], None, model)
     for on_step, n in (
@@ -71,7 +71,7 @@ def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
         assert made.stats.captures == n
 
 
-def test_a_result_and_its_arguments_stay_as_they_are(model: Any) -> None:
+def test_later_calls_change_no_result_and_no_argument(model: Any) -> None:
     cache, policy = GraphCache(), Jacobi(window=6)
     prompt = make_prompt([[5, 9, 11, 2], [7]], stop_tokens=torch.tensor([9]))
     noise, params = Noise.from_seed([3, 4], 2), SamplingParams()
@@ -104,7 +104,7 @@ def test_an_interrupted_run_leaves_nothing(kind: type[BaseException], model: Any
 
     limit = 0
     decode(policy, CALLS[0], cache, model, on_step)
-    for limit, n in ((3, 1), (6, 1)):  # with graphs at hand, and before there is one
+    for limit, n in ((3, 1), (6, 1)):  # with cached graphs, and before there is one
         calls = 0
         with pytest.raises(kind):
             decode(policy, CALLS[1], cache, model, on_step)
@@ -135,7 +135,7 @@ def test_a_run_within_a_run_has_tensors_of_its_own(model: Any) -> None:
 
 
 def test_two_threads_share_nothing(model: Any) -> None:
-    """Both want the same graphs; these belong to one thread at a time."""
+    """Both use the same key; its graphs belong to one thread at a time."""
     cache, policy = GraphCache(), Jacobi(window=6)
     decode(policy, CALLS[0], cache, model)
     made: dict[int, list[Generation]] = {0: [], 1: []}

@@ -1,4 +1,7 @@
-"""Runs that replay an earlier run's graphs, in its static buffers, make what fresh runs make."""
+"""Captured runs, and runs that replay an earlier run's graphs, generate what eager runs generate.
+
+`Replay` records a step's operations in place of a GPU and refuses host synchronisations.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,19 @@ from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from tests.exactness.test_graph_capture import assert_like as assert_equal
-from tests.fixtures.graph_replay import Replay
+from mmaccel.samplers.window.step_runner import EagerRunner
+from tests.fixtures.graph_replay import HostSync, Replay
 from tests.fixtures.tiny_lms import VOCAB, build_lm
 from tests.fixtures.toy_models import make_prompt
 
 GRID = Grid(rows=4, width=6, vocab_size=VOCAB, tokens=(4, VOCAB), row_end=3)
-FILTERED = {"guidance_scale": 2.0, "temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.01}
+PARAMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "filtered": {
+        "guidance_scale": 2.0, "temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.01,
+    },
+}  # fmt: skip
 POLICIES: list[Policy] = [
     Autoregressive(),
     Jacobi(window=6),
@@ -60,13 +69,16 @@ CALLS = (  # other prompts, lengths of prompts, seeds, lengths
 )
 
 
+FREE = replace(CALLS[0], layout=None, length=40)
+
+
 def decode(
     policy: Policy, call: Call, cache: GraphCache | None, model: Any = None, on_step: Any = None,
-    sync_every: int = 1,
+    sync_every: int = 1, runner: Replay | EagerRunner | None = None,
 ) -> Generation:  # fmt: skip
-    """One call, in a window of its own, as `attach` has it; without a cache pass by pass."""
+    """One call, in a window of its own, as in `attach`; without cache and runner pass by pass."""
     window = CausalLMWindow(build_lm("llama") if model is None else model)
-    window.runner = None if cache is None else Replay(sync_every, cache)
+    window.runner = runner if cache is None else Replay(sync_every, cache)
     guided = "guidance_scale" in call.params
     rows = [list(row) for row in call.rows]
     rows += [[*row[::-1], 4] for row in rows] if guided else []
@@ -79,10 +91,14 @@ def decode(
 
 def assert_like(captured: Generation, plain: Generation) -> None:
     """A cached run has more capacity than its prompt needs, so sums of scores round otherwise."""
-    spent = captured.stats.total_variation
-    assert spent == pytest.approx(plain.stats.total_variation, rel=1e-5)
-    stats = replace(captured.stats, total_variation=plain.stats.total_variation)
-    assert_equal(replace(captured, stats=stats), plain)
+    assert captured.tokens.equal(plain.tokens) and captured.lengths.equal(plain.lengths)
+    assert captured.passes.equal(plain.passes)
+    mine, theirs = captured.stats, plain.stats
+    assert (mine.tokens, mine.row_passes, mine.accepted) == (
+        theirs.tokens, theirs.row_passes, theirs.accepted,
+    )  # fmt: skip
+    assert mine.total_variation == pytest.approx(theirs.total_variation, rel=1e-5)
+    assert (mine.runner, theirs.runner) == ("cuda graphs", "eager")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +106,7 @@ def model() -> Any:
     return build_lm("llama")
 
 
-@pytest.mark.parametrize("options", [{}, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize("options", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_calls_with_one_key_share_graphs(
     policy: Policy, options: dict[str, Any], model: Any
@@ -124,8 +140,8 @@ def test_of_other_models(name: str) -> None:
         assert made.stats.captures == n
 
 
-def test_rows_stop_where_they_stop(model: Any) -> None:
-    """Stop tokens are numbers of a call, and a row that ended in one call is open in the next."""
+def test_stop_tokens_are_inputs_of_a_call(model: Any) -> None:
+    """Their ids are static inputs, and a row that ended in one call is open in the next."""
     cache, ends = GraphCache(), []
     for stops in ((9, 17), (30, 12), (20, 20), (9, 17)):
         call = replace(CALLS[0], stops=stops, layout=None)
@@ -136,7 +152,7 @@ def test_rows_stop_where_they_stop(model: Any) -> None:
 
 
 @pytest.mark.parametrize("sync_every", [2, 5])
-def test_several_passes_between_two_looks(sync_every: int, model: Any) -> None:
+def test_several_passes_between_two_synchronisations(sync_every: int, model: Any) -> None:
     cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):
         made = decode(Jacobi(window=6), call, cache, model, sync_every=sync_every)
@@ -146,7 +162,7 @@ def test_several_passes_between_two_looks(sync_every: int, model: Any) -> None:
 
 @pytest.mark.parametrize("policy", [Jacobi(window=6), GroupedSpeculative(window=5, group=3)])
 def test_a_callback_sees_its_own_call(policy: Policy, model: Any) -> None:
-    """Counting lies outside the graph here; what a pass spent is that pass's all the same."""
+    """Counting is outside the graph here; the variation counted is still that of its pass."""
     cache, seen = GraphCache(), []
 
     def watch(progress: Any) -> Any:
@@ -172,3 +188,59 @@ def test_the_adaptive_window_captures_its_widths_once(model: Any) -> None:
             assert made.tokens.equal(plain.tokens)
             widths += made.stats.captures
     assert 1 <= widths <= 5 and len(cache) == 1  # each width once
+
+
+@pytest.mark.parametrize("policy", [Jacobi(window=6), GroupedSpeculative(window=5, group=3)])
+def test_a_captured_step_without_a_cache(policy: Policy, model: Any) -> None:
+    runner = Replay()
+    captured = decode(policy, CALLS[0], None, model, runner=runner)
+    assert runner.replayed > 3 and len(runner.recorded) == 1  # one width, one record
+    assert captured.stats.passes == runner.replayed + 3  # the first, one to warm up, one recorded
+    plain = decode(policy, CALLS[0], None, model)
+    assert_like(captured, plain)
+    spent = pytest.approx(plain.stats.total_variation, rel=1e-12)
+    assert captured.stats.total_variation == spent
+
+
+@pytest.mark.parametrize("sync_every", [2, 5])
+def test_passes_after_the_last_token(sync_every: int, model: Any) -> None:
+    """They are counted and change nothing, captured or not."""
+    plain = decode(Jacobi(window=6), FREE, None, model)
+    for runner in (Replay(sync_every), EagerRunner(sync_every)):
+        made = decode(Jacobi(window=6), FREE, None, model, runner=runner)
+        assert made.tokens.equal(plain.tokens) and made.passes.equal(plain.passes)
+        assert made.stats.accepted == plain.stats.accepted
+        assert 0 <= made.stats.passes - plain.stats.passes < sync_every
+        assert (made.stats.passes - 1) % sync_every == 0  # the first is synchronised alone
+
+
+def test_on_step_is_called_after_every_pass(model: Any) -> None:
+    runner, passes = Replay(sync_every=4), []
+    made = decode(Jacobi(window=6), FREE, None, model, lambda p: passes.append(p.passes), 1, runner)
+    assert passes == list(range(1, made.stats.passes + 1)) and runner.replayed > 3
+
+
+def test_a_row_end_records_no_narrower_window() -> None:
+    runner = Replay()
+    decode(Jacobi(window=16), FREE, None, runner=runner)
+    assert runner.recorded == [16]
+
+
+def test_the_replay_refuses_a_step_that_reads_back() -> None:
+    """The test of the test: a host synchronisation inside a pass is found."""
+    runner, total = Replay(), torch.zeros(())
+    runner.run_step(1, lambda: total.add_(1))
+    with pytest.raises(HostSync):
+        runner.run_step(1, lambda: total.add_(float(total)))
+
+
+def test_the_replay_runs_no_python() -> None:
+    runner, total, calls = Replay(), torch.zeros(()), []
+
+    def step() -> None:
+        calls.append(len(calls))
+        total.add_(len(calls))  # a number of the host is a constant
+
+    for _ in range(5):
+        runner.run_step(1, step)
+    assert len(calls) == 2 and float(total) == 1 + 2 + 2 + 2 + 2

@@ -30,7 +30,7 @@ def test_no_drafts() -> None:
     assert made.kept.shape == (1, 0) and made.verified.tolist() == [[1]]
 
 
-def test_law_and_changes() -> None:
+def test_distribution_and_changes() -> None:
     """30000 drafts from q: tokens follow p, and as many stay as q and p overlap."""
     n, generator = 30_000, torch.Generator().manual_seed(7)
     p, q = torch.tensor([0.1, 0.4, 0.3, 0.2]), torch.tensor([0.4, 0.1, 0.3, 0.2])

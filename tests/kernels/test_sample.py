@@ -132,7 +132,7 @@ def test_mask_and_forced_tokens() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.nan])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_what_is_no_law_shows_in_the_peak(bad: float, options: dict[str, Any]) -> None:
+def test_invalid_logits_show_in_the_peak(bad: float, options: dict[str, Any]) -> None:
     logits = torch.zeros(1, 2, 50)
     logits[0, 1, 33] = bad
     peak = sampled(logits, settings=Settings(**options)).peak[0]

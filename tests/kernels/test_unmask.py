@@ -73,7 +73,7 @@ def test_proposals_are_those_of_the_frozen_noise() -> None:
     assert bool((found.confidence < found.peak).any())  # a draw, not always the most likely
 
 
-def test_draws_follow_the_law_at_a_temperature() -> None:
+def test_draws_follow_the_distribution() -> None:
     weights, n = torch.tensor([0.5, 0.3, 0.2, 0.0]), 40_000
     found = call(weights.log().expand(1, n, 4), temperature=0.5)
     counts = torch.bincount(found.tokens[0], minlength=4)

@@ -98,7 +98,7 @@ def test_draw_never_takes_weight_0(uniform: float) -> None:
     assert float(weights[0, 0, int(draw(weights, u))]) > 0
 
 
-def test_one_law_for_all_slots_is_drawn_from_as_if_repeated() -> None:
+def test_one_distribution_for_all_slots() -> None:
     generator = torch.Generator().manual_seed(3)
     weights = torch.rand(4, 1, 9, generator=generator)
     uniform = torch.rand(4, 50, generator=generator)

@@ -1,4 +1,4 @@
-"""What agreeing means to every self-check: rounding agrees, a leak does not."""
+"""compare_logits: rounding agrees, a leak does not."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def test_differences_are_counted_in_standard_deviations() -> None:
         (torch.bfloat16, 1e-3, 1e-1),
     ],
 )
-def test_strict_rounding_is_told_from_a_leak(
-    dtype: torch.dtype, agrees: float, differs: float
-) -> None:
+def test_strict_tolerance_rejects_a_leak(dtype: torch.dtype, agrees: float, differs: float) -> None:
     assert compare_logits(LOGITS, LOGITS + agrees).within(Tolerance.strict(dtype))
     assert not compare_logits(LOGITS, LOGITS + differs).within(Tolerance.strict(dtype))
 
@@ -51,9 +49,7 @@ def test_strict_rounding_is_told_from_a_leak(
     "dtype, agrees, differs",
     [(torch.float32, 8e-4, 2e-3), (torch.float64, 8e-4, 2e-3), (torch.float16, 0.04, 0.06)],
 )
-def test_rounding_of_another_kernel_is_told_from_another_mask(
-    dtype: torch.dtype, agrees: float, differs: float
-) -> None:
+def test_tolerance_rejects_another_mask(dtype: torch.dtype, agrees: float, differs: float) -> None:
     assert compare_logits(LOGITS, LOGITS + agrees).within(Tolerance.of(dtype))
     assert not compare_logits(LOGITS, LOGITS + differs).within(Tolerance.of(dtype))
 
@@ -69,7 +65,7 @@ def test_only_positions_that_are_asked_for_are_compared() -> None:
 
 
 @pytest.mark.parametrize("fill", [-INF, -1e9, -1e4])
-def test_masked_ids_say_nothing_but_where_they_are(fill: float) -> None:
+def test_masked_ids_not_their_values_are_compared(fill: float) -> None:
     assert compare_logits(filled(fill), filled(fill * 1.1)).largest == 0
     assert compare_logits(filled(fill), filled(-INF)).largest == 0
     for pair in ((filled(fill), LOGITS), (LOGITS, filled(fill))):
@@ -79,11 +75,11 @@ def test_masked_ids_say_nothing_but_where_they_are(fill: float) -> None:
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
-def test_what_is_no_number_never_agrees(value: float) -> None:
+def test_nan_and_infinity_never_agree(value: float) -> None:
     assert compare_logits(LOGITS, filled(value)).mean == INF
 
 
-def test_logits_that_prove_nothing_are_told() -> None:
+def test_logits_that_prove_nothing_are_reported() -> None:
     assert not compare_logits(filled(NAN), LOGITS).is_telling
     alike = torch.zeros_like(LOGITS)
     assert not compare_logits(alike, alike).is_telling and compare_logits(alike, alike).mean == 0

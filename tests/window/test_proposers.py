@@ -129,14 +129,14 @@ def test_prompt_is_not_a_row_above() -> None:
     assert tokens is not None and tokens.tolist() == [[1, 1, 1]]
 
 
-def test_neighbour_is_the_last_law_seen() -> None:
+def test_neighbour_is_the_last_distribution() -> None:
     tokens, scores = propose("neighbour", make_frontier(ROWS, MADE, WIDTH, seen=1))
     assert tokens is None and scores is not None
     assert scores.tolist() == [[[4 * b + v for v in range(4)]] for b in range(4)]
 
 
 @pytest.mark.parametrize("source", ["random", "neighbour"])
-def test_uniform_law(source: str) -> None:
+def test_uniform_distribution(source: str) -> None:
     """Random drafts, and neighbours before any pass: uniform over what may stand there."""
     tokens, scores = propose(source, make_frontier(ROWS, MADE, WIDTH))
     assert tokens is None and scores is not None

@@ -31,5 +31,5 @@ else:
 
 
 @pytest.mark.parametrize(("case", "dtype"), RUNS)
-def test_twin_equals_specification(case, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_triton_equals_specification(case, dtype) -> None:  # type: ignore[no-untyped-def]
     assert find_fault(case, torch.device("cpu"), dtype) == ""
