@@ -576,9 +576,9 @@ def image_models() -> Runs:
 
     @cache
     def build(name: str) -> Any:
-        from tests.fixtures.windows import build_bed, build_janus
+        from tests.fixtures.windows import build_janus, build_model
 
-        return build_janus() if name == "janus" else build_bed(name)
+        return build_janus() if name == "janus" else build_model(name)
 
     def make(name: str, policy: Any, batch: int, given: dict[str, Any]) -> Row:
         from tests.fixtures.windows import LENGTHS, janus_prompts, prompts

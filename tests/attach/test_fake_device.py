@@ -44,7 +44,7 @@ def inputs_on(device: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("policy", [Jacobi(6), SpeculativeJacobi(5)], ids=repr)
 def test_image_families(name: str, policy: Any) -> None:
     def make(device: Any) -> Tensor:
-        model = window_models.build_bed(name).to(device)
+        model = window_models.build_model(name).to(device)
         given = inputs_on(device, window_models.prompts(name, ROWS))
         with mmaccel.attach(model, policy, seed=3, strict=True):
             made: Tensor = model.generate(
