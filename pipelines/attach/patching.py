@@ -123,9 +123,7 @@ def _reduce_to_base(self: Any, protocol: Any) -> Any:
     function, arguments, *rest = reduced
     plain = tuple(base if argument is injected else argument for argument in arguments)
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
-        function = (
-            base.__new__
-        )  # equivalent; pickle checks the class given to `__newobj__`
+        function = base.__new__  # equivalent; pickle checks the class given to `__newobj__`
     return (base if function is injected else function, plain, *rest)
 
 
