@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.logits.processor_support import find_window_form, is_own
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -181,14 +182,19 @@ class Suppression:
 class LogGuidance(SamplingParams):
     """`SamplingParams` with guidance on log-probabilities: ``s (log c - log u) + log u``."""
 
-    def _guide(self, logits: Tensor, branches: int) -> Tensor:
+    def to_model_scores(
+        self, logits: Tensor, branches: int, slots: Tensor, layout: Layout | None
+    ) -> Tensor:
+        """Raw logits `[R, W, V]` under guidance and the structural mask, `[B, W, V]` float32."""
         if branches != 2:
             raise ShapeError(
                 f"guidance: expected 2 branches, received {branches}; "
                 "put the unconditional prompts after the others"
             )
-        conditional, unconditional = logits.log_softmax(-1).chunk(2)
-        return (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
+        conditional, unconditional = logits.float().log_softmax(-1).chunk(2)
+        scores = (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
+        allowed = layout.allowed(slots) if layout is not None else None
+        return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
 
 
 _WARPERS = {  # class -> its setting, in the order in which `SamplingParams` applies them

@@ -97,50 +97,21 @@ def test_a_ragged_batch_equals_single_runs(name: str) -> None:
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_end_token_inside_a_window_ends_the_row(name: str) -> None:
-    model = build_model(name)
-    plain = own(name, model)
-    end = int(plain[0, 9])
-    options: dict[str, Any] = dict(eos_token_id=end, pad_token_id=0)
-    ended = own(name, model, **options)
-    assert (ended == end).any(1).sum() >= 1 and not torch.equal(ended, plain[:, : ended.shape[1]])
-    assert torch.equal(generate(name, model, mmaccel.Jacobi(window=8), **options)[0], ended)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_streamer_sees_the_tokens_in_order(name: str) -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.seen: list[int] = []
-
-        def put(self, value: Tensor) -> None:
-            self.seen += value.flatten().tolist()
-
-        def end(self) -> None:
-            self.seen.append(-1)
-
-    model, streamers = build_model(name), [Streamer(), Streamer()]
-    own(name, model, ROWS[:1], streamer=streamers[0])
-    generate(name, model, mmaccel.Jacobi(window=8), rows=ROWS[:1], streamer=streamers[1])
-    assert streamers[0].seen == streamers[1].seen and len(streamers[0].seen) > LENGTHS[name]
-
-
 def distribution_of(
-    name: str, model: Any, length: int, kept: list[int], others: list[int]
+    name: str, model: Any, length: int, allowed: list[int], others: list[int]
 ) -> Tensor:
-    """Probability `[K^L]` of every sequence of `kept`, from logits of the library's own loop."""
-    sequences = list(itertools.product(range(len(kept)), repeat=length))
+    """Probability `[K^L]` of every sequence of `allowed`, from logits of the library's own loop."""
+    sequences = list(itertools.product(range(len(allowed)), repeat=length))
     inputs = prompts(name, [ROWS[0]] * len(sequences))
     start = inputs["input_ids"].shape[1]
     out = model.generate(
         **inputs, max_new_tokens=length, do_sample=False, suppress_tokens=others,
         return_dict_in_generate=True, output_logits=True,
-        prefix_allowed_tokens_fn=lambda row, ids: [kept[sequences[row][len(ids) - start]]],
+        prefix_allowed_tokens_fn=lambda row, ids: [allowed[sequences[row][len(ids) - start]]],
     )  # fmt: skip
     distribution = torch.ones(len(sequences), dtype=torch.float64)
     for slot, logits in enumerate(out.logits):
-        steps = logits[:, kept].double().softmax(-1)
+        steps = logits[:, allowed].double().softmax(-1)
         distribution *= steps.gather(1, torch.tensor([[s[slot]] for s in sequences]))[:, 0]
     return distribution
 
@@ -152,20 +123,20 @@ def test_the_distribution_is_the_librarys_own(name: str, coupling: Any) -> None:
     n_samples = 5000 if name == "glm_image" else 20_000  # its positions are made row by row
     size = model.get_output_embeddings().weight.shape[0]
     first = 27 if name == "chameleon" else 11  # as text, Chameleon makes no image tokens
-    kept = [first, first + 1, first + 2]
-    others = [token for token in range(size) if token not in kept]
-    distribution = distribution_of(name, model, length, kept, others)
+    allowed = [first, first + 1, first + 2]
+    others = [token for token in range(size) if token not in allowed]
+    distribution = distribution_of(name, model, length, allowed, others)
     policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
     tokens, stats = generate(
         name, model, policy, seed=11, rows=[ROWS[0]] * n_samples, do_sample=True, top_k=0,
         suppress_tokens=others, max_new_tokens=length,
     )  # fmt: skip
-    counts = count_sequences(tokens - first, len(kept))
+    counts = count_sequences(tokens - first, len(allowed))
     test = g_test(counts, distribution)
     assert power(0.06, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
     assert test.p_value > 1e-4, test
     wrong = (
-        distribution.view([len(kept)] * length).transpose(2, 3).flatten()
+        distribution.view([len(allowed)] * length).transpose(2, 3).flatten()
     )  # the test detects a wrong distribution
     assert g_test(counts, wrong).p_value < 1e-4
 

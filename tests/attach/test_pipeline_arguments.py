@@ -1,4 +1,4 @@
-"""Arguments of the text-to-image pipeline beside numbers: lists, callbacks, places, two runs."""
+"""Arguments of the text-to-image pipeline: lists, callbacks, devices, numbers, seeds; two runs."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
 
 
 def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
-    twin, wanted = copy.deepcopy(pipe), pipe(CAPTIONS, seed=2).tokens
+    other, wanted = copy.deepcopy(pipe), pipe(CAPTIONS, seed=2).tokens
     seen = []
 
     def nested(_: object) -> None:
         if not seen:
-            seen.append(twin(CAPTIONS, seed=2).tokens)
+            seen.append(other(CAPTIONS, seed=2).tokens)
 
     assert torch.equal(pipe(CAPTIONS, seed=2, on_step=nested).tokens, wanted)
     assert torch.equal(seen[0], wanted)
@@ -88,19 +88,19 @@ def test_two_streams_may_take_turns(pipe: TextToImage) -> None:
 
 
 def test_a_stream_keeps_its_own_list_of_captions(pipe: TextToImage) -> None:
-    captions = list(CAPTIONS)
-    stream = pipe.stream(captions, SamplingParams(), batch_size=2)
-    captions.clear()
+    prompts = list(CAPTIONS)
+    stream = pipe.stream(prompts, SamplingParams(), batch_size=2)
+    prompts.clear()
     assert [p for batch in stream for p in batch.prompts] == CAPTIONS
 
 
-@pytest.mark.parametrize("captions", [None, 5, iter(CAPTIONS), "a red circle", []])
-def test_what_is_no_list_of_captions_is_refused(pipe: TextToImage, captions: Any) -> None:
+@pytest.mark.parametrize("prompts", [None, 5, iter(CAPTIONS), "a red circle", []])
+def test_what_is_no_list_of_captions_is_refused(pipe: TextToImage, prompts: Any) -> None:
     with pytest.raises(OptionError, match="prompt: expected a caption or a list of them"):
-        pipe.stream(captions, SamplingParams())
+        pipe.stream(prompts, SamplingParams())
 
 
-def test_filters_are_asked_for(pipe: TextToImage) -> None:
+def test_stream_requires_sampling_params(pipe: TextToImage) -> None:
     with pytest.raises(OptionError, match="params: expected mmaccel.SamplingParams"):
         pipe.stream(CAPTIONS, None)  # type: ignore[arg-type]
 

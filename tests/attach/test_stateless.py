@@ -25,14 +25,14 @@ TRIE_NODES = 100_000
 Make = Callable[[], Any]
 
 
-class _Asked:
+class _Counted:
     """Counts its calls; the result depends on the row alone."""
 
     def __init__(self) -> None:
         self.calls = 0
 
 
-class _Bonus(_Asked):
+class _Bonus(_Counted):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.calls += 1
         return scores + torch.linspace(0, 4, VOCAB) * (input_ids[:, -2:].sum(1, keepdim=True) % 3)
@@ -41,7 +41,7 @@ class _Bonus(_Asked):
         return self(input_ids, scores)
 
 
-class _Grammar(_Asked):
+class _Grammar(_Counted):
     def __call__(self, row: int, ids: Tensor) -> list[int]:
         self.calls += 1
         return list(range(4 + (int(ids[-1]) + row) % 3, VOCAB, 3))
@@ -73,16 +73,16 @@ def _call(inner: Any, first: Any, second: Tensor) -> Any:
 
 
 def _function(inner: Any) -> Any:
-    def asked(first: Any, second: Tensor) -> Any:
+    def called(first: Any, second: Tensor) -> Any:
         return inner(first, second)
 
-    return asked
+    return called
 
 
 # Form: makes a processor of a counting object; and the name that a reason gives it.
 FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "object": (lambda inner: inner, "_Bonus|_Grammar"),
-    "function": (_function, "asked"),
+    "function": (_function, "called"),
     "lambda": (lambda inner: lambda first, second: inner(first, second), "<lambda>"),
     "method": (
         lambda inner: inner.add if isinstance(inner, _Bonus) else inner.allow,
@@ -98,7 +98,7 @@ def _options(where: str, given: Any) -> dict[str, Any]:
     return GREEDY | {where: [given] if where == "logits_processor" else given}
 
 
-def _inner(where: str) -> _Asked:
+def _inner(where: str) -> _Counted:
     return _Bonus() if where == "logits_processor" else _Grammar()
 
 

@@ -18,7 +18,7 @@ ROWS = [[5, 6], [4, 5, 6, 7, 7], [9, 8, 7]]
 PROMPTS = left_padded(ROWS)
 WIDTH = 5  # of the padded prompts
 LENGTH = 18
-ENDS = [EOS, 12, 20]  # several, so that rows end at several places
+ENDS = [EOS, 12, 20]  # several, so that rows end at different slots
 
 
 def _processors() -> dict[str, Any]:
@@ -110,7 +110,7 @@ def test_sampled_jacobi_is_the_reference(name: str) -> None:
     options: dict[str, Any] = dict(do_sample=True, top_k=0, seed=5)
     reference = _run(model, mmaccel.Autoregressive(), processor, **options)
     ends = {int((row[WIDTH:] != PAD).sum()) for row in reference}
-    assert len(ends) > 1  # rows end at several places
+    assert len(ends) > 1  # rows end at different slots
     for window in (1, 3, 8):
         ours = _run(model, mmaccel.Jacobi(window=window), processor, **options)
         assert torch.equal(ours, reference), window
@@ -192,7 +192,11 @@ def test_bad_arguments(kind: str, options: dict[str, Any], name: str) -> None:
 def test_a_token_far_ahead_of_the_others_leaves_a_distribution(gap: float, redraw: Any) -> None:
     """Token 0 is repeated; another is drawn as long as its probability does not underflow."""
     rule = mmaccel.RepetitionAwareSampling(redraw=redraw)
-    law = rule(torch.tensor([[0]]), torch.tensor([[gap, 0.0, -2.0]])).exp()
-    assert bool(law.isfinite().all()) and float(law.sum()) == pytest.approx(1, abs=1e-5)
+    distribution = rule(torch.tensor([[0]]), torch.tensor([[gap, 0.0, -2.0]])).exp()
+    assert bool(distribution.isfinite().all()) and float(distribution.sum()) == pytest.approx(
+        1, abs=1e-5
+    )
     if redraw == "others" and gap < 80:
-        assert law[0].tolist() == pytest.approx([0, *torch.tensor([0.0, -2.0]).softmax(0).tolist()])
+        assert distribution[0].tolist() == pytest.approx(
+            [0, *torch.tensor([0.0, -2.0]).softmax(0).tolist()]
+        )

@@ -90,13 +90,6 @@ def test_no_memory_for_a_graph() -> None:
     assert strict.log == ["warm up", "free", "free"]
 
 
-def test_memory_that_is_only_cached_is_freed_and_the_capture_repeated() -> None:
-    runner, runs = Counting(failures=1), []
-    usual = [runner.run_step(8, lambda: runs.append(1)) for _ in range(3)]
-    assert runner.log == ["warm up", "free", "capture", "replay", "replay"] and not runner.reason
-    assert len(runs) == 3 and usual == [False, False, True] and runner.captures == 1
-
-
 def test_a_failed_graph_is_deleted_before_its_step_runs() -> None:
     class Graph:
         pass

@@ -1,4 +1,4 @@
-"""Graphs that a pipeline keeps between calls, for every image family."""
+"""CUDA graphs that a pipeline caches between calls, for every image family."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.fixtures.graph_replay import Replay
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_image_family_keeps_its_graphs(
+def test_every_image_family_reuses_its_graphs(
     family: str, built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Captions of other lengths; another policy in between has the model to itself."""
+    """Prompts of other lengths, with calls of another policy in between."""
     pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
     monkeypatch.setattr(type(pipe.image_model), "render", lambda self, tokens, *_: [None])
     texts, policy = sorted(captions(family), key=len), Jacobi(window=4)
@@ -38,7 +38,7 @@ def test_every_image_family_keeps_its_graphs(
     assert len(pipe.engine.cache) == 0
 
 
-def test_what_a_window_is_given_stays_as_it_is(built: Callable[[str], Path]) -> None:
+def test_row_inputs_of_the_caller_stay_as_they_are(built: Callable[[str], Path]) -> None:
     """The next run's lengths are not written into the first prompt's."""
     pipe, cache = TextToImage.from_pretrained(built("janus")), GraphCache()
     window: Any = pipe.model

@@ -1,4 +1,4 @@
-"""Which graphs an attached policy and a decoder keep between calls, and when they drop them."""
+"""Which graphs an attached policy and a decoder cache between calls, and when they drop them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def sample(model: Any, rows: list[list[int]], **options: Any) -> Any:
     )
 
 
-def test_an_attached_policy_keeps_its_graphs(
+def test_an_attached_policy_reuses_its_graphs(
     replayed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other prompts, seeds and lengths have one key; another filter has another."""
+    """Other prompts, seeds and lengths share a key; other sampling parameters have their own."""
     calls: list[tuple[list[list[int]], dict[str, Any]]] = [
         (SHORT, {}), (LONG, {}), (SHORT, {"max_new_tokens": 13}), (LONG, {"top_k": 5}),
         (LONG, {"eos_token_id": [9, 17]}), (SHORT, {"eos_token_id": [12, 31]}),
@@ -87,7 +87,7 @@ def test_reset_drops_all_graphs(replayed: None, monkeypatch: pytest.MonkeyPatch)
         assert sample(model, SHORT).equal(after)
 
 
-def test_a_decoder_keeps_its_graphs_until_its_engine_is_closed(replayed: None) -> None:
+def test_a_decoder_reuses_its_graphs_until_its_engine_is_closed(replayed: None) -> None:
     model, decoder = build_lm("llama"), mmaccel.decoder(GroupedSpeculative(window=4), strict=True)
     for rows in (SHORT, LONG):
         sample(model, rows, custom_generate=decoder)
@@ -114,7 +114,7 @@ def test_invalid_logits_leave_no_graphs(replayed: None) -> None:
 
 
 def test_cached_graphs_are_dropped_before_a_capture_falls_back(replayed: None) -> None:
-    """No memory: cached graphs are freed, and the capture is tried once more."""
+    """Without memory, cached graphs are freed and the capture is repeated once."""
     engine, runs = Engine(), []
     for failures, log in (
         (1, ["warm up", "free", "capture", "replay"]),
@@ -143,7 +143,7 @@ def cache_one(engine: Engine) -> None:
 def test_no_memory_for_a_prompt_drops_cached_graphs(
     extra: dict[str, Any], replayed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once more where graphs were dropped; an error where there were none."""
+    """Repeated once where graphs were dropped; an error where there were none."""
     model, failures, held = build_lm("llama"), 0, []
     prefill = mmaccel.CausalLMWindow.prefill
 
