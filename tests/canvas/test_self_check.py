@@ -89,12 +89,12 @@ def test_good_models_pass_the_leak_check_of_a_run(mask: int | None, dtype: torch
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"attention_mask": causal}, "no later position|beside a longer one"),
-        ({"attention_mask": lambda i: i["attention_mask"] * 0}, "beside a longer one"),
+        ({"attention_mask": causal}, "no later position|in a batch with a longer one"),
+        ({"attention_mask": lambda i: i["attention_mask"] * 0}, "in a batch with a longer one"),
         ({"position_ids": lambda i: torch.zeros_like(i["position_ids"])}, None),
         (
             {"position_ids": lambda i: torch.arange(i["position_ids"].shape[1])[None]},
-            "places of their own|were kept",
+            "scrambled cache indices|from cached keys",
         ),
         ({"past_key_values": lambda i: None}, "received a RuntimeError"),
     ],
@@ -144,7 +144,7 @@ def test_padding_and_positions_of_a_family_are_checked() -> None:
         def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
             return super().forward(*args, **(inputs | {"attention_mask": "full"}))
 
-    with pytest.raises(UnsupportedModelError, match="beside a longer one than alone"):
+    with pytest.raises(UnsupportedModelError, match="in a batch with a longer one than alone"):
         DreamDenoiser(Blind(40), MASK)
     words = "received a RuntimeError .FlashAttention only support"  # a mask that hides nothing
     with pytest.raises(UnsupportedModelError, match=words):
