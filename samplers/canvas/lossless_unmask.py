@@ -46,7 +46,7 @@ class LosslessUnmask(RunPolicy):
         order: which slot is next, one of `mmaccel.samplers.canvas.orders.ORDERS` but "sampled".
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
-            what is cached; None takes entries with a cache and rows otherwise.
+            what is cached; None takes entries where a cache is kept and rows otherwise.
     """
 
     drafts: int = 8
