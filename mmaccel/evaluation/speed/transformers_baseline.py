@@ -208,7 +208,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
     """
     if not isinstance(pipe.image_model, WordImages) or type(pipe.model) is not CausalLMWindow:
         return (
-            f"transformers' generate makes no images of {type(pipe.images).__name__} with "
+            f"transformers' generate makes no images of {type(pipe.image_model).__name__} with "
             f"{type(pipe.model).__name__} by itself; models of plain text and image ids only"
         )
     if params.processor is not None:
