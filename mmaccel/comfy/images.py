@@ -84,7 +84,7 @@ class ImageJob:
         """The record of a run of this job."""
         lines = [
             f"seed {request.seed}: {self.model.pipe.length} tokens in {passes} forward passes: "
-            f"{request.caption}"
+            f"{request.prompt}"
             for request, passes in zip(self.requests, made.passes.tolist(), strict=True)
         ]
         negative = self.requests[0].negative or ""
@@ -163,7 +163,7 @@ def compare_images(host: Host, **inputs: Any) -> NodeResult:
     progress = ImageProgress(host, pipe.image_model, 2 * job.tokens)
     rows = min(job.batch_size, len(job.requests))
     for each in (plain_policy, policy):
-        warm_up(pipe, each, job.params, job.requests[0].caption, rows, host.check_interrupt)
+        warm_up(pipe, each, job.params, job.requests[0].prompt, rows, host.check_interrupt)
     plain, made = job.generate(plain_policy, progress), job.generate(policy, progress)
     sheet = draw_comparison(title_of(job.chosen.name, policy), plain, made, dtype)
     record = job.record(made, describe_difference(plain, made, dtype))

@@ -147,7 +147,7 @@ def draw_progress(model: ImageModel, progress: Any, requests: Sequence[Request])
         return None
     known = known[shown]
     tokens = fill_unknown(progress.tokens[shown, : grid.frame].reshape(known.shape), known)
-    prompts, seeds = [requests[k].caption for k in shown], [requests[k].seed for k in shown]
+    prompts, seeds = [requests[k].prompt for k in shown], [requests[k].seed for k in shown]
     images = model.render(tokens.flatten(1), prompts, seeds)
     return put_side_by_side([_grey_out(image, mask) for image, mask in zip(images, known.cpu())])
 

@@ -142,8 +142,8 @@ def check_kernels() -> list[Finding]:
     findings = []
     for kernel in dispatch.KERNELS:
         choices = {kind: survey[kernel] for kind, survey in surveys.items()}
-        texts = [f"{kind}: {choice.twin}, {choice.reason}" for kind, choice in choices.items()]
-        runs = dispatch.mode() != "triton" or any(c.twin == "triton" for c in choices.values())
+        texts = [f"{kind}: {choice.backend}, {choice.reason}" for kind, choice in choices.items()]
+        runs = dispatch.mode() != "triton" or any(c.backend == "triton" for c in choices.values())
         findings.append(Finding(f"kernel {kernel}", "yes" if runs else "no", "; ".join(texts)))
     return findings
 

@@ -56,7 +56,7 @@ class CachedModel:
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """Start an empty cache of `cache_size` indices in each of `rows` rows."""
-        self._layout = KVCacheLayout(rows, cache_size, is_apart=True)
+        self._layout = KVCacheLayout(rows, cache_size, reports_past_only=True)
         self._cache = make_cache(self._n_layers, self._layout)
 
     def run(

@@ -293,7 +293,9 @@ def load_tokenizer(
     """
     if config is None:
         names = {"n_codes": "quantize.embedding.weight", "channels": "encoder.conv_in.weight"}
-        sizes = {field: weights[k].shape[0] for field, k in names.items() if k in weights}
+        sizes: dict[str, Any] = {
+            field: weights[k].shape[0] for field, k in names.items() if k in weights
+        }
         config = VQGANConfig(**sizes)
     with torch.device("meta"):
         tokenizer = VQGAN(config, grid)
