@@ -39,7 +39,7 @@ GUIDED = Setting(
         (Speculative(3), [PLAIN, TRUNCATED, GUIDED]),
         (Autoregressive(), [TRUNCATED]),
     ],
-    ids=repr,
+    ids=lambda value: str(len(value)) if isinstance(value, list) else repr(value),
 )
 def test_the_restricted_distribution(policy: Policy, settings: list[Setting]) -> None:
     for setting in settings:
