@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.architecture.source import ROOT
+from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_model import N_CODES, build_tiny
@@ -27,6 +28,8 @@ def provide(name: str, folder: Path) -> Any:
 
     if name == "inputs":
         return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
+    if name == "denoiser":
+        return TARGETS["masked-lm"]()
     if name == "llada2":
         return build_pipe("blocks")
     if name in ("video_model", "video_codec"):
