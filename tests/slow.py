@@ -18,12 +18,8 @@ SLOW = (
     # tests/attach/test_distribution.py
     "tests/attach/test_families.py::test_the_distribution_is_the_librarys_own",
     "tests/batch/test_batch.py::test_a_kill_loses_nothing_and_repeats_nothing_noted",  # a full disk
-    "tests/batch/test_streams.py",  # processes on a pseudo-terminal; test_reports.py has the text
     "tests/comfy/test_page.py",
     "tests/comfy/test_server.py",
-    "tests/commands/test_bench_canvas.py",
-    "tests/commands/test_cli.py::test_ctrl_c_keeps_finished_images_and_removes_the_unfinished",
-    "tests/commands/test_cli_edges.py::test_a_terminal_that_knows_ascii_only",
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
     "tests/evaluation/test_routes.py",  # benchmarks
     "tests/evaluation/test_speed_baselines.py",
@@ -41,13 +37,11 @@ SWEEPS = {
     "tests/attach/test_distribution.py": 4,
     "tests/attach/test_fake_device.py": 5,
     "tests/attach/test_layout.py": 4,
-    "tests/canvas/test_batches.py": 3,
     "tests/canvas/test_model.py": 5,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_canvas_batching.py": 5,
     "tests/exactness/test_continuous_batching.py": 5,
     "tests/exactness/test_frames.py": 4,
-    "tests/exactness/test_graph_capture.py": 3,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/exactness/test_the_test.py::test_without_a_bug_nothing_is_rejected": 3,
     "tests/logits/test_repetition.py": 3,

@@ -96,7 +96,7 @@ def test_a_stream_keeps_its_own_list_of_captions(pipe: TextToImage) -> None:
 
 @pytest.mark.parametrize("prompts", [None, 5, iter(CAPTIONS), "a red circle", []])
 def test_what_is_no_list_of_captions_is_refused(pipe: TextToImage, prompts: Any) -> None:
-    with pytest.raises(OptionError, match="prompt: expected a caption or a list of them"):
+    with pytest.raises(OptionError, match="prompt: expected a prompt or a list of them"):
         pipe.stream(prompts, SamplingParams())
 
 

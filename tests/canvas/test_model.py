@@ -181,7 +181,7 @@ def test_a_pass_has_fewer_rows_than_reserved_and_rows_keep_their_own() -> None:
     last = CanvasPass(ids[:2, 4:], line[:2, 4:], line[:2, 4:], reads[:2], line[:2, :1])
     assert torch.allclose(model.forward(one), full[:1], rtol=0, atol=1e-9)
     assert torch.allclose(model.forward(last), full[:2, 4:], rtol=0, atol=1e-9)
-    with pytest.raises(ShapeError, match="at most rows x places as reserved .3 x 9."):
+    with pytest.raises(ShapeError, match="at most rows x indices as reserved .3 x 9."):
         model.forward(CanvasPass(ids, line, line, reads[..., :8], line))
     far = CanvasPass(ids, line + 100, line, reads, line)
     model.reserve(3, 9)

@@ -273,7 +273,7 @@ def test_what_only_the_model_can_refuse_stops_before_any_pass(
         run("LoadModel", model="owner/name")
     with pytest.raises(OptionError, match="window: expected an integer in 1..4096"):
         policy("Jacobi", window=5000)  # as if it came over a link
-    with pytest.raises(OptionError, match="words the caption model knows, received 'xylophone'"):
+    with pytest.raises(OptionError, match="words the model knows, received 'xylophone'"):
         run("GenerateImage", model=model, prompt="a red xylophone")
     with pytest.raises(OptionError, match="at least one word, received none"):
         run("GenerateImage", model=model, prompt=" \n ")

@@ -173,7 +173,7 @@ def test_a_preview_gets_the_request_of_each_row(
     asked: list[Any] = []
     monkeypatch.setattr(
         "mmaccel.comfy.progress.draw_progress",
-        lambda *v: asked.append([(r.caption, r.seed) for r in v[2]]),
+        lambda *v: asked.append([(r.prompt, r.seed) for r in v[2]]),
     )
     now = [0.0]
     progress = ImageProgress(Host(), model.pipe.image_model, 64, lambda: now[0])

@@ -111,13 +111,13 @@ def test_a_tooltip_names_what_the_page_shows() -> None:
     def said(name: str, field: str) -> str:
         return next(e.tooltip for e in _POLICY_NODES[name].inputs if e.name == field)
 
-    assert said("jacobi", "window") == "Tokens fed per pass, or 0 to choose by measured cost."
+    assert said("jacobi", "window") == "Tokens processed per pass, or 0 to choose by measured cost."
     assert said("stepwise", "block").startswith("Slots per block; 0 takes the canvas as one")
     assert said("lossless-unmask", "layout").endswith(
         "auto takes entries where a cache is kept and rows otherwise."
     )
     assert said("entropy-bounded", "gamma").endswith("where neither is given. -1 leaves it out.")
-    assert said("gsd", "window") == "Tokens fed per pass."
+    assert said("gsd", "window") == "Tokens processed per pass."
 
 
 def test_an_order_that_depends_on_draws_is_not_offered_where_it_is_refused() -> None:

@@ -101,13 +101,13 @@ def test_interval_of_the_tokens_a_pass() -> None:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of the model in every run of a policy."""
     dtypes: list[torch.dtype] = []
-    decode = TextToImage._decode
+    build = TextToImage._prompt
 
     def spy(pipe: TextToImage, *args: Any, **options: Any) -> Any:
         dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
-        return decode(pipe, *args, **options)
+        return build(pipe, *args, **options)
 
-    monkeypatch.setattr(TextToImage, "_decode", spy)
+    monkeypatch.setattr(TextToImage, "_prompt", spy)
     return dtypes
 
 

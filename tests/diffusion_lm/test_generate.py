@@ -434,7 +434,7 @@ def test_policies_and_options_that_do_not_fit_are_refused_at_attach() -> None:
         (model, mmaccel.Stepwise(cache="prefix"), {}, "cache: expected a model"),
         (LLaDADenoiser(model), mmaccel.Stepwise(cache="block"), {}, "cache: expected a model"),
         (model, mmaccel.AdaptiveBlock(delimiters=(VOCAB,)), {}, "expected ids below 40"),
-        (blocks, mmaccel.AdaptiveBlock(delimiters=(5,)), {}, "looks at everything"),
+        (blocks, mmaccel.AdaptiveBlock(delimiters=(5,)), {}, "attends to everything"),
         (blocks, mmaccel.Stepwise(block=3), {}, "divides the model's blocks of 4"),
         (uniform, "revised-parallel", {}, "uniform corruption"),
         (model, "jacobi", {}, "offers for a canvas"),
