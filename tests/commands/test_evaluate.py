@@ -200,7 +200,7 @@ def test_exactness_with_features_of_images(
     policy = ("--policy", "mc-sjd", "--set", "window=4")
     assert evaluate("exactness", tiny_folder, *policy, *options) == 0
     check = json.loads(file.read_text())["checks"][-1]
-    assert check["name"] == "features of images" and check["promised"] and check["holds"]
+    assert check["name"] == "features of images" and check["guaranteed"] and check["holds"]
     assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
     file.unlink()
     options = ("--count", 3, *options[2:])
@@ -232,7 +232,7 @@ def test_speed_writes_its_report(
         with Image.open(out / name) as image:
             assert image.size == (770, 462) and len(set(image.get_flattened_data())) > 20
     text = (out / "speed.md").read_text()
-    assert "| 2 | policy |" in text and "promise: bitwise" in text
+    assert "| 2 | policy |" in text and "exactness: bitwise" in text
     assert "speed.md" in capsys.readouterr().out
 
 
@@ -397,8 +397,8 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         ('{"file": "0.png", "prompt": 5}', "on line 1"),
         ('{"file": ["0.png"], "prompt": "a"}', "on line 1"),
         ('{"file": "0.png", "prompt": "a", "seed": "3"}', "on line 1"),
-        ('{"file": "9.png", "prompt": "a"}', "a file beside it, received '9.png'"),
-        ('{"file": "../0.png", "prompt": "a"}', "a file beside it"),
+        ('{"file": "9.png", "prompt": "a"}', "a file in its folder, received '9.png'"),
+        ('{"file": "../0.png", "prompt": "a"}', "a file in its folder"),
         ('{"file": "0.png", "prompt": "a"}\n{"file": "0.png", "prompt": "b"}', "again on line 2"),
     ],
 )

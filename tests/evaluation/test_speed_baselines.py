@@ -181,8 +181,8 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried much"), 1, "room for a batch of 4"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "room for a batch of 4"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried much"), 1, "memory for a batch of 4"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "memory for a batch of 4"),
         (KeyboardInterrupt(), 130, "stopped; measured 1 of 3 batch sizes"),
     ],
     ids=["cuda", "cpu", "interrupt"],
