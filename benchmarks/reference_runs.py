@@ -797,7 +797,7 @@ def checkpoints() -> Runs:
         path = build_checkpoint(family, _folder() / family)
         pipe = mmaccel.TextToImage.from_pretrained(path, size=SIZES.get(family))
         if family == "glm-image":
-            pipe.image_model.painting = {"num_inference_steps": 1}
+            pipe.image_model.diffusion_options = {"num_inference_steps": 1}
         return pipe
 
     def make(family: str, policy: Any, batch: int, given: dict[str, Any]) -> Row:
