@@ -41,6 +41,11 @@ class StaticModelBuffers:
     _cache: Any
     _kv_layout: KVCacheLayout | None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
+        own = {name: value for name, value in vars(self).items() if name != "_cache"}
+        return own | {"_kv_layout": None, "runner": None}
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """See `GraphModel.graph_key`."""
         return self.model, model_state(self.model), self.graph_options()
