@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
+from mmaccel.samplers.arithmetic import find_product_format
 
 
 class StaticModelBuffers:
@@ -160,7 +161,7 @@ def _torch_settings(device: torch.device) -> tuple[Hashable, ...]:
         cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
         cuda.cudnn_sdp_enabled(), cuda.matmul.allow_fp16_reduced_precision_reduction,
         cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+        find_product_format(device.type), torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     kind = device.type
     is_cast = torch.is_autocast_enabled(kind)
