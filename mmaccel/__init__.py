@@ -54,6 +54,7 @@ _PUBLIC = {
     "CachedBlocks": "mmaccel.pipelines.diffusion_lm.llada2.block_cache",
     "attach": "mmaccel.handle",
     "decoder": "mmaccel.custom_generate",
+    "detach": "mmaccel.handle",
     "supports": "mmaccel.handle",
     "stateless": "mmaccel.pipelines.logits.processor_support",
     "Handle": "mmaccel.handle",
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
         ShapeError,
         UnsupportedModelError,
     )
-    from mmaccel.handle import Handle, attach, supports
+    from mmaccel.handle import Handle, attach, detach, supports
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
     from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo

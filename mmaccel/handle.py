@@ -12,9 +12,9 @@ from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
-from mmaccel.pipelines.attach.patching import Injection
+from mmaccel.pipelines.attach.patching import Injection, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
-from mmaccel.pipelines.attach.unwrap import check_switch, find_generator
+from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
@@ -44,10 +44,14 @@ class Support:
 
 
 class Handle:
-    """An attached policy; leaving the `with` block, or `detach()`, restores the model."""
+    """An attached policy; leaving the `with` block, or `detach()`, restores the model.
+
+    The model holds its handle: a policy stays attached where nobody keeps the handle.
+    """
 
     def __init__(self, target: Any, service: Any, injection: Injection) -> None:
         self._target, self._service, self._injection = target, service, injection
+        injection.owner = self  # for `detach`
 
     @property
     def stats(self) -> Stats | None:
@@ -111,8 +115,10 @@ def attach(
     sync_every: int = 1,
     assume_stateless: bool = False,
 ) -> Handle:
-    """Let a policy decode what a model generates.
+    """Let a policy decode what a model generates, until it is detached.
 
+    The policy stays attached for the life of the model, whether or not the handle is kept: leave
+    the handle's `with` block, or call `handle.detach()` or `mmaccel.detach(target)`, to end it.
     `target.generate(...)` keeps its signature. Sampling arguments, transformers' own processors,
     stopping criteria, padded batches, guidance and streamer work as before; greedy output is the
     same, sampled output has the same distribution. `past_key_values` of `return_dict_in_generate`
@@ -141,7 +147,7 @@ def attach(
             served. Only calls of `generate` under window policies ask for marks.
 
     Returns:
-        The handle; use it in a `with` statement, or call `detach()`.
+        The handle, with statistics and `detach`.
 
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
@@ -178,6 +184,26 @@ def attach(
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)
+
+
+def detach(target: Any) -> bool:
+    """Detach the policy of a model or pipeline, with or without its handle at hand.
+
+    Args:
+        target: what was given to `attach`, or the model in it.
+
+    Returns:
+        Whether there was a policy.
+
+    Raises:
+        AttachError: other code changed the model's class since.
+        UnsupportedModelError: a pipeline with several models that generate.
+    """
+    owner = find_owner(unwrap(target)) or find_owner(find_generator(target))
+    if owner is None:
+        return False
+    owner.detach()
+    return True
 
 
 def supports(target: Any) -> Support:

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
 Exactness = Literal["bitwise", "distribution", "relaxed"]
+"""What a policy guarantees."""
 
+RunExactness = Literal["bitwise", "up to rounding", "distribution", "relaxed"]
+"""What a run guarantees, the strongest first. `up to rounding` is what is left of `bitwise` where
+passes are computed in a number format in which their width changes the result."""
 
 EXACT_DTYPE = "float32"
-"""The dtype in which `bitwise` means equal bits: in others, passes round by their width."""
+"""The dtype of commands in which `bitwise` means equal bits; float64 is the other one."""
 
 
-def exactness_in(exactness: str, dtype: str) -> str:
-    """What a policy of `exactness` guarantees in `dtype`; only float32 gives equal bits."""
-    return "up to rounding" if exactness == "bitwise" and dtype != EXACT_DTYPE else exactness
+def exactness_in(exactness: str, dtype: str) -> RunExactness:
+    """What a policy of `exactness` guarantees in a number format, see `Stats.dtype`."""
+    is_exact = dtype in (EXACT_DTYPE, "float64")
+    left = "up to rounding" if exactness == "bitwise" and not is_exact else exactness
+    return cast(RunExactness, left)
 
 
 @dataclass
@@ -29,7 +35,7 @@ class Stats:
 
     Attributes:
         policy: the policy's repr.
-        exactness: guarantee of the run, after fallbacks.
+        exactness: guarantee of the run, after fallbacks, in the number format of its passes.
         tokens: generated tokens, summed over rows.
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
         row_passes: passes summed over the rows that were unfinished; equals `passes` at batch 1.
@@ -59,10 +65,12 @@ class Stats:
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
+        dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
+            "tf32"; see `mmaccel.samplers.arithmetic`. Empty where the original ran.
     """
 
     policy: str = ""
-    exactness: Exactness = "bitwise"
+    exactness: RunExactness = "bitwise"
     tokens: int = 0
     passes: int = 0
     row_passes: int = 0
@@ -84,6 +92,7 @@ class Stats:
     captures: int = 0
     attention: str = ""
     reference: str = ""
+    dtype: str = ""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -96,6 +105,11 @@ class Stats:
         n_passes = sum(self.accepted)
         return [sum(self.accepted[k:]) / n_passes for k in range(len(self.accepted))]
 
+    def use_dtype(self, dtype: str) -> None:
+        """Record the number format of the passes, which `exactness` follows; "" if none ran."""
+        if dtype:
+            self.dtype, self.exactness = dtype, exactness_in(self.exactness, dtype)
+
     def to_dict(self) -> dict[str, Any]:
         """All fields, `tokens_per_pass` and `kept_by_slot`, ready for JSON."""
         derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.acceptance_by_slot}
@@ -106,7 +120,8 @@ class Stats:
         passes = (
             f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass)"
         )
-        lines = [("tokens", passes), ("exactness", self.exactness)]
+        rounded = f" ({self.dtype})" if self.exactness == "up to rounding" else ""
+        lines = [("tokens", passes), ("exactness", self.exactness + rounded)]
         if self.reference:
             lines.append(("reference", self.reference))
         if self.branches > 1:

@@ -116,8 +116,11 @@ class Noise:
                 "give one seed per row"
             )
         signed = [value - 2**64 if value >= 2**63 else value for value in seeds]
-        items = torch.arange(batch) if single else torch.zeros(batch, dtype=torch.int64)
-        return cls(torch.tensor(signed, dtype=torch.int64, device=device), items.to(device))
+        items = list(range(batch)) if single else [0] * batch
+        return cls(
+            torch.tensor(signed, dtype=torch.int64, device=device),
+            torch.tensor(items, dtype=torch.int64, device=device),
+        )
 
     def rows(self, index: Tensor) -> Noise:
         """The noise of some rows, `[n]` int64, in tensors of its own."""

@@ -17,6 +17,7 @@ FIXTURES = {"browser", "cluster"}
 SLOW = (
     # tests/attach/test_distribution.py
     "tests/attach/test_families.py::test_the_distribution_is_the_librarys_own",
+    "tests/attach/test_compiled.py::test_generate_of_a_model_that_is_one_graph",  # compiles it
     "tests/batch/test_batch.py::test_a_kill_loses_nothing_and_repeats_nothing_noted",  # a full disk
     "tests/comfy/test_page.py",
     "tests/comfy/test_server.py",
@@ -34,6 +35,7 @@ SLOW = (
 # that both vary. The exactness tests of each policy (test_bitwise, test_canvas_bitwise and
 # test_distribution) run in full.
 SWEEPS = {
+    "tests/attach/test_default_device.py": 4,
     "tests/attach/test_distribution.py": 4,
     "tests/attach/test_fake_device.py": 5,
     "tests/attach/test_layout.py": 4,
@@ -45,6 +47,7 @@ SWEEPS = {
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/exactness/test_the_test.py::test_without_a_bug_nothing_is_rejected": 3,
     "tests/logits/test_repetition.py": 3,
+    "tests/models/test_pickled.py": 5,
     "tests/runner/test_graph_families.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,

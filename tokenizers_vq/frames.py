@@ -115,7 +115,8 @@ class Frames:
 @lru_cache(maxsize=8)
 def _table(frames: Frames, device: torch.device) -> Tensor:
     """`[S, V]` bool: ids allowed at each slot of a frame."""
-    table = torch.zeros(len(frames.ranges), frames.vocab_size, dtype=torch.bool)
+    size = (len(frames.ranges), frames.vocab_size)
+    table = torch.zeros(size, dtype=torch.bool, device="cpu")
     for slot, (low, high) in enumerate(frames.ranges):
         table[slot, low:high] = True
     table[0, list(frames.ends)] = True

@@ -243,7 +243,7 @@ def _summarise(setup: Setup, guidance: float, images: ImageOutput, plain: ImageO
         dtype=setup.dtype,
         guidance=guidance,
         settings=stats.policy,
-        exactness=stats.exactness,
+        exactness=setup.policy.exactness,
         images=count,
         passes=stats.row_passes / count,
         tokens_per_pass=stats.tokens_per_pass,

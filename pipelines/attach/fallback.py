@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import time
@@ -41,25 +42,67 @@ def run_original(
             threads at once disturb each other.
 
     Returns:
-        What the loop returned, and its statistics. The prompt's pass counts too; tokens of a beam
-        search are those of the returned sequences.
+        What the loop returned, and its statistics. The prompt's pass counts too, passes that a
+        logits processor makes by itself do not; tokens of a beam search are those of the returned
+        sequences.
     """
-    passes: list[None] = []
-    hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
     began = time.perf_counter()
-    try:
-        with _seeded(seed, model.device):
-            out = original(model, name)(*args, **options)
-    finally:
-        hook.remove()
+    with PassCounter(model) as counter, _seeded(seed, model.device):
+        out = original(model, name)(*args, **options)
     seconds = time.perf_counter() - began
     ids = args[0] if args else options["input_ids"]
     config = args[3] if len(args) > 3 else options["generation_config"]
     tokens = getattr(out, "sequences", out)[:, ids.shape[1] :]
     n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
-    row_passes = len(passes) if tokens.shape[0] == 1 else n_tokens
-    stats = Stats(tokens=n_tokens, passes=len(passes), row_passes=row_passes, seconds=seconds)
-    return out, stats
+    passes = counter.passes
+    row_passes = passes if tokens.shape[0] == 1 else n_tokens
+    return out, Stats(tokens=n_tokens, passes=passes, row_passes=row_passes, seconds=seconds)
+
+
+class PassCounter:
+    """Counts the passes of transformers' loops over a model, in a `with` block.
+
+    A loop calls `prepare_inputs_for_generation` once before every pass. The model itself is not
+    touched: code that torch compiled for it sees neither a hook nor another class.
+
+    Args:
+        model: the model; during the block its method is an attribute that counts and calls it.
+
+    Attributes:
+        passes: counted so far.
+    """
+
+    method = "prepare_inputs_for_generation"
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.passes = model, 0
+
+    def __enter__(self) -> PassCounter:
+        own = getattr(self._model, self.method)
+
+        @functools.wraps(own)
+        def count(*args: Any, **options: Any) -> Any:
+            self.passes += 1
+            return own(*args, **options)
+
+        before = vars(self._model).get(self.method)  # the caller's, or another thread's counter
+        self._callers = before.counter._callers if hasattr(before, "counter") else before
+        count.counter = self  # type: ignore[attr-defined]
+        vars(self._model)[self.method] = count
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        present = vars(self._model).get(self.method)
+        if getattr(present, "counter", None) is not self:
+            return  # a later counter of another thread calls this one, and goes last
+        del vars(self._model)[self.method]
+        if self._callers is not None:
+            vars(self._model)[self.method] = self._callers
+
+
+def has_own(model: Any, name: str) -> bool:
+    """Whether a method of one model was replaced by its owner, rather than by a `PassCounter`."""
+    return name in vars(model) and not hasattr(vars(model)[name], "counter")
 
 
 @contextmanager

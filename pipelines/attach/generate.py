@@ -194,4 +194,4 @@ class GenerateService:
             return self.seed
         if not samples:  # greedy: leave torch's generator alone
             return 0
-        return int(torch.randint(2**63 - 1, ()))
+        return int(torch.randint(2**63 - 1, (), device="cpu"))

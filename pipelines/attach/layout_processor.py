@@ -104,7 +104,7 @@ def check_size(layout: Layout | None, n_ids: int | None) -> None:
     """Raise OptionError for a layout of another vocabulary than `n_ids` ids; None passes."""
     if layout is None or n_ids is None:
         return
-    allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64))
+    allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64, device="cpu"))
     size = getattr(layout, "vocab_size", None if allowed is None else allowed.shape[-1])
     if size is not None and size != n_ids:
         raise OptionError(

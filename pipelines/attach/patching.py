@@ -1,35 +1,59 @@
 """Injection: replaces methods of ONE object, and restores them.
 
 The object gets a new class, a child of its own class with the same name, in which the named methods
-are replaced. Its own class, other objects of that class and the object's attributes never change,
-so that restoring the class leaves no trace. The idea of exchanging an object's class is that of
-D. Bolya and J. Hoffman, "Token Merging for Fast Stable Diffusion", 2023 (arXiv 2303.17604), whose
-released code does it to transformer blocks.
+are replaced. Its own class and other objects of that class never change, so that restoring the
+class leaves no trace. The idea of exchanging an object's class is that of D. Bolya and J. Hoffman,
+"Token Merging for Fast Stable Diffusion", 2023 (arXiv 2303.17604), whose released code does it to
+transformer blocks.
 
-Departures: the new class belongs to one object; copies, pickles and saved files of the object are
-of its own class.
+The new class is made once for each class and set of methods, and kept for the life of the process:
+code that torch.compile made for an attached object holds for the next attach too. So the class
+knows no policy. Its methods look up what replaces them in the object they are called on.
+
+Departures: copies, pickles and saved files of the object are of its own class.
 """
 
 from __future__ import annotations
 
 import copyreg
 import functools
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.errors import AttachError
 
-_MARK = "_mmaccel_base"
+_BASE = "_mmaccel_base"  # attribute of an injected class: the object's own class
+_PATCH = "_mmaccel_patch"  # attribute of an injected object: its `_Patch`
+
+_CLASSES: dict[tuple[Any, ...], type] = {}  # injected classes by own class and methods
+
+
+@dataclass
+class _Patch:
+    """What an injected object holds: its methods by name, and the injection that put them there."""
+
+    methods: Mapping[str, Callable[..., Any]]
+    injection: Injection
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are None: the policy stays with the object it was attached to."""
+        return type(None), ()
 
 
 class Injection:
     """Replaced methods of some objects, restored in reverse order.
 
     Usage: `add` once per object, `remove` at the end.
+
+    Attributes:
+        owner: whoever made the injection; `find_owner` returns it.
     """
 
     def __init__(self) -> None:
         self._objects: list[Any] = []
+        self.owner: Any = None
 
     def add(
         self, target: Any, methods: Mapping[str, Callable[..., Any]], *, new: bool = False
@@ -46,11 +70,11 @@ class Injection:
             AttachError: the object has an injection already, lacks a method and `new` is False, or
                 its class cannot be exchanged.
         """
-        base = type(target)
+        base = _own_class(target)
         if is_injected(target):
             raise AttachError(
                 f"attach: expected a {base.__name__} without a policy, received one that has one; "
-                "detach it first"
+                "detach it first, with mmaccel.detach"
             )
         lacking = [name for name in methods if not callable(getattr(base, name, None))]
         if lacking and not new:
@@ -58,25 +82,14 @@ class Injection:
                 f"attach: expected an object with {', '.join(methods)}, received a {base.__name__} "
                 f"without {', '.join(lacking)}; attach to the model that generates"
             )
-        content: dict[str, Any] = {
-            name: method if new else functools.wraps(getattr(base, name))(method)
-            for name, method in methods.items()
-        }
-        content |= {
-            _MARK: base,
-            "__module__": base.__module__,
-            "__qualname__": base.__qualname__,
-            "__doc__": base.__doc__,
-            "__reduce_ex__": _reduce_to_base,
-        }
-        metaclass: Any = type(base)
         try:
-            target.__class__ = metaclass(base.__name__, (base,), content)
+            target.__class__ = _injected_class(base, methods, new)
         except TypeError as error:
             raise AttachError(
                 "attach: expected an object whose class can be exchanged, received a "
                 f"{base.__name__}; attach to an ordinary Python object"
             ) from error
+        vars(target)[_PATCH] = _Patch(methods, self)
         self._objects.append(target)
 
     @property
@@ -93,30 +106,85 @@ class Injection:
         """
         while self._objects:
             target = self._objects[-1]
-            if _MARK not in vars(type(target)):
+            if _BASE not in vars(type(target)):
                 raise AttachError(
                     f"detach: expected the {type(target).__name__} as it was attached, received "
                     "one whose class was exchanged meanwhile; undo the later change first"
                 )
-            target.__class__ = vars(type(target))[_MARK]
+            target.__class__ = vars(type(target))[_BASE]
+            del vars(target)[_PATCH]
             self._objects.pop()
+
+
+def _injected_class(base: type, methods: Mapping[str, Callable[..., Any]], new: bool) -> type:
+    """The class of injected objects of class `base`, the same for the same methods."""
+    signatures = [str(inspect.signature(method)) for method in methods.values() if new]
+    key = (base, *methods, *signatures)
+    if key not in _CLASSES:
+        content: dict[str, Any] = {
+            name: _forward(name, method if new else getattr(base, name), new)
+            for name, method in methods.items()
+        }
+        content |= {
+            _BASE: base,
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "__doc__": base.__doc__,
+            "__reduce_ex__": _reduce_to_base,
+        }
+        metaclass: Any = type(base)
+        _CLASSES[key] = metaclass(base.__name__, (base,), content)
+    return _CLASSES[key]
+
+
+def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., Any]:
+    """A method with the name and signature of `like` that calls what the object holds instead."""
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        patch = vars(self).get(_PATCH)
+        if patch is None:  # a copy that was made without `_reduce_to_base`
+            return original(self, name)(*args, **options)
+        return patch.methods[name](self, *args, **options)
+
+    method = functools.wraps(like)(method)
+    if new:  # the class outlives what replaces its methods
+        del method.__wrapped__  # type: ignore[attr-defined]
+        method.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
+    return method
 
 
 def is_injected(target: Any) -> bool:
     """Whether the object has an injection."""
-    return hasattr(type(target), _MARK)
+    return _patch_of(target) is not None
+
+
+def find_owner(target: Any) -> Any:
+    """The `owner` of an object's injection; None without one."""
+    patch = _patch_of(target)
+    return None if patch is None else patch.injection.owner
+
+
+def _patch_of(target: Any) -> _Patch | None:
+    patch: _Patch | None = getattr(target, "__dict__", {}).get(_PATCH)
+    return patch
 
 
 def original(target: Any, name: str) -> Callable[..., Any]:
     """The object's own method under an injection; without an injection, its current method."""
-    base = getattr(type(target), _MARK, type(target))
-    return getattr(base, name).__get__(target)
+    method: Callable[..., Any] = getattr(_own_class(target), name).__get__(target)
+    return method
+
+
+def _own_class(target: Any) -> type:
+    """The object's class without an injection."""
+    own: type = getattr(type(target), _BASE, type(target))
+    return own
 
 
 def _reduce_to_base(self: Any, protocol: Any) -> Any:
     """Copy and pickle as the plain object."""
     injected = type(self)
-    base = getattr(injected, _MARK)
+    base = getattr(injected, _BASE)
     reduced = base.__reduce_ex__(self, protocol)
     if not isinstance(reduced, tuple):
         return reduced
@@ -124,6 +192,8 @@ def _reduce_to_base(self: Any, protocol: Any) -> Any:
     plain = tuple(base if argument is injected else argument for argument in arguments)
     if function is copyreg.__newobj__:  # type: ignore[attr-defined]
         function = base.__new__  # equivalent; pickle checks the class given to `__newobj__`
+    if rest and isinstance(rest[0], dict):
+        rest[0] = {name: value for name, value in rest[0].items() if name != _PATCH}
     return (base if function is injected else function, plain, *rest)
 
 

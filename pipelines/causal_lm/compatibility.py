@@ -77,7 +77,7 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 def find_training_effect(model: nn.Module) -> str | None:
     """What training mode changes about a model's passes; None if nothing."""
-    training = [module for module in model.modules() if module.training]
+    training = _in_training(model)
     if any(isinstance(module, _DROPOUT) and module.p > 0 for module in training):
         return "dropout"
     if model.training:
@@ -88,6 +88,17 @@ def find_training_effect(model: nn.Module) -> str | None:
     if any(getattr(module, "gradient_checkpointing", False) for module in training):
         return "gradient checkpointing, which leaves the cache out"
     return None
+
+
+def _in_training(model: nn.Module) -> list[nn.Module]:
+    """Modules in training mode. `model.modules()` also builds their names, at every call."""
+    found, left = [], [model]
+    while left:
+        module = left.pop()
+        left += [child for child in module._modules.values() if child is not None]
+        if module.training:
+            found.append(module)
+    return found
 
 
 def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach.fallback import has_own
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, find_training_effect
@@ -46,7 +47,7 @@ class CausalLM:
         for name in _OWN:
             own: Any = original(model, name)
             is_foreign = own.__func__ is not getattr(GenerationMixin, name)
-            if (is_foreign and name not in self.known) or name in vars(model):
+            if (is_foreign and name not in self.known) or has_own(model, name):
                 raise UnsupportedModelError(
                     f"model: expected transformers' own {name}, received a {type(model).__name__} "
                     "with another; its generate cannot be served"

@@ -147,6 +147,10 @@ class CachedDenoiser(ABC):
         self._layout: KVCacheLayout | None = None
         self._predecessors: Predecessors | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have no cache: `reserve` comes first, as always."""
+        return vars(self) | {"_layout": None, "_cache": None, "_predecessors": None}
+
     @abstractmethod
     def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """The mask of a pass in the form that the model takes.

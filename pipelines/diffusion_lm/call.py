@@ -155,7 +155,7 @@ def model_mask_token(denoiser: Denoiser) -> int | None:
     mask_token = denoiser.mask_token
     if mask_token is None or not hasattr(denoiser, "to_model"):
         return mask_token
-    return int(denoiser.to_model(torch.tensor(mask_token)))
+    return int(denoiser.to_model(torch.tensor(mask_token, device="cpu")))
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class DenoiserCall:
     def filler(self) -> Tensor | None:
         """`[]` int64, fills a row after its end; None where nothing ends rows."""
         ids = [*_as_ids(self._find("pad_token_id", deep=True)), *self.ends]
-        return torch.tensor(ids[0]) if ids else None
+        return torch.tensor(ids[0], device="cpu") if ids else None
 
     @property
     def as_output(self) -> bool:

@@ -8,6 +8,7 @@ passes that must agree, or that must differ.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -66,7 +67,8 @@ class DenoiserCheck:
         wide = max(LENGTHS) + self.length
         n_ids = min(model.vocab_size, model.n_ids)
         generator = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(n_ids, (2, wide), generator=generator).to(model.device)
+        ids = torch.randint(n_ids, (2, wide), generator=generator, device="cpu")
+        self.ids = ids.to(model.device)
         self._tolerance = Tolerance.of(model.dtype)
 
     def run(self) -> bool:
@@ -161,15 +163,16 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
     """
     rows, n = ids.shape
     generator = torch.Generator().manual_seed(1)
-    shuffled = [torch.randperm(n + _SPARE, generator=generator)[:n] for _ in range(rows)]
+    draw = partial(torch.randperm, generator=generator, device="cpu")
+    shuffled = [draw(n + _SPARE)[:n] for _ in range(rows)]
     cache_index = torch.stack(shuffled).to(ids.device)  # [R, N], of a position
     group = torch.arange(n, device=ids.device) // (block or n)
-    later = torch.randperm(n - 1, generator=generator).add(1).to(ids.device)
+    later = draw(n - 1).add(1).to(ids.device)
     order = torch.cat([later, later.new_zeros(1)])  # all but position 0 are queried
 
     def build(positions: Tensor, hidden: int) -> CanvasPass:
-        reads = torch.zeros(rows, len(positions), n + _SPARE + 1, dtype=torch.bool)
-        reads = reads.to(ids.device)
+        size = (rows, len(positions), n + _SPARE + 1)
+        reads = torch.zeros(size, dtype=torch.bool, device=ids.device)
         visible = group <= group[positions][:, None]  # [C, N]
         visible[:, n - hidden :] = False
         index = cache_index[:, None].expand(-1, len(positions), -1)

@@ -21,6 +21,7 @@ from torch import Tensor
 from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import Prompt
 from mmaccel.pipelines.attach.generate_call import hand_over
+from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.call import DenoiserCall, Rows, negative_rows
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
@@ -144,7 +145,7 @@ class DenoiserService(PolicyService):
         prompt = call.prompt(denoiser, self.layout)
         seed = self.seed
         if seed is None:
-            seed = int(torch.randint(2**63 - 1, ())) if params.temperature else 0
+            seed = draw_seed(None) if params.temperature else 0
         noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
         with alone(self._model):
             generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
+from mmaccel.samplers.arithmetic import find_product_format
 
 
 class StaticModelBuffers:
@@ -40,6 +41,11 @@ class StaticModelBuffers:
     prefill: Any
     _cache: Any
     _kv_layout: KVCacheLayout | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
+        own = {name: value for name, value in vars(self).items() if name != "_cache"}
+        return own | {"_kv_layout": None, "runner": None}
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """See `GraphModel.graph_key`."""
@@ -155,7 +161,7 @@ def _torch_settings(device: torch.device) -> tuple[Hashable, ...]:
         cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
         cuda.cudnn_sdp_enabled(), cuda.matmul.allow_fp16_reduced_precision_reduction,
         cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+        find_product_format(device.type), torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     kind = device.type
     is_cast = torch.is_autocast_enabled(kind)

@@ -136,15 +136,16 @@ def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> st
         made: from a policy, with the same prompts and seeds.
         dtype: of the generator for both.
     """
-    same, count, exactness = identical(plain, made), len(plain.tokens), made.stats.exactness
+    same, count = identical(plain, made), len(plain.tokens)
+    exactness = exactness_in(made.stats.exactness, dtype)
     if same == count:
         return f"The same {'images' if count > 1 else 'image'}, token for token"
-    if exactness == "bitwise" and dtype != EXACT_DTYPE:
+    if exactness == "up to rounding":
         first = (plain.tokens != made.tokens).int().argmax(1)[(plain.tokens != made.tokens).any(1)]
         return (
             f"{same} of {count} images identical, the others on average up to token "
-            f"{float(first.float().mean()):.0f}: {dtype} rounds differently in wider passes, "
-            f"{EXACT_DTYPE} keeps the guarantee"
+            f"{float(first.float().mean()):.0f}: {made.stats.dtype or dtype} rounds differently "
+            f"in wider passes, {EXACT_DTYPE} keeps the guarantee"
         )
     reason = {
         "bitwise": "bitwise was guaranteed: please report this",
@@ -162,8 +163,8 @@ def describe_guarantee(stats: Stats, dtype: str) -> str:
         return f"relaxed: total variation {stats.total_variation / stats.tokens:.3f} per token"
     if stats.exactness == "distribution":
         return "distribution: another sample of the same distribution"
-    if dtype != EXACT_DTYPE:
-        return f"same seed, same tokens {exactness_in(stats.exactness, dtype)} ({dtype})"
+    if exactness_in(stats.exactness, dtype) == "up to rounding":
+        return f"same seed, same tokens up to rounding ({stats.dtype or dtype})"
     return "bitwise: same seed, same tokens"
 
 

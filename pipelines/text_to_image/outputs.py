@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
-from mmaccel.results import Exactness, Stats
+from mmaccel.results import Exactness, RunExactness, Stats
 from mmaccel.samplers.noise import check_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_WEAKER: tuple[Exactness, ...] = ("bitwise", "distribution", "relaxed")
+_STRONGEST_FIRST = get_args(RunExactness)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
         parts: at least one, all of the same policy.
     """
     total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
-    total["exactness"] = max((p.exactness for p in parts), key=_WEAKER.index)
+    weakest = max(parts, key=lambda part: _STRONGEST_FIRST.index(part.exactness))
+    total["exactness"], total["dtype"] = weakest.exactness, weakest.dtype
     runners = {p.runner for p in parts}
     total["runner"] = runners.pop() if len(runners) == 1 else "eager"
     total["runner_reason"] = "; ".join({p.runner_reason: None for p in parts if p.runner_reason})

@@ -162,7 +162,7 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
     columns = speech.layout.columns
     whole = min(len(tokens) - is_finished, plan.length - 1) // columns * columns
     tokens = tokens[:whole]
-    sound = speech.render(tokens, seed) if whole else torch.zeros(0)
+    sound = speech.render(tokens, seed) if whole else tokens.new_zeros(0).float()
     if bool(sound.isnan().any()):
         raise NumericsError(
             "waveform: expected samples in -1..1, received NaN from the codec; "

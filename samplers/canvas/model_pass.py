@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
+from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
@@ -32,6 +33,7 @@ class ModelPass:
     Attributes:
         by_entry: whether passes are laid out as entries; see `mmaccel.samplers.canvas.layout`.
         live: `[n]` int64, rows that the next pass computes; None: all.
+        arithmetic: number format of the last pass; empty before the first.
         seconds: spent in the model.
     """
 
@@ -48,7 +50,7 @@ class ModelPass:
         layout: str,
     ) -> None:
         self.model, self.params, self.cache = model, params, cache
-        self._layout, self.seconds = prompt.layout, 0.0
+        self._layout, self.seconds, self.arithmetic = prompt.layout, 0.0, ""
         self.live: Tensor | None = None
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
@@ -190,6 +192,7 @@ class ModelPass:
         self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
     ) -> SlotPredictions:
         """The predictions of a pass from its logits `[G * K * B, Q, V]`."""
+        self.arithmetic = find_arithmetic(self.model, logits)
         return read_logits(
             logits,
             self.columns.branches,

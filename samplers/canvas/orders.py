@@ -108,7 +108,8 @@ def halton_ranks(length: int, columns: int) -> Tensor:
         cell = int(_radical(k, 2) * rows) * columns + int(_radical(k, 3) * columns)
         if cell < length:
             ranks.setdefault(cell, len(ranks))
-    return torch.tensor([ranks[cell] for cell in range(length)], dtype=torch.float32)
+    found = [ranks[cell] for cell in range(length)]
+    return torch.tensor(found, dtype=torch.float32, device="cpu")
 
 
 def _radical(k: int, base: int) -> float:

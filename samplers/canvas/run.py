@@ -277,6 +277,7 @@ class CanvasRun:
         passes = self.bound.report(self.stats, canvas.lengths)
         if self.scheduler is not None:
             tokens, lengths, passes = self._of_all_rows(self.scheduler, tokens, lengths, passes)
+        self.stats.use_dtype(self.model_pass.arithmetic)
         self.stats.forward_seconds = self.model_pass.seconds
         self.stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, lengths, passes, self.stats)

@@ -21,6 +21,7 @@ from torch import Tensor
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Generation, OnStep, Progress, Stats
+from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -124,6 +125,7 @@ class WindowRun:
         self._held: dict[str, Tensor] = {}
         self._held_names: set[str] = set()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
+        self._buffers = StaticBuffers({}) if buffers is None else buffers
         if buffers is not None:
             self._use(buffers)
 
@@ -243,6 +245,8 @@ class WindowRun:
         began = time.perf_counter()
         logits = self.model.forward(tokens, start)
         self.stats.forward_seconds += time.perf_counter() - began
+        if not self._buffers.arithmetic:  # a replay of another run's graph does not come here
+            self._buffers.arithmetic = find_arithmetic(self.model, logits)
         return logits
 
     def forward(self) -> Tensor:
@@ -429,6 +433,7 @@ class WindowRun:
         reason = getattr(self.model, "attention_reason", None)
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
+        self.stats.use_dtype(self._buffers.arithmetic)
         self.stats.seconds = time.perf_counter() - self._began
         self.runner.finish()
         if self.scheduler is not None:

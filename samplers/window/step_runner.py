@@ -72,11 +72,13 @@ class StaticBuffers:
             values in them.
         state: by name, what a step hands to the next one; empty before the first step.
         model: by name, buffers of the token model; None until they are reserved.
+        arithmetic: number format of the passes; empty before the first.
     """
 
     inputs: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
     model: dict[str, Any] | None = None
+    arithmetic: str = ""
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ import gc
 import inspect
 import json
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,45 @@ def test_nothing_is_left_behind() -> None:
             model.generate(**PROMPTS, max_new_tokens=4, num_beams=2)
         assert len(run.history) == 3
     assert _snapshot(model) == before
-    gc.collect()
-    assert not type(model).__subclasses__()
     run.detach()
     assert _snapshot(model) == before
+
+
+def test_a_policy_and_its_model_are_freed_together() -> None:
+    """The class of attached objects is kept for the life of the process: it holds no policy."""
+    model = build_lm("llama")
+    run = mmaccel.attach(model, "jacobi")
+    _use(model)
+    dead = [weakref.ref(run), weakref.ref(run._service), weakref.ref(model)]
+    del model, run
+    gc.collect()
+    assert [found() for found in dead] == [None] * 3
+
+
+def test_a_policy_without_a_kept_handle_stays_until_detach() -> None:
+    model = build_lm("llama")
+    wrapper, before = torch.compile(model), _snapshot(model)
+    assert mmaccel.detach(model) is False
+    handles = [weakref.ref(mmaccel.attach(model, mmaccel.Jacobi(window=4), seed=1))]
+    gc.collect()
+    assert _use(model).shape == (3, 16) and len(handles[0]().history) == 1
+    with pytest.raises(AttachError, match="with mmaccel.detach"):
+        mmaccel.attach(model, "jacobi")
+    assert mmaccel.detach(wrapper) is True and mmaccel.detach(model) is False
+    assert _snapshot(model) == before
+
+
+@pytest.mark.parametrize("part", ["pipe", "transformer"])
+def test_all_parts_of_a_pipeline_are_detached_together(part: str) -> None:
+    from tests.fixtures.amused import build_pipe
+
+    pipe = build_pipe()
+    parts = [pipe, pipe.transformer, pipe.scheduler]
+    classes = [type(one) for one in parts]
+    mmaccel.attach(pipe, mmaccel.LosslessUnmask(4))
+    assert [type(one) is kind for one, kind in zip(parts, classes)] == [False] * 3
+    assert mmaccel.detach(pipe if part == "pipe" else pipe.transformer)
+    assert [type(one) for one in parts] == classes
 
 
 def test_nothing_is_left_behind_by_an_exception() -> None:

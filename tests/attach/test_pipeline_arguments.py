@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from fractions import Fraction
 from pathlib import Path
@@ -78,6 +79,18 @@ def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
 
     assert torch.equal(pipe(CAPTIONS, seed=2, on_step=nested).tokens, wanted)
     assert torch.equal(seen[0], wanted)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pipeline_that_was_used_can_be_pickled(pipe: TextToImage, protocol: int) -> None:
+    """Without its cache, graphs and step runner, which the next call makes anew."""
+    wanted = pipe(CAPTIONS, seed=2).tokens
+    stored = pickle.dumps(pipe, protocol)
+    assert torch.equal(pickle.loads(stored)(CAPTIONS, seed=2).tokens, wanted)
+    for other in (copy.copy(pipe), copy.deepcopy(pipe), pickle.loads(stored)):
+        assert torch.equal(other(CAPTIONS, seed=2).tokens, wanted)
+    pipe(CAPTIONS * 4, seed=2)
+    assert len(pickle.dumps(pipe, protocol)) < len(stored) + 1000  # no keys and values
 
 
 def test_two_streams_may_take_turns(pipe: TextToImage) -> None:

@@ -195,7 +195,7 @@ def test_numbers_of_parameters_may_change(model: Any) -> None:
     assert_like(made, decode(policy, CALLS[0], None, model))
 
 
-@pytest.mark.parametrize("setting", ["kernels", "dtype", "inference", "precision"])
+@pytest.mark.parametrize("setting", ["kernels", "dtype", "inference", "precision", "backends"])
 def test_another_setting_of_torch_is_captured_anew(
     setting: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +207,14 @@ def test_another_setting_of_torch_is_captured_anew(
     elif setting == "kernels":
         monkeypatch.setenv("MMACCEL_KERNELS", "torch")
         made = decode(policy, CALLS[1], cache, model)
+    elif setting == "backends":  # after which torch.get_float32_matmul_precision raises
+        products: Any = torch.backends.mkldnn.matmul
+        try:
+            products.fp32_precision = "tf32"
+            made = decode(policy, CALLS[1], cache, model)
+        finally:
+            products.fp32_precision = "ieee"
+        assert (made.stats.exactness, made.stats.dtype) == ("up to rounding", "tf32")
     else:
         name = "default_dtype" if setting == "dtype" else "float32_matmul_precision"
         before = getattr(torch, f"get_{name}")()
@@ -265,7 +273,7 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
         layer.values.fill_(float("nan"))
     made = decode(policy, CALLS[1], cache, model)
     assert_like(made, decode(policy, CALLS[1], None, model))
-    assert made.stats.captures == 0
+    assert made.stats.captures == 0 and made.stats.dtype == "float32"  # of the captured passes
 
 
 def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:

@@ -66,7 +66,7 @@ class GemmaDecoder:
         inputs["decoder_attention_mask"] = inputs.pop("mask_mapping")
         self._inputs, self._steps, self._dtype = inputs, steps, dtype
         self.vocab_size, self._length, self._passes = vocab_size, length, 0
-        self.scores, self.positions = torch.empty(0), 0
+        self.scores, self.positions = torch.empty(0, device="cpu"), 0
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +176,7 @@ class StopRule:
         self._criterion, self._decoder, self._after_pass = criterion, decoder, after_pass
         self._params, self._noise, self._layout = params, noise, layout
         self.ended = torch.zeros_like(noise.seeds, dtype=torch.bool)
-        self.tokens, self.nats = torch.empty(0), 0.0
+        self.tokens, self.nats = torch.empty(0, device="cpu"), 0.0
 
     def __call__(self, progress: CanvasProgress) -> Tensor | None:
         """See `OnCanvasStep`."""

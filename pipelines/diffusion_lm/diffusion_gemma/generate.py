@@ -20,7 +20,7 @@ from mmaccel.canvas_contracts import CanvasInterrupt
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.patching import original
-from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
+from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
     CanvasLayout,
@@ -89,7 +89,7 @@ class GemmaRun:
         Raises:
             OptionError: seeds for another batch.
         """
-        seed = int(torch.randint(2**63 - 1, ())) if self._seed is None else self._seed
+        seed = draw_seed(None) if self._seed is None else self._seed
         self._noise = Noise.from_seed(seed, batch, device)
 
     def configure(self, config: Any, device: torch.device) -> None:
@@ -171,6 +171,7 @@ class GemmaRun:
         n_slots = torch.full_like(generation.lengths, tokens.shape[1])
         if self._ends is not None:
             n_slots = count_to_end(tokens, self._ends)
+        stats.exactness, stats.dtype = new.exactness, new.dtype
         stats.tokens += int(torch.where(ended, 0, n_slots).sum())
         stats.passes += new.passes
         stats.prefill_passes += 1

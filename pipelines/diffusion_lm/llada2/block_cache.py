@@ -26,6 +26,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
 from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.results import Exactness, Stats
+from mmaccel.samplers.arithmetic import find_arithmetic
 
 MASKS = ("pipeline", "blocks")
 
@@ -107,7 +108,7 @@ class CachedCalls:
         self.tokens: Tensor | None = None
         self._cached: _Inputs | None = None
         self.passes = self.positions = 0
-        self.seconds, self.reason = 0.0, ""
+        self.seconds, self.reason, self.arithmetic = 0.0, "", ""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
@@ -125,6 +126,7 @@ class CachedCalls:
             out, computed = self._call(*args, **options), inputs.ids.numel()
         else:
             out, computed = self._run_cached(inputs, self._reading)
+            self.arithmetic = find_arithmetic(self._model, out.logits)
         self.passes, self.positions = self.passes + 1, self.positions + computed
         is_real = inputs.visible.bool() | (inputs.ids == self._mask_token)  # all but padding
         if bool(out.logits[:, -self._block :][is_real[:, -self._block :]].isnan().any()):
@@ -160,7 +162,7 @@ class CachedCalls:
     def report(self, policy: Any, tokens: int, rows: int) -> Stats:
         """Statistics of a run that generated this many tokens in this many rows."""
         own = CachedBlocks().reference
-        return Stats(
+        stats = Stats(
             repr(policy),
             tokens=tokens,
             passes=self.passes,
@@ -170,3 +172,5 @@ class CachedCalls:
             fallbacks=[self.reason] if self.reason else [],
             reference=own if self.reason else getattr(policy, "reference", own),
         )
+        stats.use_dtype(self.arithmetic)
+        return stats

@@ -68,10 +68,12 @@ def clip_angles(
     plane = head_dim // 6
     angles = []
     for axis, pairs in enumerate((head_dim // 2 - 2 * plane, plane, plane)):
-        frequencies = 1.0 / theta ** (torch.arange(pairs, dtype=torch.float32) / pairs)
+        count = torch.arange(pairs, dtype=torch.float32, device="cpu")
+        frequencies = 1.0 / theta ** (count / pairs)
         if yarn is not None:
             frequencies = yarn.stretch(frequencies, yarn.shape[0 if axis == 0 else 1])
-        along = torch.outer(torch.arange(shape[axis], dtype=torch.float32), frequencies)
+        index = torch.arange(shape[axis], dtype=torch.float32, device="cpu")
+        along = torch.outer(index, frequencies)
         view = [pairs if k == 3 else shape[k] if k == axis else 1 for k in range(4)]
         angles.append(along.view(view).expand(*shape, pairs))
     return torch.cat(angles, -1).flatten(0, 2)

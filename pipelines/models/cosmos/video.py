@@ -13,6 +13,7 @@ frames by rounding alone.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ class JitCodec:
         self._load_config, self._folder = load_config, folder
         self._encoder, self._decoder = (_load(folder / name, load_config) for name in FILES)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """TorchScript modules are pickled as the content of their files."""
+        return vars(self) | {name: _to_bytes(vars(self)[name]) for name in ("_encoder", "_decoder")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for name in ("_encoder", "_decoder"):
+            content = io.BytesIO(state[name])
+            vars(self)[name] = torch.jit.load(content, map_location=self._load_config.device)
+
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
         """Tokens `[f, h, w]` int64 of frames `[F, 3, H, W]` float in -1..1.
@@ -72,6 +83,12 @@ class JitCodec:
         with torch.jit.optimized_execution(False):
             frames: Tensor = self._decoder(tokens[None].to(self._load_config.device))
         return frames[0].transpose(0, 1).float()
+
+
+def _to_bytes(module: Any) -> bytes:
+    content = io.BytesIO()
+    torch.jit.save(module, content)
+    return content.getvalue()
 
 
 def _load(file: Path, load_config: LoadConfig) -> Any:

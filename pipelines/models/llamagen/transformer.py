@@ -200,8 +200,8 @@ def resize(model: LlamaGenTransformer, block_size: int) -> LlamaGenTransformer:
 def make_rotations(config: LlamaGenConfig) -> Tensor:
     """Cosine and sine for every position, `[cls_token_num + block_size, D/2, 2]` float32."""
     quarter = config.dim // config.n_head // 4
-    speeds = config.rope_base ** (-torch.arange(quarter).float() / quarter)
-    angles = torch.arange(config.grid)[:, None] * speeds  # [g, D/4]
+    speeds = config.rope_base ** (-torch.arange(quarter, device="cpu").float() / quarter)
+    angles = torch.arange(config.grid, device="cpu")[:, None] * speeds  # [g, D/4]
     by_row = angles[:, None].expand(-1, config.grid, -1)
     by_column = angles[None].expand(config.grid, -1, -1)
     grid = torch.cat([by_row, by_column], -1).flatten(0, 1)  # [g * g, D/2]

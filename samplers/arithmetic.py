@@ -1,0 +1,52 @@
+"""The number format of a run's forward passes, which decides what `bitwise` means.
+
+A position is computed in passes of several widths. In float32 and float64 the sums of these passes
+differ in their last bits, which practically never changes a token; in shorter formats it often
+does. So the format that counts is the coarsest one on the way to the logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def find_arithmetic(model: Any, logits: Tensor) -> str:
+    """The number format of a pass.
+
+    The coarsest of: the model's own dtype, that of its logits, that of autocast where it is on, and
+    what torch was told to compute float32 products in (`torch.set_float32_matmul_precision`).
+
+    Args:
+        model: a token model or denoiser.
+        logits: what its pass returned.
+
+    Returns:
+        The name of a dtype, such as "bfloat16"; or "tf32", "bf16" for shortened float32 products.
+    """
+    kind = logits.device.type
+    own = getattr(getattr(model, "model", model), "dtype", None)
+    found = [logits.dtype, *([own] if isinstance(own, torch.dtype) else [])]
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        found.append(torch.get_autocast_dtype(kind))
+    coarsest = max((dtype for dtype in found if dtype.is_floating_point), key=_spacing)
+    if coarsest == torch.float32:
+        return find_product_format(kind)
+    return str(coarsest).removeprefix("torch.")
+
+
+def find_product_format(kind: str) -> str:
+    """What torch computes float32 matrix products in on a kind of device: "float32", or "tf32" or
+    "bf16" where `torch.set_float32_matmul_precision` or `torch.backends` asks for it.
+    """
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if read is None:  # torch before 2.9
+        return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    found: str = read("cuda" if kind == "cuda" else "mkldnn", "matmul")
+    return "float32" if found in ("ieee", "none") else found
+
+
+def _spacing(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps

@@ -1,0 +1,112 @@
+"""`stats.exactness` follows the arithmetic that the passes of a run were computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.pipelines.text_to_image.outputs import add_stats
+from mmaccel.results import Stats, exactness_in
+from tests.fixtures.denoiser_targets import LENGTH, PADDED, TARGETS
+from tests.fixtures.media import build_media, open_media
+from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+ROUNDED = ("up to rounding", "bfloat16")
+
+
+@contextmanager
+def _products(setting: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+FORMATS: dict[str, tuple[Any, torch.dtype, tuple[str, str]]] = {
+    "float32": (nullcontext, torch.float32, ("bitwise", "float32")),
+    "float64": (nullcontext, torch.float64, ("bitwise", "float64")),
+    "bfloat16": (nullcontext, torch.bfloat16, ROUNDED),
+    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), torch.float32, ROUNDED),
+    "autocast off": (lambda: torch.autocast("cpu", enabled=False), torch.float32,
+                     ("bitwise", "float32")),
+    "products": (lambda: _products("medium"), torch.float32, ("up to rounding", "bf16")),
+}  # fmt: skip
+
+
+def _badge(stats: Stats) -> tuple[str, str]:
+    return stats.exactness, stats.dtype
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("policy", [mmaccel.Jacobi(window=4), mmaccel.Autoregressive()], ids=repr)
+def test_attached_generate(name: str, policy: Any) -> None:
+    inside, dtype, expected = FORMATS[name]
+    model = build_lm("llama")
+    with mmaccel.attach(model, policy) as run:
+        model.to(dtype)  # after `attach`, as a user may
+        with inside():
+            model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+    assert run.stats.fallbacks == [] and _badge(run.stats) == expected
+    assert (expected[0] == "bitwise") == ("up to rounding" not in str(run.stats))
+
+
+@pytest.mark.parametrize("name", ["sdar", "masked-lm"])
+@pytest.mark.parametrize("policy", ["lossless-unmask", "stepwise"])
+def test_attached_denoisers(name: str, policy: str) -> None:
+    target = TARGETS[name]()
+    model, made = getattr(target, "model", target), {}
+    with mmaccel.attach(target, policy, seed=7) as run:
+        for kind in ("float32", "autocast", "bfloat16"):
+            inside, dtype, expected = FORMATS[kind]
+            model.to(dtype)
+            with inside():
+                target.generate(**PADDED, max_new_tokens=LENGTH)
+            made[kind] = _badge(run.stats) == expected
+    assert all(made.values()), made
+
+
+def test_images_under_autocast_and_in_half_precision(tmp_path: Path) -> None:
+    for folder in masked_beside_plain(tmp_path):
+        for kind in ("float32", "autocast", "bfloat16"):
+            inside, dtype, expected = FORMATS[kind]
+            pipe = mmaccel.TextToImage.from_pretrained(folder, dtype=dtype)
+            with inside():
+                made = pipe(CAPTIONS[0])
+            assert _badge(made.stats) == expected, (folder.name, kind)
+
+
+@pytest.mark.parametrize("kind", ["orpheus", "cosmos"])
+def test_speech_and_video_under_autocast(kind: str, tmp_path: Path) -> None:
+    from tests.fixtures.media import MediaCase
+
+    folders = build_media(kind, tmp_path)
+    case = MediaCase(kind, folders, open_media(kind, folders))
+    assert _badge(case.call().stats) == ("bitwise", "float32")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _badge(case.call().stats) == ROUNDED
+
+
+def test_a_fallback_is_the_original_itself() -> None:
+    model = build_lm("llama", dtype=torch.bfloat16)
+    with mmaccel.attach(model, "jacobi") as run, pytest.warns(UserWarning, match="beam search"):
+        model.generate(**PROMPTS, max_new_tokens=4, num_beams=2)
+    assert _badge(run.stats) == ("bitwise", "")
+
+
+def test_other_words_stay_and_the_weakest_counts() -> None:
+    words = ("bitwise", "up to rounding", "distribution", "relaxed")
+    assert [exactness_in(word, "bfloat16") for word in words] == ["up to rounding", *words[1:]]
+    assert [exactness_in(word, "float32") for word in words] == list(words)
+    parts = [Stats("P", exactness=word) for word in words]  # type: ignore[arg-type]
+    for n in range(1, len(words) + 1):
+        assert add_stats(parts[:n]).exactness == words[n - 1]
