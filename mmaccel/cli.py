@@ -28,6 +28,7 @@ from mmaccel.commands.process import Stopped, restored_collector
 from mmaccel.commands.speak import speak
 from mmaccel.errors import MMAccelError, OptionError
 
+_MAX_LINE = 10_000  # characters of an error: twenty wrong rows, each with its reason
 _CODES = {1: "fatal", 2: "usage", 130: "interrupted"}
 
 app = typer.Typer(
@@ -98,11 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(argv: Sequence[str], error: object, code: int) -> int:
     """Print an error on stderr, and as JSON on stdout with --json; returns the exit code."""
-    line = " ".join(str(error).split())
-    print(f"mmaccel: {line}", file=sys.stderr)
-    if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
-        from mmaccel.commands.terminal import print_envelope
+    from mmaccel.commands.terminal import print_envelope, printable
 
+    line = " ".join(str(error).split())
+    line = line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
+    print(f"mmaccel: {printable(line)}", file=sys.stderr)
+    if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
         print_envelope(None, {"code": _CODES[code], "message": line})
     return code
 

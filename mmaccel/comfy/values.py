@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from mmaccel.checks import show
 from mmaccel.comfy.table import NodeResult, NodeSpec, Widget
 from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.limits import MAX_DIGITS
 
 
 def to_argument(widget: Widget, value: Any) -> Any:
@@ -24,7 +26,8 @@ def to_argument(widget: Widget, value: Any) -> Any:
         return _read_ids(widget.name, value)
     if widget.kind == "path":
         return str(value).strip().strip("\"'").strip()  # as file managers copy it
-    return float(value) if widget.kind == "float" and isinstance(value, int) else value
+    is_int = widget.kind == "float" and isinstance(value, int) and abs(value) < 10**MAX_DIGITS
+    return float(value) if is_int else value  # a float holds no integer of 309 digits
 
 
 def to_arguments(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def check_widget(widget: Widget, value: Any) -> None:
     """
     if widget.choices and value not in widget.choices:
         raise OptionError(
-            f"{widget.name}: expected one of {', '.join(widget.choices)}, received {value!r}; "
+            f"{widget.name}: expected one of {', '.join(widget.choices)}, received {show(value)}; "
             "choose one of these"
         )
     if widget.kind not in ("int", "float"):
@@ -89,7 +92,7 @@ def check_widget(widget: Widget, value: Any) -> None:
     if not (is_number and least <= value <= most):  # False for NaN
         raise OptionError(
             f"{widget.name}: expected a number in {_show(least)}..{_show(most)}, "
-            f"received {value!r}; {widget.default} is what a new node has"
+            f"received {show(value)}; {widget.default} is what a new node has"
         )
 
 
@@ -99,9 +102,9 @@ def _show(bound: float) -> str:
 
 def _read_ids(name: str, text: Any) -> tuple[int, ...]:
     parts = str(text).replace(",", " ").split()
-    if not all(part.isdecimal() for part in parts):
+    if not all(part.isdecimal() and len(part) <= MAX_DIGITS for part in parts):
         raise OptionError(
-            f"{name}: expected token ids such as 198, 13, received {text!r}; separate them by "
+            f"{name}: expected token ids such as 198, 13, received {show(text)}; separate them by "
             "commas or blanks"
         )
     return tuple(int(part) for part in parts)
