@@ -8,6 +8,7 @@ is fast.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel import __version__
+from mmaccel.checks import show
 from mmaccel.commands.animate import animate
 from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
@@ -85,6 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OptionError as error:
         return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            named = (
+                f"path: expected a name that this system can have, received {show(error.filename)}"
+            )
+            return _report(argv, f"{named} ({error.strerror}); shorten it", 2)
         return _report(argv, error, 1)
     except Exception as error:
         # Typer's own errors about the arguments, whose class moved between its versions.

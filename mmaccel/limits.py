@@ -34,7 +34,7 @@ MAX_SIDE = 16_384  # pixels: four times the widest image of a model here
 
 # Texts.
 MAX_PROMPT = 20_000  # characters: far more than any text encoder here reads
-MAX_VALUE = 10_000  # characters of a `--set`, whose longest is a tuple of token ids
+MAX_VALUE = 10_000  # characters of a `--set` or a path: the longest is a tuple of token ids
 MAX_EXPRESSION_DEPTH = 16  # brackets within brackets of a `--set`, whose deepest has one
 MAX_MARKS = 1_000  # combining marks in a row: Unicode asks for 30 at most, jokes have 100
 MAX_DIGITS = 40  # of an integer: a seed has 20, and no float holds one of 309

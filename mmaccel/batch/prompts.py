@@ -114,7 +114,7 @@ def make_items(rows: Iterable[Row], base: int) -> list[Item]:
     """
     if not -(2**63) <= base < SEEDS:
         raise OptionError(
-            f"--seed: expected a 64-bit integer, received {base}; take it modulo 2**64"
+            f"--seed: expected a 64-bit integer, received {show(base)}; take it modulo 2**64"
         )
     items = []
     for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -10,7 +11,13 @@ import torch
 from mmaccel.checks import show
 from mmaccel.comfy.table import NodeResult, NodeSpec, Widget
 from mmaccel.errors import MMAccelError, OptionError
-from mmaccel.limits import MAX_DIGITS
+from mmaccel.limits import MAX_DIGITS, MAX_LINE, MAX_VALUE
+
+_TYPES: dict[str, tuple[type, str]] = {  # kind of widget -> type and its name; others are texts
+    "int": (Integral, "an integer"),
+    "float": (Real, "a number"),
+    "bool": (bool, "true or false"),
+}
 
 
 def to_argument(widget: Widget, value: Any) -> Any:
@@ -26,8 +33,7 @@ def to_argument(widget: Widget, value: Any) -> Any:
         return _read_ids(widget.name, value)
     if widget.kind == "path":
         return str(value).strip().strip("\"'").strip()  # as file managers copy it
-    is_int = widget.kind == "float" and isinstance(value, int) and abs(value) < 10**MAX_DIGITS
-    return float(value) if is_int else value  # a float holds no integer of 309 digits
+    return float(value) if widget.kind == "float" and isinstance(value, int) else value
 
 
 def to_arguments(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,11 +54,14 @@ def refusal(spec: NodeSpec, values: Mapping[str, Any]) -> str | None:
     The library checks first, because its messages say what to do; the bounds of the table follow.
     """
     try:
+        for widget in spec.widgets:
+            if values.get(widget.name) is not None:
+                check_type(widget, values[widget.name])
         spec.check(**to_arguments(spec, values))
         for widget in spec.widgets:
             if values.get(widget.name) is not None:
                 check_widget(widget, values[widget.name])
-    except MMAccelError as error:
+    except (MMAccelError, OSError) as error:  # OSError: a path that is too long
         return str(error)
     return None
 
@@ -71,6 +80,26 @@ def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> NodeResult
     # the command line, which gives the same images, does not run in it.
     with torch.inference_mode(False), torch.no_grad():
         return spec.run(host, **to_arguments(spec, values), **links)
+
+
+def check_type(widget: Widget, value: Any) -> None:
+    """Refuse a value of another type than the widget's; a workflow and a link may bring any.
+
+    Raises:
+        OptionError: such a value, or an integer or text beyond the limits.
+    """
+    wanted, expected = _TYPES.get(widget.kind, (str, "a text"))
+    is_right = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    if is_right and isinstance(value, Integral):
+        is_right, expected = abs(value) < 10**MAX_DIGITS, f"at most {MAX_DIGITS} digits"
+    elif is_right and isinstance(value, str):
+        most = MAX_LINE if widget.kind == "text" else MAX_VALUE
+        is_right, expected = len(value) <= most, f"at most {most} characters"
+    if not is_right:
+        raise OptionError(
+            f"{widget.name}: expected {expected}, received {show(value)}; "
+            f"{show(widget.default)} is what a new node has"
+        )
 
 
 def check_widget(widget: Widget, value: Any) -> None:

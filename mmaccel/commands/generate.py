@@ -100,7 +100,7 @@ def generate(
         encode_prompts,
         spread_negatives,
     )
-    from mmaccel.samplers.noise import Noise
+    from mmaccel.samplers.noise import Noise, check_seed
     from mmaccel.samplers.sampling_params import SamplingParams
 
     single = {"prompt": prompts, "--count": count, "--compare": compare}
@@ -131,6 +131,7 @@ def generate(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     choose_params(SamplingParams(), **sampling)
+    check_seed(seed)
     if prompt_file is not None:
         setup = Setup(
             model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,8 @@ def export(
         wanted = load(module + "keep_complete")(wanted, items, each)
     matched = load(module + "match_items")(wanted, items, each)
     plan = load(module + "plan_files")(suite, wanted, matched)
-    open_folder(out.resolve().parent)
-    load(module + "write_files")(out.resolve(), plan, write_whole)
+    target = Path(os.path.realpath(out))  # Path.resolve raises RuntimeError for a link to itself
+    open_folder(target.parent)
+    load(module + "write_files")(target, plan, write_whole)
     left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
     say(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")
