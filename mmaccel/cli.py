@@ -88,10 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            named = (
-                f"path: expected a name that this system can have, received {show(error.filename)}"
-            )
-            return _report(argv, f"{named} ({error.strerror}); shorten it", 2)
+            expected = "path: expected a name that this system takes"
+            given = f"received {show(error.filename)} ({error.strerror})"
+            return _report(argv, f"{expected}, {given}; shorten it", 2)
         return _report(argv, error, 1)
     except Exception as error:
         # Typer's own errors about the arguments, whose class moved between its versions.

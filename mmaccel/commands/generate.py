@@ -131,7 +131,6 @@ def generate(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     choose_params(SamplingParams(), **sampling)
-    check_seed(seed)
     if prompt_file is not None:
         setup = Setup(
             model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,
@@ -144,6 +143,7 @@ def generate(
                 prompt_file, setup, seed, _parse_shard(shard), *flags, *limits, executor, actors
             )
         )
+    check_seed(seed)
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from ast import literal_eval
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,7 +120,9 @@ def _parse_value(text: str) -> Any:
     if is_deeper(text, MAX_EXPRESSION_DEPTH):
         raise _refuse(text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
     try:
-        value = literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if
+            value = literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
     if _has_long_integer(value):
