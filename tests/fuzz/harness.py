@@ -78,7 +78,7 @@ class Watch:
             name = os.fsdecode(path)
             real = os.path.join(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
             own = ("/dev/null", "/dev/tty") if event == "open" else ()
-            if not real.startswith(f"{inside}{os.sep}") and "__pycache__" not in real:
+            if not f"{real}{os.sep}".startswith(f"{inside}{os.sep}") and "__pycache__" not in real:
                 if real not in own:
                     self.found.append(f"{event} {real}")
         finally:

@@ -89,7 +89,7 @@ CHILDREN = {
     "standard input": ["generate", "--prompts", "-"],
     "a size": ["generate", "a red circle", "--size", "9" * 5000],
     "a --set": ["generate", "a red circle", "--set", "window={[]:1}", "--policy", "jacobi"],
-    "deep JSON": [
+    "deep JSON": "evaluate export plain --suite hpsv2 --prompts deep --out o".split(),
         "evaluate",
         "export",
         "plain",
