@@ -90,16 +90,6 @@ CHILDREN = {
     "a size": ["generate", "a red circle", "--size", "9" * 5000],
     "a --set": ["generate", "a red circle", "--set", "window={[]:1}", "--policy", "jacobi"],
     "deep JSON": "evaluate export plain --suite hpsv2 --prompts deep --out o".split(),
-        "evaluate",
-        "export",
-        "plain",
-        "--suite",
-        "hpsv2",
-        "--prompts",
-        "deep",
-        "--out",
-        "o",
-    ],
     "a module": ["evaluate", "pictures", "plain", "--clip", "tests.fuzz.leaving:f"],
 }
 
