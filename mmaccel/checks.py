@@ -14,13 +14,24 @@ from typing import Any, Literal
 
 from mmaccel.errors import OptionError
 
+_MAX_SHOWN = 300  # characters of a value in a message
+
+
+def show(value: Any) -> str:
+    """`repr(value)` for a message, shortened; Python refuses to write integers of 4300 digits."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
 
 def check_int(name: str, value: Any, low: int, high: int | None = None, *, hint: str) -> None:
     """Raise OptionError unless `value` is an integer in low..high; `high=None` sets no limit."""
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):
         domain = f">= {low}" if high is None else f"in {low}..{high}"
-        raise OptionError(f"{name}: expected an integer {domain}, received {value!r}; {hint}")
+        raise OptionError(f"{name}: expected an integer {domain}, received {show(value)}; {hint}")
 
 
 def check_number(
@@ -46,7 +57,7 @@ def check_number(
         expected = f"a finite number {'>' if above_low else '>='} {low:g}"
     else:
         expected = f"a number {f'in ({low:g}, {high:g}]' if above_low else f'in {low:g}..{high:g}'}"
-    raise OptionError(f"{name}: expected {expected}, received {value!r}; {hint}")
+    raise OptionError(f"{name}: expected {expected}, received {show(value)}; {hint}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -62,7 +73,7 @@ def check_choice(
     """Raise OptionError unless `value` is one of `choices`, of the same type."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         known = ", ".join(map(str, choices))
-        raise OptionError(f"{name}: expected one of {known}, received {value!r}; {hint}")
+        raise OptionError(f"{name}: expected one of {known}, received {show(value)}; {hint}")
 
 
 def check_path(

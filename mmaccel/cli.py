@@ -8,6 +8,7 @@ is fast.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel import __version__
+from mmaccel.checks import show
 from mmaccel.commands.animate import animate
 from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
@@ -28,6 +30,7 @@ from mmaccel.commands.process import Stopped, restored_collector
 from mmaccel.commands.speak import speak
 from mmaccel.errors import MMAccelError, OptionError
 
+_MAX_LINE = 10_000  # characters of an error: twenty wrong rows, each with its reason
 _CODES = {1: "fatal", 2: "usage", 130: "interrupted"}
 
 app = typer.Typer(
@@ -84,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OptionError as error:
         return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            expected = "path: expected a name that this system takes"
+            given = f"received {show(error.filename)} ({error.strerror})"
+            return _report(argv, f"{expected}, {given}; shorten it", 2)
         return _report(argv, error, 1)
     except Exception as error:
         # Typer's own errors about the arguments, whose class moved between its versions.
@@ -98,11 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(argv: Sequence[str], error: object, code: int) -> int:
     """Print an error on stderr, and as JSON on stdout with --json; returns the exit code."""
-    line = " ".join(str(error).split())
-    print(f"mmaccel: {line}", file=sys.stderr)
-    if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
-        from mmaccel.commands.terminal import print_envelope
+    from mmaccel.commands.terminal import print_envelope, printable
 
+    line = " ".join(str(error).split())
+    line = line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
+    print(f"mmaccel: {printable(line)}", file=sys.stderr)
+    if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
         print_envelope(None, {"code": _CODES[code], "message": line})
     return code
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_SIDE
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 CUDA_GRAPHS = ("auto", "on", "off")
+
+_SIZE = re.compile(r"\s*(\d{1,9})\s*(?:[xX]\s*(\d{1,9})\s*)?")
 
 
 def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
@@ -44,12 +49,14 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     """
     if text is None:
         return None
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+    found = _SIZE.fullmatch(text)
+    width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise OptionError(
-            f"--size: expected pixels such as 768 or 1024x768, received {text!r}; width comes first"
+            f"--size: expected pixels such as 768 or 1024x768, up to {MAX_SIDE}, received "
+            f"{show(text)}; width comes first"
         )
-    return int(parts[0]), int(parts[-1])
+    return width, height
 
 
 def parse_dtype(name: str) -> Any:

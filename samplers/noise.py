@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.noise import (
@@ -67,7 +68,7 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
     for value in values:
         if not -(2**63) <= value < 2**64:
             raise OptionError(
-                f"seed: expected a 64-bit integer, received {value}; take it modulo 2**64"
+                f"seed: expected a 64-bit integer, received {show(value)}; take it modulo 2**64"
             )
     reduced = tuple(value % 2**64 for value in values)
     return reduced if several else reduced[0]

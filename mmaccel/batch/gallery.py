@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from mmaccel.batch.manifest import names_file_inside, read_manifests
 from mmaccel.errors import OptionError
+from mmaccel.limits import parse_json
 
 _HERE = Path(__file__).parent
 _OWN = ("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens", "passes",
@@ -131,8 +132,8 @@ def _embedded_facts(file: Path) -> dict[str, Any]:
     try:
         with Image.open(file) as image:
             text = getattr(image, "text", {}).get("mmaccel", "{}")
-            facts = json.loads(text)
-    except (OSError, ValueError, SyntaxError, RecursionError, Image.DecompressionBombError):
+            facts = parse_json(text)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return {}
     is_ours = isinstance(facts, dict) and facts.keys() >= _REQUIRED
     return facts if is_ours else {}

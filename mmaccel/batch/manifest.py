@@ -16,6 +16,7 @@ from typing import Any
 
 from mmaccel.batch.locks import claim
 from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.limits import parse_json
 
 NAME = "manifest.jsonl"
 _MAX_NAME = 255  # bytes; the limit of file systems
@@ -150,8 +151,8 @@ def to_line(record: Record) -> bytes:
 
 def _parse(line: bytes) -> Record | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return None
     is_record = isinstance(record, dict) and isinstance(record.get("id"), str)
     is_record = is_record and type(record.get("k")) is int

@@ -19,22 +19,33 @@ from typing import Any
 
 from mmaccel.catalog import POLICIES
 from mmaccel.errors import OptionError
+from mmaccel.limits import (
+    MAX_IMAGES,
+    MAX_ITEMS,
+    MAX_LINE,
+    MAX_PROMPT,
+    MAX_SIDE,
+    check_text,
+    parse_json,
+    read_stream,
+    read_whole,
+)
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
 FORMATS = ("jsonl", "csv", "txt")
 SEEDS = 2**64
-MAX_ITEMS = 1_000_000  # a process needs 0.7 KB of memory for each (measured)
-MAX_IMAGES = 100_000  # of one row
-MAX_PROMPT = 20_000  # characters; far more than any text encoder here reads
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
+_NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
+_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 _SIZE = re.compile(r"\s*(\d{1,5})\s*(?:[xX]\s*(\d{1,5})\s*)?")
+_TO_JSON = json.JSONEncoder(sort_keys=True).encode
 _DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
 _MAX_SHOWN = 60  # characters of a value in a message
 _MAX_NAMED = 20  # wrong rows that a message names
-_MAX_CELL = 64 * 2**20  # characters of a CSV cell
+_MAX_WRONG = 10_000  # after so many wrong rows, the file is not read further
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ def make_items(rows: Iterable[Row], base: int) -> list[Item]:
     """
     if not -(2**63) <= base < SEEDS:
         raise OptionError(
-            f"--seed: expected a 64-bit integer, received {base}; take it modulo 2**64"
+            f"--seed: expected a 64-bit integer, received {show(base)}; take it modulo 2**64"
         )
     items = []
     for row in rows:
@@ -146,24 +157,26 @@ def read_prompts(source: str) -> list[Row]:
     Raises:
         OptionError: no such file, not UTF-8, no rows; or wrong rows, each with its line number.
     """
-    text, kind = _read(source)
+    data, kind = _read(source)
     rows: list[Row] = []
     wrong: list[str] = []
     named = set()  # line numbers of rows with an id of their own
-    for line, values in _rows(text, kind, wrong):
+    for line, values in _rows(data, kind, wrong):
         try:
             rows.append(_check_row(values, line))
         except OptionError as error:
             wrong.append(f"line {line}: {error}")
         if values.get("id") is not None:
             named.add(line)
+        if len(wrong) >= _MAX_WRONG:
+            break
     rows = _make_ids_unique(rows, named, wrong)
     if wrong:
         more = f" (and {len(wrong) - _MAX_NAMED} more)" if len(wrong) > _MAX_NAMED else ""
+        least = "at least " if len(wrong) >= _MAX_WRONG else ""
         raise OptionError(
-            f"{_title(source)}: expected rows that can be read, received {len(wrong)} that cannot. "
-            + ". ".join(wrong[:_MAX_NAMED])
-            + more
+            f"{_title(source)}: expected rows that can be read, received {least}{len(wrong)} that "
+            "cannot. " + ". ".join(wrong[:_MAX_NAMED]) + more
         )
     if not rows:
         raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
@@ -176,10 +189,12 @@ def read_prompts(source: str) -> list[Row]:
     return rows
 
 
-def _read(source: str) -> tuple[str, str]:
+def _read(source: str) -> tuple[bytes, str]:
+    """The bytes of a prompt file, which are a text within the limits, and its format."""
     if source == "-":
-        data = sys.stdin.buffer.read()
-        kind = "jsonl" if data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else "txt"
+        data = read_stream(sys.stdin.buffer, _title(source))
+        is_json = data[:MAX_LINE].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+        kind = "jsonl" if is_json else "txt"
     else:
         kind = Path(source).suffix.removeprefix(".").lower()
         kind = {"json": "jsonl", "ndjson": "jsonl", "text": "txt"}.get(kind, kind)
@@ -188,30 +203,17 @@ def _read(source: str) -> tuple[str, str]:
                 f"--prompts: expected a file named .jsonl, .csv or .txt, or -, received "
                 f"{source!r}; rename it"
             )
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise OptionError(
-                f"--prompts: expected a file that can be read, received {source!r} "
-                f"({error.strerror})"
-            ) from error
-    try:
-        return data.decode("utf-8-sig"), kind
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise OptionError(
-            f"{_title(source)}: expected UTF-8, received the byte 0x{data[error.start]:02x} in "
-            f"line {line}; save it as UTF-8"
-        ) from error
+        data = read_whole(source, "--prompts")
+    check_text(data, _title(source))
+    return data, kind
 
 
-def _rows(text: str, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and fields of every row; complaints about lines without one go to `wrong`."""
     if kind == "csv":
-        yield from _table(text, wrong)
+        yield from _table(data, wrong)
         return
-    # not splitlines: a prompt may contain characters that it treats as line ends
-    for line, content in enumerate(text.split("\n"), 1):
+    for line, content in enumerate(_open_text(data, "\n"), 1):
         content = content.strip()
         if not content:
             continue
@@ -219,8 +221,8 @@ def _rows(text: str, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping
             yield line, {"prompt": content}
             continue
         try:
-            values = json.loads(content, object_pairs_hook=_unique_names)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(content, unique_names=True)
+        except ValueError as error:
             wrong.append(f"line {line}: expected JSON, received {show(content)} ({error})")
             continue
         if isinstance(values, dict):
@@ -229,10 +231,17 @@ def _rows(text: str, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping
             wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
 
 
-def _table(text: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    previous = csv.field_size_limit(_MAX_CELL)
+def _open_text(data: bytes, newline: str) -> io.TextIOWrapper:
+    """Checked bytes as a text, decoded line by line. Only `newline` ends a line; "" is for CSV,
+    whose reader finds the ends itself.
+    """
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
+
+
+def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    previous = csv.field_size_limit(MAX_LINE)
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        reader = csv.reader(_open_text(data, ""), strict=True)
         head = [name.strip() for name in next(reader, [])]
         if not head:
             return
@@ -265,16 +274,18 @@ def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list
                 wrong.append(f"line {row.line}: expected an id of its own, received "
                              f"{show(row.id)}, which line {first[key]} has")  # fmt: skip
             first.setdefault(key, row.line)
-    found, seen = [], dict.fromkeys(first, 1)
+    found, seen = [], set(first)
+    last: dict[str, int] = {}  # number that the last row of the same derived id got
     for row in rows:
-        name = row.id
+        name, key = row.id, row.id.casefold()
         if row.line not in named:
-            n = 1
+            n = last.get(key, 1)
             while name.casefold() in seen:
                 n += 1
                 name = f"{row.id}-{n}"
-            seen[name.casefold()] = 1
-        found.append(replace(row, id=name))
+            last[key] = n
+            seen.add(name.casefold())
+        found.append(row if name == row.id else replace(row, id=name))
     return found
 
 
@@ -320,10 +331,10 @@ def _make_id(fields: Mapping[str, Any]) -> str:
 
     It depends on the row alone, so that a row keeps its images when it moves in the file.
     """
-    text = json.dumps(dict(fields), sort_keys=True)
+    text = _TO_JSON(fields)
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
     first = split_words(fields["prompt"][:200])[:3]
-    words = ["".join(c for c in word if c.isascii() and c.isalnum())[:20] for word in first]
+    words = [_NOT_IN_ID.sub("", word)[:20] for word in first]
     return "-".join([*filter(None, words), digits])
 
 
@@ -337,18 +348,6 @@ def show(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 4]}...{quote}"
 
 
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names all differ; an `object_pairs_hook` of `json.loads`.
-
-    Raises:
-        ValueError: a name occurs twice.
-    """
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return values
-
-
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise OptionError(f"{name}: expected text, received {show(value)}; write it in quotes")
@@ -356,7 +355,7 @@ def _text(name: str, value: Any) -> str:
         raise OptionError(
             f"{name}: expected at most {MAX_PROMPT} characters, received {len(value)}; shorten it"
         )
-    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+    if _NO_TEXT.search(value):
         raise OptionError(
             f"{name}: expected text, received {show(value)}; remove NUL and surrogates"
         )
@@ -394,10 +393,10 @@ def _size(value: Any) -> tuple[int, int] | None:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None
     width, height = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
-    if not width or not height:
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise OptionError(
-            f"size: expected pixels such as 768 or '1024x768', received {show(value)}; "
-            "width comes first"
+            f"size: expected pixels such as 768 or '1024x768', up to {MAX_SIDE}, received "
+            f"{show(value)}; width comes first"
         )
     return width, height
 
@@ -414,8 +413,8 @@ def _policy(value: Any) -> str | None:
 def _params(value: Any) -> dict[str, Any]:
     if isinstance(value, str):  # a CSV cell
         try:
-            value = json.loads(value, object_pairs_hook=_unique_names)
-        except (ValueError, RecursionError):
+            value = parse_json(value, unique_names=True)
+        except ValueError:
             pass
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise OptionError(

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
+from mmaccel.checks import show
 from mmaccel.comfy.table import NodeResult, NodeSpec, Widget
 from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.limits import MAX_DIGITS, MAX_LINE, MAX_VALUE
+
+_TYPES: dict[str, tuple[type, str]] = {  # kind of widget -> type and its name; others are texts
+    "int": (Integral, "an integer"),
+    "float": (Real, "a number"),
+    "bool": (bool, "true or false"),
+}
 
 
 def to_argument(widget: Widget, value: Any) -> Any:
@@ -45,11 +54,14 @@ def refusal(spec: NodeSpec, values: Mapping[str, Any]) -> str | None:
     The library checks first, because its messages say what to do; the bounds of the table follow.
     """
     try:
+        for widget in spec.widgets:
+            if values.get(widget.name) is not None:
+                check_type(widget, values[widget.name])
         spec.check(**to_arguments(spec, values))
         for widget in spec.widgets:
             if values.get(widget.name) is not None:
                 check_widget(widget, values[widget.name])
-    except MMAccelError as error:
+    except (MMAccelError, OSError) as error:  # OSError: a path that is too long
         return str(error)
     return None
 
@@ -70,6 +82,26 @@ def run_node(spec: NodeSpec, host: Any, values: Mapping[str, Any]) -> NodeResult
         return spec.run(host, **to_arguments(spec, values), **links)
 
 
+def check_type(widget: Widget, value: Any) -> None:
+    """Refuse a value of another type than the widget's; a workflow and a link may bring any.
+
+    Raises:
+        OptionError: such a value, or an integer or text beyond the limits.
+    """
+    wanted, expected = _TYPES.get(widget.kind, (str, "a text"))
+    is_right = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    if is_right and isinstance(value, Integral):
+        is_right, expected = abs(value) < 10**MAX_DIGITS, f"at most {MAX_DIGITS} digits"
+    elif is_right and isinstance(value, str):
+        most = MAX_LINE if widget.kind == "text" else MAX_VALUE
+        is_right, expected = len(value) <= most, f"at most {most} characters"
+    if not is_right:
+        raise OptionError(
+            f"{widget.name}: expected {expected}, received {show(value)}; "
+            f"{show(widget.default)} is what a new node has"
+        )
+
+
 def check_widget(widget: Widget, value: Any) -> None:
     """Refuse a value outside the widget's choices or bounds.
 
@@ -78,7 +110,7 @@ def check_widget(widget: Widget, value: Any) -> None:
     """
     if widget.choices and value not in widget.choices:
         raise OptionError(
-            f"{widget.name}: expected one of {', '.join(widget.choices)}, received {value!r}; "
+            f"{widget.name}: expected one of {', '.join(widget.choices)}, received {show(value)}; "
             "choose one of these"
         )
     if widget.kind not in ("int", "float"):
@@ -89,7 +121,7 @@ def check_widget(widget: Widget, value: Any) -> None:
     if not (is_number and least <= value <= most):  # False for NaN
         raise OptionError(
             f"{widget.name}: expected a number in {_show(least)}..{_show(most)}, "
-            f"received {value!r}; {widget.default} is what a new node has"
+            f"received {show(value)}; {widget.default} is what a new node has"
         )
 
 
@@ -99,9 +131,9 @@ def _show(bound: float) -> str:
 
 def _read_ids(name: str, text: Any) -> tuple[int, ...]:
     parts = str(text).replace(",", " ").split()
-    if not all(part.isdecimal() for part in parts):
+    if not all(part.isdecimal() and len(part) <= MAX_DIGITS for part in parts):
         raise OptionError(
-            f"{name}: expected token ids such as 198, 13, received {text!r}; separate them by "
+            f"{name}: expected token ids such as 198, 13, received {show(text)}; separate them by "
             "commas or blanks"
         )
     return tuple(int(part) for part in parts)

@@ -9,6 +9,7 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.process import pause_collector
+from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 
 _MAX_FRAMES = 9  # of a start, for all models here
 _HELP_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
@@ -50,8 +51,8 @@ def animate(
     from mmaccel.samplers.noise import check_seed
     from mmaccel.samplers.sampling_params import SamplingParams
 
-    shared.check_count("count", count)
-    shared.check_count("batch-size", batch_size)
+    shared.check_count("count", count, MAX_IMAGES)
+    shared.check_count("batch-size", batch_size, MAX_BATCH)
     check_seed([seed + k for k in range(count)])
     name, chosen = choose_policy(policy, window, set_fields)
     kind = parse_dtype(dtype)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
 ALL = "all"
@@ -44,8 +45,8 @@ def bench(
     from mmaccel.commands.files import check_file_name
     from mmaccel.errors import OptionError
 
-    shared.check_count("count", count)
-    shared.check_count("batch-size", batch_size)
+    shared.check_count("count", count, MAX_MEASURED)
+    shared.check_count("batch-size", batch_size, MAX_BATCH)
     check_file_name("--json", json_file)
     if family != "canvas":
         from mmaccel.commands.bench_window import bench_window

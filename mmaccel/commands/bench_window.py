@@ -6,7 +6,6 @@ the machine affect all setups alike.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import MODELS, find_policy, load, make_policy, policy_names
+from mmaccel.checks import show
 from mmaccel.commands.bench import ALL
 from mmaccel.commands.files import new_report, open_folder, write_json
-from mmaccel.commands.options import parse_window
+from mmaccel.commands.options import parse_window, split_values
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
+from mmaccel.limits import parse_json, read_whole
 from mmaccel.loading import open_pipeline
 from mmaccel.outputs.image_files import write_whole
 from mmaccel.pipelines.models.scenes import WordImages
@@ -107,22 +108,24 @@ def bench_window(
         OptionError: a wrong option, before any measurement.
         Stopped: Ctrl-C; the file has what was measured.
     """
-    names = policy_names() if policies == ALL else _split(policies)
+    names = policy_names() if policies == ALL else split_values("--policies", policies)
     for name in names:
         find_policy(name, "window")
     names = [name for name in names if name != "autoregressive"]
     if policies == ALL:
         names.remove("speculative")  # without a draft model it equals prompt-lookup
-    widths = list(dict.fromkeys(parse_window(text) for text in _split(windows)))
+    widths = list(dict.fromkeys(parse_window(text) for text in split_values("--windows", windows)))
     for width in widths:
         check_window(width, adaptive=True)
-    scales = None if guidance is None else [_parse_number(text) for text in _split(guidance)]
+    scales = None
+    if guidance is not None:
+        scales = [_parse_number(text) for text in split_values("--guidance", guidance)]
     lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
     for name, text in lists.items():
-        if text is not None and not _split(text):
+        if text is not None and not split_values(f"--{name}", text):
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
     setups = []
-    for dtype in _split(dtypes):
+    for dtype in split_values("--dtypes", dtypes):
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
         for name in names:
             own = [width for width in widths if width != "adaptive" or name == "jacobi"]
@@ -137,7 +140,7 @@ def bench_window(
         choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
     pipes = {
         dtype: open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
-        for dtype in _split(dtypes)
+        for dtype in split_values("--dtypes", dtypes)
     }
     first_pipe = next(iter(pipes.values()))
     images = first_pipe.image_model
@@ -159,10 +162,10 @@ def bench_window(
         probe = json_file.with_name(f"{json_file.name}.trial")  # the name may be too long
         write_whole(probe, Path.touch)
         probe.unlink()
+    card = _read_card(first_pipe.source)
     rows = measure(pipes, prompts, setups, params, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
-        card = _read_card(first_pipe.source)
         report = new_report(
             device,
             model=model,
@@ -268,23 +271,33 @@ def half_width(images: ImageOutput) -> float | None:
     return images.stats.tokens_per_pass * relative
 
 
-def _split(text: str) -> list[str]:
-    """The parts between commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
 def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
         raise OptionError(
-            f"--guidance: expected numbers with commas, received {text!r}; write 1.0,2.0"
+            f"--guidance: expected numbers with commas, received {show(text)}; write 1.0,2.0"
         ) from error
 
 
 def _read_card(folder: Path | None) -> dict[str, Any]:
+    """What the report takes from the card of a demo model; empty where there is none.
+
+    Raises:
+        OptionError: a card that is no JSON object.
+    """
     file = None if folder is None else folder / "card.json"
-    card = json.loads(file.read_text(encoding="utf-8")) if file and file.is_file() else {}
+    if file is None or not file.is_file():
+        return {}
+    try:
+        card = parse_json(read_whole(file, "model card"))
+        if not isinstance(card, dict) or not isinstance(card.get("generator", {}), dict):
+            raise ValueError("another value")
+    except ValueError as error:
+        raise OptionError(
+            f"model card: expected a JSON object in {str(file)!r}, received none ({error}); "
+            "take the file out of the folder, reports go without"
+        ) from error
     return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
 
 
@@ -298,7 +311,8 @@ def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:
                 table.add_row(*_cells(row))
         console.print(table, "")
     loss = card.get("generator", {}).get("validation_bits_per_token")
-    quality = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
+    is_known = isinstance(loss, int | float)
+    quality = f"validation loss {loss:.3f} bits a token" if is_known else "no model card"
     console.print(f"{count_of(rows[0].images, 'prompt')}, batch size {batch_size}, {quality}.")
     if any(row.exactness == "relaxed" for row in rows):
         console.print("relaxed: with the total variation spent a token.")

@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 import mmaccel
+from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
+from mmaccel.limits import parse_json, read_whole
 
 _FOLDER = "mmaccel-nodes"  # not a name that Python can import, so that it never hides the library
 _LIST = ".mmaccel.json"  # hashes of the written files, so that no other file is ever replaced
@@ -34,7 +36,7 @@ def comfy(
                 "replace it with --force"
             )
     install(folder)
-    print(f"{folder} is written; restart ComfyUI.")
+    say(f"{folder} is written; restart ComfyUI.")
     print(
         f"Its Python needs mmaccel {mmaccel.__version__}. In that environment: "
         "python -m pip install mmaccel",
@@ -78,7 +80,7 @@ def check_own(folder: Path) -> None:
     try:
         if folder.is_symlink():
             raise ValueError("a link")
-        written: dict[str, str] = dict(json.loads((folder / _LIST).read_text(encoding="utf-8")))
+        written: dict[str, str] = dict(parse_json(read_whole(folder / _LIST, "list")))
     except (OSError, ValueError, TypeError) as error:
         raise OptionError(
             f"{folder}: expected a folder that mmaccel comfy wrote, received another ({error}); "

@@ -35,14 +35,16 @@ def doctor(
     out: Annotated[Path, typer.Option(help="folder that images would go to")] = Path("out"),
 ) -> None:
     """Report what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
+    from rich.text import Text
+
     from mmaccel.commands.terminal import make_table, wide_console
 
     found = check_model(model)
     findings = [*check_packages(), *check_devices(), *check_kernels(), found, check_writing(out)]
     table = make_table("what", "", "detail", title="mmaccel doctor")
-    marks = {"yes": "[green]yes[/]", "no": "[yellow]no[/]", "needed": "[red]missing[/]"}
+    marks = {"yes": ("yes", "green"), "no": ("no", "yellow"), "needed": ("missing", "red")}
     for finding in findings:
-        table.add_row(finding.what, marks[finding.state], finding.detail)
+        table.add_row(finding.what, Text(*marks[finding.state]), finding.detail)
     console = wide_console()
     console.print(table)
     broken = [finding.what for finding in findings if finding.state == "needed"]

@@ -25,9 +25,10 @@ def gallery(
     """
     from mmaccel.batch.gallery import draw_page
     from mmaccel.commands.files import open_folder, write_text
+    from mmaccel.commands.terminal import say
 
     page = folder / NAME if out is None else out
     text = draw_page(folder, against, page)
     open_folder(page.parent)
     write_text(page, text)
-    print(page)
+    say(page)

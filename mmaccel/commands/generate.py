@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.catalog import MODELS
+from mmaccel.checks import show
 from mmaccel.commands import options as shared
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
 LOCAL, RAY = "local", "ray"
@@ -98,7 +100,7 @@ def generate(
         encode_prompts,
         spread_negatives,
     )
-    from mmaccel.samplers.noise import Noise
+    from mmaccel.samplers.noise import Noise, check_seed
     from mmaccel.samplers.sampling_params import SamplingParams
 
     single = {"prompt": prompts, "--count": count, "--compare": compare}
@@ -108,10 +110,11 @@ def generate(
     batch |= {"--json": as_json, "--json-stream": json_stream}
     _check_mode(prompt_file, single, batch)
     if count is not None:
-        shared.check_count("count", count)
+        shared.check_count("count", count, MAX_IMAGES, "a file takes more, see --prompts")
     rows = batch_size if batch_size is not None else 1 if prompt_file is None else _BATCH_ROWS
-    shared.check_count("batch-size", rows)
+    shared.check_count("batch-size", rows, MAX_BATCH)
     _check_not_negative("retries", retries)
+    check_most("--retries", retries or 0, MAX_RETRIES, "what failed so often will fail again")
     _check_not_negative("max-failures", max_failures)
     _check_executor(executor, actors)
     named = shared.given(
@@ -140,6 +143,7 @@ def generate(
                 prompt_file, setup, seed, _parse_shard(shard), *flags, *limits, executor, actors
             )
         )
+    check_seed(seed)
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
@@ -186,7 +190,7 @@ def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str
 
 def _check_not_negative(name: str, value: int | None) -> None:
     if value is not None and value < 0:
-        raise OptionError(f"--{name}: expected 0 or more, received {value}; 0 allows none")
+        raise OptionError(f"--{name}: expected 0 or more, received {show(value)}; 0 allows none")
 
 
 def _check_executor(executor: str, actors: int | None) -> None:
@@ -196,7 +200,7 @@ def _check_executor(executor: str, actors: int | None) -> None:
         )
     if actors is None:
         return
-    shared.check_count("actors", actors)
+    shared.check_count("actors", actors, MAX_ACTORS)
     if executor != RAY:
         raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.process import Stopped
-from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
+from mmaccel.commands.terminal import count_of, make_table, progress_bar, say, wide_console
 from mmaccel.outputs.image_files import (
     describe,
     describe_settings,
@@ -114,9 +114,9 @@ class ImageJob:
             ) from None
         if self.compare:
             print_comparison(self.name, join(plain), images, self.dtype)
-        print(f"{count_of(self.written, 'image')} in {self.out}, and {file}")
+        say(f"{count_of(self.written, 'image')} in {self.out}, and {file}")
         for note in images.stats.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
 
     def batches(self, policy: Any, on_step: Any) -> Iterator[ImageOutput]:
         """All images by a policy, batch by batch; an image depends on its prompt and seed alone."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.catalog import make_policy
 from mmaccel.commands.options import given, merge_fields, parse_window
 from mmaccel.commands.process import Stopped, resume_collector
-from mmaccel.commands.terminal import count_of, progress_bar
+from mmaccel.commands.terminal import count_of, progress_bar, say
 from mmaccel.loading import parse_cuda_graphs, pick_name
 from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, image_name
 from mmaccel.outputs.machine import versions
@@ -131,10 +131,10 @@ class MediaJob(ABC):
                 stats = self.decode(bar)
         except KeyboardInterrupt:
             raise Stopped(f"stopped; {self.state} in {self.out}") from None
-        print(f"{self.summary} in {self.out}")
-        print(stats)
+        say(f"{self.summary} in {self.out}")
+        say(stats)
         for note in self.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
 
     @property
     def state(self) -> str:

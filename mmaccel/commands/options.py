@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from ast import literal_eval
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.catalog import POLICIES
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
+from mmaccel.limits import (
+    MAX_DIGITS,
+    MAX_EXPRESSION_DEPTH,
+    MAX_VALUE,
+    MAX_VALUES,
+    check_most,
+    is_deeper,
+)
 
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
 _HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
@@ -39,14 +49,37 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def check_count(name: str, value: int) -> None:
-    """Refuse a number below 1.
+def check_count(name: str, value: int, most: int, remedy: str = "ask for fewer") -> None:
+    """Refuse a number outside 1..`most`.
+
+    Args:
+        name: of the option.
+        value: of the option.
+        most: one of `mmaccel.limits`.
+        remedy: for a larger number.
 
     Raises:
         OptionError: with the name of the option.
     """
     if value < 1:
-        raise OptionError(f"--{name}: expected at least 1, received {value}; ask for 1 or more")
+        raise OptionError(
+            f"--{name}: expected at least 1, received {show(value)}; ask for 1 or more"
+        )
+    check_most(f"--{name}", value, most, remedy)
+
+
+def split_values(option: str, text: str) -> list[str]:
+    """The parts of a value between commas, each once.
+
+    Raises:
+        OptionError: more than `MAX_VALUES` parts.
+    """
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if len(parts) > MAX_VALUES:
+        raise OptionError(
+            f"{option}: expected at most {MAX_VALUES} values, received {len(parts)}; ask for fewer"
+        )
+    return parts
 
 
 def parse_window(text: str | None) -> int | str | None:
@@ -61,7 +94,7 @@ def parse_fields(texts: list[str]) -> dict[str, Any]:
     """The values of `--set name=value`: Python literals, or texts.
 
     Raises:
-        OptionError: no name, no value, or a name twice.
+        OptionError: no name, no value, a name twice, or a value beyond the limits.
     """
     fields: dict[str, Any] = {}
     for text in texts:
@@ -69,14 +102,44 @@ def parse_fields(texts: list[str]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         if not is_given or not name.isidentifier() or name in fields:
             raise OptionError(
-                f"--set: expected name=value, each name once, received {text!r}; "
+                f"--set: expected name=value, each name once, received {show(text)}; "
                 "write for example --set gamma=0.2"
             )
-        try:
-            fields[name] = literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            fields[name] = value.strip()
+        fields[name] = _parse_value(value.strip())
     return fields
+
+
+def _parse_value(text: str) -> Any:
+    """A Python literal, or the text itself.
+
+    Raises:
+        OptionError: a text that is too long or too deep, or with an integer of too many digits.
+    """
+    if len(text) > MAX_VALUE:
+        raise _refuse(text, f"at most {MAX_VALUE} characters")
+    if is_deeper(text, MAX_EXPRESSION_DEPTH):
+        raise _refuse(text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if
+            value = literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
+    if _has_long_integer(value):
+        raise _refuse(text, f"integers of at most {MAX_DIGITS} digits")
+    return value
+
+
+def _refuse(text: str, expected: str) -> OptionError:
+    return OptionError(f"--set: expected {expected}, received {show(text)}; shorten the value")
+
+
+def _has_long_integer(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_long_integer, (*value, *value.values())))
+    if isinstance(value, list | tuple | set):
+        return any(map(_has_long_integer, value))
+    return isinstance(value, int) and abs(value) >= 10**MAX_DIGITS
 
 
 def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, Any]:
@@ -89,7 +152,7 @@ def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, An
     for name in fields.keys() & named.keys():
         option = name.replace("_", "-")
         raise OptionError(
-            f"--{option}: expected it once, received {named[name]!r} and --set {name}="
-            f"{fields[name]!r}; leave one of them out"
+            f"--{option}: expected it once, received {show(named[name])} and --set {name}="
+            f"{show(fields[name])}; leave one of them out"
         )
     return named | fields

@@ -9,6 +9,7 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.process import pause_collector
+from mmaccel.limits import MAX_BATCH
 
 _HELP_CODEC = "folder or hub id of the decoder of codes to sound; by default the authors'"
 _HELP_SECONDS = "cut longer ones; by default 30, or as long as the model can"
@@ -51,7 +52,7 @@ def speak(
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.plan import check_call
 
-    shared.check_count("batch-size", batch_size)
+    shared.check_count("batch-size", batch_size, MAX_BATCH)
     name, chosen = choose_policy(policy, window, set_fields)
     kind = parse_dtype(dtype)
     params = shared.given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +11,51 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
+    from rich.text import Text
 
 _FILE_WIDTH = 120
+_HARMLESS = "\n\t\u200c\u200d"  # the last two join letters in Persian, and emoji
+
+
+def printable(text: str) -> str:
+    """A text in which no character steers a terminal: control characters, and marks that change
+    the direction of writing, become escapes such as `\\x1b`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _HARMLESS else _escape(c) for c in text)
+
+
+def _escape(char: str) -> str:
+    # isprintable counts blanks of other widths as not printable; they are harmless
+    return char if unicodedata.category(char) == "Zs" else ascii(char)[1:-1]
+
+
+def say(text: object) -> None:
+    """Print a line for people on stdout; what comes from files or options cannot steer it."""
+    print(printable(str(text)))
+
+
+def _open_console(**options: Any) -> Console:
+    """A console that shows texts as they are: brackets are no markup and escapes have no effect."""
+    from rich.console import Console
+
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return PlainConsole(markup=False, emoji=False, **options)
 
 
 def wide_console() -> Console:
     """A console on stdout; where that is not a terminal, lines are wide enough for every table."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=_FILE_WIDTH)
+    console = _open_console()
+    return console if console.is_terminal else _open_console(width=_FILE_WIDTH)
 
 
 def stderr_console() -> Console:
     """A console on stderr, for messages while a command runs."""
-    from rich.console import Console
-
-    return Console(stderr=True)
+    return _open_console(stderr=True)
 
 
 def progress_bar(*columns: Any, **options: Any) -> Progress:

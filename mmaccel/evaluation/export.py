@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.evaluation.quality.image_folder import CLIPS, IMAGES, Item, open_image, read_lines
+from mmaccel.evaluation.quality.image_folder import CLIPS, IMAGES, Item, open_image
+from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
 _JPEG = 95  # quality of the images of hpsv2, whose code asks for .jpg
@@ -93,6 +94,8 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
         )
     try:
         found = SUITES[suite].read(source)
+    except OptionError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise OptionError(
@@ -165,20 +168,20 @@ def _plain(text: str) -> str:
 
 
 def _read_geneval(file: Path) -> list[Prompt]:
-    rows = [json.loads(line) for line in _lines(file)]
+    rows = [parse_json(line) for line in _lines(file)]
     return [Prompt(row["prompt"], f"{k:05d}", row) for k, row in enumerate(rows)]
 
 
 def _read_dpg(folder: Path) -> list[Prompt]:
     files = sorted(folder.glob("*.txt"))
-    return [Prompt(file.read_text(encoding="utf-8").strip(), file.stem) for file in files]
+    return [Prompt(str(read_whole(file, "prompts"), "utf-8").strip(), file.stem) for file in files]
 
 
 def _read_hpsv2(source: Path) -> list[Prompt]:
     files = sorted(source.glob("*.json")) if source.is_dir() else [source]
     found = []
     for file in files:
-        texts = json.loads(file.read_text(encoding="utf-8"))
+        texts = parse_json(read_whole(file, "prompts"))
         if not isinstance(texts, list):
             raise TypeError(f"no list in {file.name}")
         found += [Prompt(text, f"{file.stem}/{k:05d}") for k, text in enumerate(texts)]
@@ -196,7 +199,7 @@ def _read_partiprompts(file: Path) -> list[Prompt]:
 
 
 def _lines(file: Path) -> list[str]:
-    return [line for line in read_lines(file) if line.strip()]
+    return [line for line in read_lines(file, "prompts") if line.strip()]
 
 
 def plan_files(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
@@ -127,8 +128,9 @@ def check_device(device: Any, dtype: Any) -> None:
         )
     try:
         float(torch.zeros(1, device=device, dtype=dtype))
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # each backend has its own, and some are missing from a build
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise OptionError(
-            f"device: expected a device of this machine, received {device!r} ({reason}); use cpu"
+            f"device: expected a device of this machine, received {show(device)} ({reason}); "
+            "use cpu"
         ) from error

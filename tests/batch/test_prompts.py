@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from mmaccel import limits
 from mmaccel.batch.prompts import Row, make_items, read_prompts, seed_of, take_shard
 from mmaccel.errors import OptionError
+from tests.architecture.source import ROOT
+from tests.fuzz.hostile import make_zero
 
 
 @pytest.fixture
@@ -99,7 +106,7 @@ BAD = [
     ('{"prompt": "x", "id": "a/b"}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": ""}', "id: expected 1 to 100 letters"),
     ('{"prompt": "x", "id": "Con.7"}', "id: expected no Windows device name"),
-    ("\n".join(['{"prompt": "x", "n": 100000}'] * 11), "at most 1000000 images, received 11"),
+    ("\n".join(['{"prompt": "x", "n": 100000}'] * 21), "at most 2000000 images, received 21"),
     ('{"prompt": 5}', "prompt: expected text, received 5"),
     ('{"prompt": "a\\u0000b"}', "prompt: expected text"),
     ('{"prompt": "\\ud800"}', "prompt: expected text"),
@@ -108,7 +115,14 @@ BAD = [
     ('{"prompt": "x", "prompt": "y"}', "a name occurs twice"),
     ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "line 2: expected an id of its own"),
     ("[" * 100_000, "line 1: expected JSON"),
-    (json.dumps({"prompt": "x" * 10_000_000}), "at most 20000 characters, received 10000000"),
+    (json.dumps({"prompt": "x" * 900_000}), "at most 20000 characters, received 900000"),
+    (json.dumps({"prompt": "x" * 10_000_000}), "lines of at most 1048576 bytes, received 10000014"),
+    ('{"prompt": "x", "params": ' + "[" * 65 + "]" * 65 + "}", "more than 64 brackets within"),
+    ('{"prompt": "x", "seed": ' + "9" * 41 + "}", "an integer of more than 40 digits"),
+    (
+        '{"prompt": "x", "size": "16385x8"}',
+        "size: expected pixels such as 768 or '1024x768', up to",
+    ),
     ("", "expected at least one prompt, received none"),
     ("\n \n", "expected at least one prompt, received none"),
 ]
@@ -155,6 +169,76 @@ def test_files_that_cannot_be_read(read, tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "none.txt"))
     with pytest.raises(OptionError, match="a file named .jsonl, .csv or .txt"):
         read("p.doc", "x")
+
+
+def test_equal_prompts_are_numbered_in_linear_time(read) -> None:
+    began = time.process_time()
+    rows = read("p.txt", "a red circle\n" * 20_000)
+    assert time.process_time() - began < 5  # 26 s when each of them counted from 2 again
+    assert [row.id for row in rows[::9999]] == [
+        rows[0].id,
+        f"{rows[0].id}-10000",
+        f"{rows[0].id}-19999",
+    ]
+
+
+def test_a_text_has_limits(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_LINES", 3)
+    monkeypatch.setattr(limits, "MAX_FILE", 20)
+    assert len(read("p.txt", "a\nb\nc\n")) == 3
+    with pytest.raises(OptionError, match="at most 3 lines"):
+        read("p.txt", "a\nb\nc\nd\n")
+    with pytest.raises(OptionError, match="at most 20 bytes"):
+        read("p.txt", "x" * 21)
+
+
+ENDLESS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+from mmaccel.batch.prompts import read_prompts
+from mmaccel.errors import OptionError
+from tests.architecture.source import ROOT
+from tests.fuzz.hostile import make_zero
+try:
+    read_prompts(sys.argv[1])
+except OptionError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("fifo", "expected a regular file, received .* a FIFO"),
+        ("zero", "expected a regular file, received .* a (device|FIFO)"),
+        ("zeros on stdin", "lines of at most 1048576 bytes, received more in line 1"),
+        ("lines on stdin", "at most 4000000 lines, received more"),
+    ],
+)
+def test_an_endless_file_is_refused(tmp_path: Path, kind: str, message: str) -> None:
+    """In a process of its own, with 2 GB: the file was read until memory ended, or for ever."""
+    file, stdin = tmp_path / "p.jsonl", None
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "zero":
+        make_zero(file)
+    else:
+        repeated = "b'x\\n' * 2**20" if kind.startswith("lines") else "bytes(2**20)"
+        program = f"import sys\nwhile True: sys.stdout.buffer.write({repeated})"
+        stdin = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ENDLESS, str(file) if stdin is None else "-"], cwd=ROOT,
+            stdin=stdin and stdin.stdout, capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+    finally:
+        if stdin is not None:
+            stdin.kill()
+            stdin.communicate()
+    assert done.returncode == 0 and re.search(message, done.stdout), done.stderr
 
 
 def test_what_steers_a_terminal_is_not_repeated(read) -> None:

@@ -160,7 +160,7 @@ def test_a_name_that_cannot_be_written_is_found_before_anything_is_measured(
     tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr("mmaccel.commands.bench_window.measure", None)  # would not be callable
-    assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 1
+    assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 2
     assert "File name too long" in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")
     assert bench(tiny_folder, "--json", str(tmp_path / "pipe")) == 2

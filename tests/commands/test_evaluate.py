@@ -20,9 +20,10 @@ from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.features import extract_all, open_extractor
 from mmaccel.evaluation.quality.frechet import frechet_of
-from mmaccel.evaluation.quality.image_folder import list_items, read_lines, read_list, read_pixels
+from mmaccel.evaluation.quality.image_folder import list_items, read_list, read_pixels
 from mmaccel.evaluation.quality.kid import squared_mmd
 from mmaccel.evaluation.speed import measure as speed_measure
+from mmaccel.limits import read_lines
 from mmaccel.results import Generation
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
@@ -239,7 +240,7 @@ def test_speed_writes_its_report(
 def test_speed_refuses(tiny_folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     for options, words in (
         (("--runs", 19), "at least 20 and 1, received 19 and 2"),
-        (("--batch-sizes", "1,x"), "integers of 1 or more"),
+        (("--batch-sizes", "1,x"), "integers in 1..65536"),
         (("--policy", "nonsense"), "expected one of"),
         (("--prompts", tmp_path / "none.txt"), "a text file in UTF-8"),
     ):
@@ -416,7 +417,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path, capsys: Any) -> None:
     (folder / "prompts.jsonl").write_bytes(text.encode())
     assert read_list(folder / "prompts.jsonl")["0.png"]["prompt"] == entry["prompt"]
     (tmp_path / "t").write_bytes(b"one\x0ctwo\r\n\nthree")
-    assert read_lines(tmp_path / "t") == ["one\x0ctwo", "", "three"]
+    assert read_lines(tmp_path / "t", "text") == ["one\x0ctwo", "", "three"]
     (tmp_path / "a").write_text("one\u2028two\nthree\n")
     (tmp_path / "b").write_text("one two\nthree\n")
     assert evaluate("words", tmp_path / "a", tmp_path / "b") == 0

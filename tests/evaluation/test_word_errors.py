@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import time
 
 import pytest
 import torch
 
 from mmaccel.errors import MissingBackendError, NumericsError, OptionError, ShapeError
 from mmaccel.evaluation.exactness.g_test import import_stats
+from mmaccel.evaluation.quality import word_errors
 from mmaccel.evaluation.quality.clip_score import score_captions
 from mmaccel.evaluation.quality.word_errors import (
     WordErrors,
@@ -55,6 +57,37 @@ def test_edits_are_the_least_and_of_these_most_are_substitutions() -> None:
         found = count_word_errors(" ".join(a), " ".join(b))
         assert (found.edits, -found.substitutions) == least(a, b)
         assert len(a) - found.deletions + found.insertions == len(b)
+
+
+def test_long_utterances_have_the_edits_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(1)
+    for k in range(300):
+        size = draw.choice((2, 5, 40))
+        a = [str(draw.randrange(size)) for _ in range(draw.randrange(1, 30))]
+        b = [word for word in a if draw.random() < 0.8] + ["x"] * draw.randrange(1, 4)
+        b = b if k % 2 else draw.choices(a, k=draw.randrange(1, 30))
+        texts = " ".join(a), " ".join(b)
+        with monkeypatch.context() as patch:
+            patch.setattr(word_errors, "_SMALL", 0)
+            found = count_word_errors(*texts)
+        assert found == count_word_errors(*texts)
+
+
+def test_a_book_on_one_line_is_compared_within_seconds() -> None:
+    draw, began = random.Random(2), time.process_time()
+    words = [str(draw.randrange(3000)) for _ in range(30_000)]
+    heard = [word for k, word in enumerate(words) if k % 20] + ["end"]
+    found = count_word_errors(" ".join(words), " ".join(heard))
+    assert found.edits == 1501 and found.words == 30_000
+    assert time.process_time() - began < 10  # 38 s when every pair of words was compared
+
+
+def test_what_cannot_be_compared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_errors, "MAX_CELLS", 300_000)
+    with pytest.raises(OptionError, match="at most 300000 pairs of words to compare, received 600"):
+        count_word_errors("a " * 600, "b " * 600)
+    with pytest.raises(OptionError, match="at most 1000 combining marks in a row"):
+        simplify("a" + "\u0315\u0300" * 501)
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES, check_most
 
 _BROKEN = 3  # exit code
 _HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
@@ -38,6 +39,7 @@ def exactness(
     guarantee is broken."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
+    from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
     from mmaccel.commands.files import check_file, new_report, write_json
     from mmaccel.errors import OptionError
@@ -46,12 +48,13 @@ def exactness(
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.noise import check_seed
 
-    shared.check_count("count", count)
-    shared.check_count("batch-size", batch_size)
+    shared.check_count("count", count, MAX_MEASURED)
+    shared.check_count("batch-size", batch_size, MAX_BATCH)
     if samples and samples < 1000:
         raise OptionError(
-            f"--samples: expected 0 or at least 1000, received {samples}; fewer have no power"
+            f"--samples: expected 0 or at least 1000, received {show(samples)}; fewer have no power"
         )
+    check_most("--samples", samples, MAX_SAMPLES, "ask for fewer")
     check_file("--json", json_file)
     check_seed(seed)
     options = shared.parse_fields(set_fields or [])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from mmaccel.limits import MAX_IMAGES
 
 _HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
 
@@ -27,6 +30,7 @@ def export(
     from mmaccel.catalog import load
     from mmaccel.commands.files import open_folder
     from mmaccel.commands.options import check_count
+    from mmaccel.commands.terminal import say
     from mmaccel.errors import OptionError
     from mmaccel.outputs.image_files import write_whole
 
@@ -44,7 +48,7 @@ def export(
     wanted = load(module + "read_prompts")(suite, prompts)
     layout = load(module + "SUITES")[suite]
     each = layout.per_prompt if per_prompt is None else per_prompt
-    check_count("per-prompt", each)
+    check_count("per-prompt", each, MAX_IMAGES)
     if suite in ("hpsv2", "partiprompts") and each != 1:
         raise OptionError(f"--per-prompt: expected 1 for {suite}, received {each}; leave it out")
     items = load("mmaccel.evaluation.quality.image_folder:list_items")(folder, layout.kinds)
@@ -53,7 +57,8 @@ def export(
         wanted = load(module + "keep_complete")(wanted, items, each)
     matched = load(module + "match_items")(wanted, items, each)
     plan = load(module + "plan_files")(suite, wanted, matched)
-    open_folder(out.resolve().parent)
-    load(module + "write_files")(out.resolve(), plan, write_whole)
+    target = Path(os.path.realpath(out))  # Path.resolve raises RuntimeError for a link to itself
+    open_folder(target.parent)
+    load(module + "write_files")(target, plan, write_whole)
     left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
-    print(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")
+    say(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")

@@ -9,6 +9,7 @@ import typer
 
 from mmaccel.commands.options import JsonFile, check_count
 from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 
 _FEATURES = "scenes, inception or module:function"
 
@@ -38,7 +39,7 @@ def images(
     from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report, write_json, write_lines
 
-    check_count("batch-size", batch_size)
+    check_count("batch-size", batch_size, MAX_BATCH)
     _check_options(against, features, weights, count)
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)
@@ -94,7 +95,7 @@ def _check_options(
         OptionError: with the name of the option.
     """
     if count is not None:
-        check_count("count", count)
+        check_count("count", count, MAX_IMAGES)
         if against != "scenes":
             raise OptionError(
                 f"--count: expected --against scenes with it, received --against {against}; of a "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmaccel.catalog import MODELS
+from mmaccel.checks import show
+from mmaccel.commands.options import split_values
 from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_BATCH, read_lines
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -36,17 +40,9 @@ def read_prompts(file: Path) -> list[str]:
     """The lines of a text file that are not empty.
 
     Raises:
-        OptionError: no text file, or no such line.
+        OptionError: no text file within the limits, or no such line.
     """
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8"
-        raise OptionError(
-            f"--prompts: expected a text file in UTF-8, received {str(file)!r} ({reason}); "
-            "write a prompt a line"
-        ) from error
-    prompts = [line.strip() for line in lines if line.strip()]
+    prompts = [line.strip() for line in read_lines(file, "--prompts") if line.strip()]
     if not prompts:
         raise OptionError(
             f"--prompts: expected a prompt a line, received none in {str(file)!r}; write some"
@@ -60,10 +56,11 @@ def parse_sizes(text: str) -> list[int]:
     Raises:
         OptionError: anything else, or none.
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+    parts = split_values("--batch-sizes", text)
+    sizes = [int(part) if re.fullmatch(r"\d{1,9}", part) else 0 for part in parts]
+    if not parts or not all(1 <= size <= MAX_BATCH for size in sizes):
         raise OptionError(
-            f"--batch-sizes: expected integers of 1 or more with commas, received {text!r}; "
-            "write 1,2,4,8"
+            f"--batch-sizes: expected integers in 1..{MAX_BATCH} with commas, received "
+            f"{show(text)}; write 1,2,4,8"
         )
-    return list(dict.fromkeys(int(part) for part in parts))
+    return list(dict.fromkeys(sizes))

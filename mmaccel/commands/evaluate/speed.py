@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.limits import MAX_RUNS, check_most
 
 _HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
 
@@ -40,6 +41,7 @@ def speed(
     writes speed.md, speed.json, speed.jsonl and plots."""
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
+    from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import parse_sizes, pick_prompts, read_prompts
     from mmaccel.commands.files import new_report, open_folder, write_lines
     from mmaccel.errors import OptionError
@@ -51,9 +53,12 @@ def speed(
     least = load("mmaccel.evaluation.speed.measure:LEAST_RUNS")
     if runs < least or warm_up < 1:
         raise OptionError(
-            f"--runs, --warm-up: expected at least {least} and 1, received {runs} and {warm_up}; "
+            f"--runs, --warm-up: expected at least {least} and 1, received {show(runs)} and "
+            f"{show(warm_up)}; "
             "p90 needs them (mmaccel bench measures quickly)"
         )
+    for option, value in (("--runs", runs), ("--warm-up", warm_up)):
+        check_most(option, value, MAX_RUNS, "ask for fewer")
     sizes = parse_sizes(batch_sizes)
     load("mmaccel.evaluation.speed.transformers_baseline:check_names")(baseline or [])
     if prompts is not None:

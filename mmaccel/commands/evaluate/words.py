@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mmaccel.commands.options import JsonFile
+from mmaccel.limits import read_lines
 
 
 def words(
@@ -25,13 +26,13 @@ def words(
     """Word error rate: substituted, deleted and inserted words over words of the reference."""
     from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report, write_json, write_lines
+    from mmaccel.commands.terminal import say
 
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)
     module = "mmaccel.evaluation.quality.word_errors:"
     plain = load(module + "simplify") if simplify else str
-    read_lines = load("mmaccel.evaluation.quality.image_folder:read_lines")
-    texts = [[plain(line) for line in read_lines(file)] for file in (reference, heard)]
+    texts = [[plain(line) for line in read_lines(file, "text")] for file in (reference, heard)]
     parts = load(module + "compare_transcripts")(*texts)
     total = load(module + "sum_word_errors")(parts)
     figures = {"utterances": len(parts), "simplified": simplify, "rate": total.rate}
@@ -42,7 +43,7 @@ def words(
     ]
     write_lines(items_file, lines)
     name = "word error rate of simplified texts" if simplify else "word error rate"
-    print(
+    say(
         f"{name}: {100 * total.rate:.2f} % ({total.substitutions} substituted, {total.deletions} "
         f"deleted, {total.insertions} inserted; {total.words} words in {len(parts)} utterances)"
     )

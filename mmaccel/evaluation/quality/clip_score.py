@@ -98,6 +98,8 @@ def _score(pixels: Tensor, texts: list[str], embed: Embed) -> Tensor:
             f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
             f"{list(read.shape)}; return one row for each image and text"
         )
+    if seen.is_complex() or read.is_complex():
+        raise ShapeError("embeddings: expected real numbers, received complex ones; take a part")
     both = torch.stack([seen.double().cpu(), read.double().cpu()])
     if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
         raise NumericsError(

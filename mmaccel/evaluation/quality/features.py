@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +28,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import load
+from mmaccel.checks import show
 from mmaccel.errors import MissingBackendError, OptionError, ShapeError
 from mmaccel.evaluation.quality.frechet import Array, check_features
+from mmaccel.limits import MAX_WIDTH
 
 _PACKAGE, _MODULE = "torch_fidelity", "torch_fidelity.feature_extractor_inceptionv3"
 Extract = Callable[[Tensor], Tensor]
@@ -66,27 +67,48 @@ def open_extractor(name: str, weights: Path | None = None) -> Extract:
 def load_callable(name: str, option: str, wanted: str = "module:function") -> Callable[..., Any]:
     """Import a callable of the user's; the folder in which the program runs counts as installed.
 
+    Returns:
+        A function that calls it, and raises OptionError where it raises anything.
+
     Raises:
-        OptionError: no such module or name, or no callable.
+        OptionError: no such module or name, no callable, or a module that raises when imported.
     """
     module, _, attribute = name.partition(":")
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
         is_name = module and attribute and not module.startswith(".")
-        found = getattr(import_module(module), attribute) if is_name else None
-    except (ImportError, AttributeError, SyntaxError) as error:
-        reason = " ".join(str(error).split())[:100]
+        found: Any = getattr(import_module(module), attribute) if is_name else None
+    except (Exception, SystemExit) as error:  # the module is the user's own code
         raise OptionError(
-            f"{option}: expected {wanted}, received {name!r} ({reason}); check the spelling"
+            f"{option}: expected {wanted}, received {show(name)} ({_reason(error)}); check the "
+            "spelling and the module"
         ) from error
     finally:
         if here in sys.path:  # the module may have changed it
             sys.path.remove(here)
     if not callable(found):
-        raise OptionError(f"{option}: expected {wanted}, received {name!r}; name a callable")
-    called: Callable[..., Any] = found
-    return called
+        raise OptionError(f"{option}: expected {wanted}, received {show(name)}; name a callable")
+
+    def call(*args: Any) -> Any:
+        try:
+            return found(*args)
+        except (Exception, SystemExit) as error:
+            raise OptionError(
+                f"{option}: expected {show(name)} to return for {len(args[0])} images, received "
+                f"{_reason(error)}; call it with such images to find out why"
+            ) from error
+
+    return call
+
+
+def _reason(error: BaseException) -> str:
+    """The class and the message of an exception of the user's code, on one line."""
+    try:
+        text = " ".join(str(error).split())[:100]
+    except Exception:  # its __str__ is the user's code too
+        text = "a message that cannot be read"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
@@ -109,6 +131,11 @@ def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
                 f"features: expected [{len(batch)}, D] for a batch of {len(batch)}, received "
                 f"{list(found.shape)}; return one row for each image"
             )
+        if found.shape[1] > MAX_WIDTH:
+            raise ShapeError(
+                f"features: expected a width of at most {MAX_WIDTH}, received {found.shape[1]}, "
+                "whose covariance takes its square in memory; pool, or project to fewer"
+            )
         parts.append(check_features(found, least=1))
         if parts[-1].shape[1] != parts[0].shape[1]:
             raise ShapeError(
@@ -127,7 +154,7 @@ def _to_array(made: Any) -> Array:
     try:
         given = torch.as_tensor(made).detach().cpu()
         found: Array = np.asarray(given if given.is_complex() else given.double())  # refused later
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of whatever the user's code returned
         raise ShapeError(
             f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "
             "for each image"
@@ -151,11 +178,10 @@ def open_inception(weights: Path) -> Callable[[Tensor], Tensor]:
     try:
         torch.load(weights, map_location="cpu", weights_only=True)  # runs no code of the file
         network: Any = network_class("inception-v3-compat", ["2048"], str(weights)).eval()
-    except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:160]
+    except Exception as error:  # of whatever a file holds
         raise OptionError(
             f"weights: expected the state dict of torch-fidelity's Inception, received "
-            f"{str(weights)!r} ({type(error).__name__}: {reason}); take "
+            f"{str(weights)!r} ({_reason(error)}); take "
             "weights-inception-2015-12-05-6726825d.pth of its releases"
         ) from error
 

@@ -8,7 +8,6 @@ be left out, and more may be added.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.limits import parse_json, read_lines
 
 LIST = "prompts.jsonl"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -82,7 +82,7 @@ def read_facts(file: Path) -> dict[str, Any]:
     with open_image(file) as image:
         text = getattr(image, "text", {}).get("mmaccel")
     try:
-        facts = json.loads(text) if text else {}
+        facts = parse_json(text) if isinstance(text, str) and text else {}
     except ValueError:
         facts = {}
     return facts if isinstance(facts, dict) else {}
@@ -154,11 +154,11 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
     listed: dict[str, dict[str, Any]] = {}
     if not file.is_file():
         return listed
-    for number, line in enumerate(read_lines(file), 1):
+    for number, line in enumerate(read_lines(file, "text"), 1):
         if not line.strip():
             continue
         try:
-            facts = json.loads(line)
+            facts = parse_json(line)
         except ValueError:
             facts = None
         _check_line(file, number, line, facts)
@@ -169,23 +169,6 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
             )
         listed[facts["file"]] = facts
     return listed
-
-
-def read_lines(file: Path) -> list[str]:
-    """The lines of a text in UTF-8. Only line feeds end one: within JSON and prompts, what Unicode
-    takes for the end of a line may stand.
-
-    Raises:
-        OptionError: no text.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8"
-        raise OptionError(
-            f"text: expected a file in UTF-8, received {str(file)!r} ({reason}); check the path"
-        ) from error
-    return lines[:-1] if lines[-1] == "" else lines
 
 
 def _check_line(file: Path, number: int, line: str, facts: Any) -> None:

@@ -1,0 +1,228 @@
+"""Limits of what a command line and its files may ask for, and readers of files that keep them.
+
+A value beyond a limit is refused before memory or time is spent on it, with the limit in the
+message. Each limit is far above what is asked for in earnest and far below what a machine of 4 GB
+could not hold; next to it stands where its number comes from.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+from mmaccel.checks import show
+from mmaccel.errors import OptionError
+
+# Counts.
+MAX_ITEMS = 2_000_000  # images of a prompt file: a million prompts twice; 0.7 KB of memory each
+MAX_IMAGES = 100_000  # of a row or of `--count`, which keep a list of them: a day on a GPU
+MAX_MEASURED = 10_000  # images of a measurement, all in memory: an interval of 1 % needs as many
+MAX_SAMPLES = 10_000_000  # sequences of the G-test: 200 times its default, ten minutes
+MAX_CELLS = 2_000_000_000  # pairs of words compared in an utterance: 40 000 words all wrong
+MAX_BATCH = 65_536  # rows decoded together: 1000 times what fills the largest GPU
+MAX_RUNS = 100_000  # of a speed measurement: percentiles stop changing long before
+MAX_RETRIES = 1_000  # of an item: what failed so often will fail again
+MAX_ACTORS = 4_096  # Ray processes, each of them a model of gigabytes
+MAX_VALUES = 1_000  # of an option with commas: the catalog has 17 policies
+MAX_WIDTH = 16_384  # of features, whose covariance takes 2 GB then; Inception has 2048
+MAX_SIDE = 16_384  # pixels: four times the widest image of a model here
+
+# Texts.
+MAX_PROMPT = 20_000  # characters: far more than any text encoder here reads
+MAX_VALUE = 10_000  # characters of a `--set` or a path: the longest is a tuple of token ids
+MAX_EXPRESSION_DEPTH = 16  # brackets within brackets of a `--set`, whose deepest has one
+MAX_MARKS = 1_000  # combining marks in a row: Unicode asks for 30 at most, jokes have 100
+MAX_DIGITS = 40  # of an integer: a seed has 20, and no float holds one of 309
+MAX_DEPTH = 64  # brackets within brackets of a JSON text: those of this library have up to 6
+
+# Files.
+MAX_FILE = 2**30  # bytes of a file of texts: a million prompts of 1 KB
+MAX_LINES = 2 * MAX_ITEMS  # of such a file: an empty line after each prompt
+MAX_LINE = 2**20  # bytes: two prompts of `MAX_PROMPT` characters, each written as \ud83d\ude00
+
+_BLOCK = 2**20  # bytes read at a time
+_OPENING = "([{"
+_QUOTED = re.compile(r""""(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?""", re.DOTALL)
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
+
+
+def check_most(option: str, value: int, most: int, remedy: str) -> None:
+    """Refuse a number above a limit.
+
+    Raises:
+        OptionError: with the limit.
+    """
+    if value > most:
+        raise OptionError(f"{option}: expected at most {most}, received {show(value)}; {remedy}")
+
+
+def read_whole(file: str | Path, option: str) -> bytes:
+    """The bytes of a file of texts.
+
+    Args:
+        file: a path; only regular files are read, because others may never end.
+        option: begins the message.
+
+    Raises:
+        OptionError: no such file, no regular one, or more than `MAX_FILE` bytes.
+    """
+    name = str(file)
+    try:
+        facts = os.stat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OptionError(
+                f"{option}: expected a regular file, received {name!r}, which is "
+                f"{_kind_of(facts.st_mode)}; write the text to a file first"
+            )
+        check_file_size(facts.st_size, f"{option} {name!r}")
+        with open(file, "rb") as opened:
+            data = opened.read(MAX_FILE + 1)
+    except OptionError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(
+            f"{option}: expected a file that can be read, received {name!r} ({reason}); "
+            "check the path"
+        ) from error
+    check_file_size(len(data), f"{option} {name!r}")
+    return data
+
+
+def _kind_of(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def check_file_size(size: int, what: str) -> None:
+    """Refuse a file or stream of more than `MAX_FILE` bytes.
+
+    Raises:
+        OptionError: such a size; `what` begins the message.
+    """
+    if size > MAX_FILE:
+        raise OptionError(
+            f"{what}: expected at most {MAX_FILE} bytes, received more; split it into several"
+        )
+
+
+def read_stream(stream: IO[bytes], what: str) -> bytes:
+    """The bytes of a stream up to its end, which an endless one does not have.
+
+    Args:
+        stream: standard input.
+        what: begins the message.
+
+    Raises:
+        OptionError: as soon as it has sent more than `MAX_FILE` bytes or `MAX_LINES` lines, or more
+            than `MAX_LINE` bytes of one line.
+    """
+    data, lines, begin = bytearray(), 0, 0  # begin: of the line that is not finished
+    while block := stream.read(_BLOCK):
+        end = block.rfind(b"\n")
+        begin = begin if end < 0 else len(data) + end + 1
+        data += block
+        lines += block.count(b"\n")
+        if len(data) - begin > MAX_LINE:
+            raise _too_long(what, lines + 1, "more")
+        check_file_size(len(data), what)
+        _check_line_count(lines, what)
+    return bytes(data)
+
+
+def check_text(data: bytes, what: str) -> None:
+    """Refuse bytes that are no text in UTF-8 of lines within the limits. Only line feeds end one:
+    within JSON and prompts, what Unicode takes for the end of a line may stand.
+
+    Raises:
+        OptionError: not UTF-8, more than `MAX_LINES` lines, or one of more than `MAX_LINE` bytes;
+            `what` begins the message.
+    """
+    _check_line_count(data.count(b"\n"), what)
+    for number, line in enumerate(io.BytesIO(data), 1):
+        if len(line) > MAX_LINE:
+            raise _too_long(what, number, str(len(line)))
+        try:
+            str(line, "utf-8")
+        except UnicodeDecodeError as error:
+            raise OptionError(
+                f"{what}: expected UTF-8, received the byte 0x{line[error.start]:02x} in line "
+                f"{number}; save it as UTF-8"
+            ) from error
+
+
+def _check_line_count(count: int, what: str) -> None:
+    if count > MAX_LINES:
+        raise OptionError(
+            f"{what}: expected at most {MAX_LINES} lines, received more; split it into several"
+        )
+
+
+def _too_long(what: str, number: int, length: str) -> OptionError:
+    return OptionError(
+        f"{what}: expected lines of at most {MAX_LINE} bytes, received {length} in line "
+        f"{number}; a line feed ends a line"
+    )
+
+
+def read_lines(file: str | Path, option: str) -> list[str]:
+    """The lines of a file in UTF-8, with or without a byte order mark; see `check_text`.
+
+    Raises:
+        OptionError: see `read_whole` and `check_text`.
+    """
+    data = read_whole(file, option)
+    check_text(data, f"{option} {str(file)!r}")
+    return [str(line, "utf-8").removesuffix("\n") for line in io.BytesIO(data.removeprefix(_MARK))]
+
+
+def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:
+    """The value of a JSON text that anybody may have written.
+
+    Args:
+        text: JSON.
+        unique_names: whether an object may have each name only once.
+
+    Raises:
+        ValueError: no JSON, more than `MAX_DEPTH` brackets within brackets, an integer of more than
+            `MAX_DIGITS` digits, or a name that occurs twice.
+    """
+    if isinstance(text, bytes):
+        text = str(text, "utf-8-sig")
+    if is_deeper(text, MAX_DEPTH):
+        raise ValueError(f"more than {MAX_DEPTH} brackets within brackets")
+    hook = _to_object if unique_names else None
+    return json.loads(text, parse_int=_to_int, object_pairs_hook=hook)
+
+
+def is_deeper(text: str, most: int) -> bool:
+    """Whether more than `most` brackets stand within brackets, those in quotes not counted; in
+    linear time, and before a parser recurses.
+    """
+    if sum(map(text.count, _OPENING)) <= most:
+        return False
+    depth = 0
+    for found in _BRACKETS.finditer(_QUOTED.sub("", text)):
+        depth += 1 if found[0] in _OPENING else -1
+        if depth > most:
+            return True
+    return False
+
+
+def _to_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return values
