@@ -90,7 +90,7 @@ def run_tests(
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-o", "log_cli=false"]
-        command += ["-p", "borrowed_plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        command += ["-p", "borrowed_plugin", "-p", "no:cacheprovider"]
         command += ["--tb=line", "--continue-on-collection-errors", f"--basetemp={folder}/tests"]
         trouble = ""
         try:
@@ -159,16 +159,18 @@ def summarize(records: list[dict[str, Any]], again: list[dict[str, Any]]) -> dic
         reasons: fallbacks of calls of text, by reason; a call may have several.
         differences: calls whose result was not the reference's.
         failures: tests that fail under the policy alone.
-        by_test: outcomes of calls of text, by test without its model.
+        by_test, by_model: outcomes of calls of text, by test without its model, and by class.
     """
     calls = [record for record in records if "call" in record]
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     by_test: dict[str, Counter[str]] = defaultdict(Counter)
+    by_model: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: Counter[str] = Counter()
     for call in calls:
         kinds[call["kind"]][call["outcome"]] += 1
         if call["kind"] == "text":
             by_test[short(call["call"]).partition("::")[2]][call["outcome"]] += 1
+            by_model[call["model"]][call["outcome"]] += 1
             reasons.update(call["reasons"])
     text = kinds["text"]
     counted = text["accelerated"] + text["fallback"]
@@ -190,6 +192,7 @@ def summarize(records: list[dict[str, Any]], again: list[dict[str, Any]]) -> dic
             if test["result"] == "failed" and test["test"] in passed
         ],
         "by_test": {name: dict(outcomes) for name, outcomes in sorted(by_test.items())},
+        "by_model": {name: dict(outcomes) for name, outcomes in sorted(by_model.items())},
     }
 
 
@@ -228,7 +231,9 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print(as_table(summary))
-    rest = {name: summary[name] for name in summary if name not in ("calls", "reasons", "by_test")}
+    rest = {
+        name: summary[name] for name in summary if not name.startswith(("calls", "reasons", "by_"))
+    }
     print(json.dumps(rest, indent=1))
     return int(bool(summary["differences"] or summary["failures"] or summary["troubles"]))
 
