@@ -108,7 +108,11 @@ def run_tests(
 
 
 def run_all(
-    checkout: Path, models: Sequence[str] = MODELS, workers: int = 2, budget: float = 600
+    checkout: Path,
+    models: Sequence[str] = MODELS,
+    workers: int = 2,
+    budget: float = 600,
+    log: Path | None = None,
 ) -> dict[str, Any]:
     """Run the tests of these models; the tests that failed run once more without a policy.
 
@@ -117,6 +121,7 @@ def run_all(
         models: names of folders in tests/models, or `["all"]`.
         workers: processes at a time.
         budget: seconds for each process.
+        log: file for what the plugin wrote, call by call.
 
     Returns:
         The summary, see `summarize`.
@@ -130,6 +135,8 @@ def run_all(
         answers = list(pool.map(lambda share: run_tests(checkout, share, budget), shares))
     records = [record for lines, _ in answers for record in lines]
     troubles = [trouble for _, trouble in answers if trouble]
+    if log is not None:
+        log.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     failed = [r["test"] for r in records if r.get("result") == "failed" and "::" in r["test"]]
     again: list[dict[str, Any]] = []
     if failed:
@@ -222,12 +229,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     parser.add_argument("--budget", type=float, default=600, help="seconds for a process")
     parser.add_argument("--json", type=Path, help="write the summary to this file")
+    parser.add_argument("--log", type=Path, help="write every call and test to this file")
     options = parser.parse_args()
     checkout, reason = find_checkout(options.checkout)
     if checkout is None:
         print(reason, file=sys.stderr)
         return 2
-    summary = run_all(checkout, options.models.split(","), options.workers, options.budget)
+    models = options.models.split(",")
+    summary = run_all(checkout, models, options.workers, options.budget, options.log)
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print(as_table(summary))
