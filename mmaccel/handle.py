@@ -115,8 +115,8 @@ def attach(
 
     `target.generate(...)` keeps its signature. Sampling arguments, transformers' own processors,
     stopping criteria, padded batches, guidance and streamer work as before; greedy output is the
-    same, sampled output has the same distribution. `past_key_values` of `return_dict_in_generate`
-    is None. Only this object is changed.
+    same, sampled output has the same distribution. Scores, hidden states and caches are returned as
+    without a policy. Only this object is changed.
 
     Args:
         target: a transformers model that generates, also one compiled by torch or wrapped by peft;

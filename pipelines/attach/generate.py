@@ -19,8 +19,11 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.fallback import Fallback
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop, find_obstacles, hand_over
 from mmaccel.pipelines.attach.patching import as_function, original
+from mmaccel.pipelines.attach.prompt_pass import open_prompt
+from mmaccel.pipelines.attach.step_outputs import PER_LAYER, Columns, StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Progress, Stats
@@ -85,7 +88,7 @@ class GenerateService:
                 raise
             reasons = [str(error)]
         else:
-            reasons = find_obstacles(call, self.family.served)
+            reasons = find_obstacles(call, self.family.served, self.family.takes_own_prompt)
             reasons += self.family.obstacles(call)
         if not reasons:
             return self._decode(call)
@@ -175,6 +178,7 @@ class GenerateService:
             return ends
 
         window, seed = self.family.open(call), self._choose_seed(samples)
+        outputs = _prepare(call, window, self.family.served)
         self.engine.prepare(window, prompt, self.policy, params)
         generation = self.policy.sample(
             window,
@@ -187,7 +191,9 @@ class GenerateService:
         self.history.append(generation.stats)
         if call.streamer is not None:
             call.streamer.end()
-        return hand_over(call.ids, generation, call.pad, call.config.return_dict_in_generate)
+        fields = {} if outputs is None else outputs.collect()
+        as_output = call.config.return_dict_in_generate
+        return hand_over(call.ids, generation, call.pad, as_output, fields)
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:
@@ -195,3 +201,20 @@ class GenerateService:
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, ()))
+
+
+def _prepare(
+    call: GenerateCall, window: CausalLMWindow, served: frozenset[str]
+) -> StepOutputs | None:
+    """Let a window record what the call wants next to its tokens, and give it its prompt."""
+    outputs, names = None, call.records
+    if names or call.returns_cache:
+        cache = call.cache if call.returns_cache else None
+        outputs = StepOutputs(names, Columns(call.mask), call.pad, cache)
+        window.recorder = outputs
+        window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
+        if "attentions" in names:
+            window.attention = "model"  # the kernel has no weights to give out
+    if set(call.prompt_reasons) - served:
+        window.own_prompt = open_prompt(call, outputs)
+    return outputs

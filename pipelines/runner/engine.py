@@ -140,6 +140,11 @@ def find_obstacle(
         return f"{type(policy).__name__}, whose passes synchronise with the host"
     if not hasattr(window, "runner"):
         return f"a {type(window).__name__}, which takes no step runner"
+    recorder = getattr(window, "recorder", None)
+    if recorder is not None and recorder.is_active:
+        return "outputs of every step, which the host stores"
+    if getattr(window, "own_prompt", None) is not None:
+        return "a prompt that the model's own prefill processes"
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)
