@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from tests.borrowed.borrowed_compare import Comparison
 from tests.borrowed.run import find_checkout, run_all, summarize
 
 EXPECTED = json.loads(Path(__file__).with_name("expected.json").read_text("utf-8"))
@@ -44,7 +48,7 @@ def test_the_summary_counts_calls_and_finds_what_fails_with_a_policy_alone() -> 
     def call(kind: str, outcome: str, *reasons: str, difference: str | None = None) -> dict:
         test = "tests/models/llama/test_modeling_llama.py::LlamaModelTest::test_greedy"
         return {
-            "call": test, "kind": kind, "outcome": outcome, "reasons": reasons,
+            "call": test, "model": "LlamaForCausalLM", "kind": kind, "outcome": outcome, "reasons": reasons,
             "difference": difference,
         }  # fmt: skip
 
@@ -67,3 +71,27 @@ def test_the_summary_counts_calls_and_finds_what_fails_with_a_policy_alone() -> 
     assert [entry["test"] for entry in summary["differences"]] == ["llama::test_greedy"]
     assert summary["failures"] == [{"test": "a::test_x", "message": "one"}]
     assert summary["calls"]["beams"] == {"fallback": 1}
+
+
+def test_the_comparison_finds_what_differs_and_nothing_else() -> None:
+    def output(**changes: Any) -> GenerateDecoderOnlyOutput:
+        cache = DynamicCache()
+        cache.update(torch.ones(2, 1, 4, 3), torch.ones(2, 1, 4, 3), 0)
+        scores = (torch.tensor([[0.5, -torch.inf]]), torch.tensor([[0.25, 1.0]]))
+        fields = {"sequences": torch.tensor([[1, 2]]), "scores": scores, "past_key_values": cache}
+        return GenerateDecoderOnlyOutput(**fields | changes)
+
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    find = Comparison(mask=mask).find
+    assert find(output(), output()) is None
+    hidden, shown = output(), output()
+    hidden.past_key_values.layers[0].keys[0, :, 0] = 9
+    shown.past_key_values.layers[0].keys[1, :, 0] = 9
+    assert find(output(), hidden) is None
+    assert find(output(), shown) == "past_key_values.layers[0].keys: differs by up to 8.0e+00"
+    first, second = output().scores
+    assert "expected 2 entries" in str(find(output(), output(scores=(first,))))
+    assert "scores[1]: differs" in str(find(output(), output(scores=(first, second + 2e-5))))
+    assert "finite in other places" in str(find(output(), output(scores=(second, second))))
+    assert "sequences: 1 of 2" in str(find(output(), output(sequences=torch.tensor([[1, 3]]))))
+    assert "expected the fields" in str(find(output(), output(scores=None)))
