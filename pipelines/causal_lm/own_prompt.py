@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class OwnPrompt:
     next_position: Tensor
     process: Callable[[], PromptStates]
     inputs: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether generated tokens go on at the positions of their cache indices, as ids alone."""
+        return not self.inputs and torch.equal(self.next_position, self.lengths)
 
     @property
     def lengths(self) -> Tensor:
