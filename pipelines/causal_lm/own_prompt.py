@@ -72,6 +72,6 @@ def read_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     """`PromptStates.layers` of transformers' `DynamicCache` or `StaticCache`."""
     found = []
     for layer in cache.layers:
-        length = layer.get_seq_length()  # a static layer has room for more
+        length = int(layer.get_seq_length())  # a static layer has room for more, a sliding one less
         found.append((layer.keys[:, :, :length], layer.values[:, :, :length]))
     return found

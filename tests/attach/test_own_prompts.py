@@ -201,8 +201,9 @@ def test_a_cache_of_the_caller_is_filled_in_place() -> None:
     assert_alike(read_cache(caches[1]), read_cache(caches[0]))
 
 
-def test_static_caches() -> None:
-    model = build_lm("llama")
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_static_caches(name: str) -> None:
+    model = build_lm(name)
     ours, _ = _compare(model, RAGGED | {"cache_implementation": "static"}, POLICIES["jacobi"])
     from transformers import StaticCache
 

@@ -119,6 +119,21 @@ def test_hidden_states_and_attentions(name: str, batch: str, policy: str) -> Non
         assert_alike(getattr(ours, field), getattr(plain, field))
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_states_without_a_cache(name: str) -> None:
+    """The loop then gives out those of all tokens at every step."""
+    model = build_lm(name, attn_implementation="eager")
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 0]])
+    mask = torch.ones_like(mask) if name == "gemma3" else mask  # holes under sliding windows
+    prompt: dict[str, Any] = RAGGED | {"attention_mask": mask, "use_cache": False}
+    options = prompt | STATES | SCORES | {"do_sample": False, "max_new_tokens": 5}
+    plain = _generate(model, **options)
+    ours = _generate(model, POLICIES["jacobi"], **options)
+    for field in ("sequences", "scores", "logits", "hidden_states", "attentions"):
+        assert_alike(getattr(ours, field), getattr(plain, field))
+    assert ours.past_key_values is None
+
+
 def test_scores_under_guidance() -> None:
     model = build_lm("llama")
     options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False, "guidance_scale": 1.6}
