@@ -178,7 +178,7 @@ class GenerateService:
             return ends
 
         window, seed = self.family.open(call), self._choose_seed(samples)
-        outputs = _prepare(call, window, self.family.served)
+        outputs = _prepare(call, window, self.family)
         self.engine.prepare(window, prompt, self.policy, params)
         generation = self.policy.sample(
             window,
@@ -203,9 +203,7 @@ class GenerateService:
         return int(torch.randint(2**63 - 1, ()))
 
 
-def _prepare(
-    call: GenerateCall, window: CausalLMWindow, served: frozenset[str]
-) -> StepOutputs | None:
+def _prepare(call: GenerateCall, window: CausalLMWindow, family: CausalLM) -> StepOutputs | None:
     """Let a window record what the call wants next to its tokens, and give it its prompt."""
     outputs, names = None, call.records
     if names or call.returns_cache:
@@ -215,6 +213,9 @@ def _prepare(
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:
             window.attention = "model"  # the kernel has no weights to give out
-    if set(call.prompt_reasons) - served:
+    is_own = bool(set(call.prompt_reasons) - family.served)
+    if not is_own and call.returns_cache and call.guidance is None and family.takes_own_prompt:
+        is_own = not bool(call.mask.all())  # for the keys and values of padding
+    if is_own:
         window.own_prompt = open_prompt(call, outputs)
     return outputs

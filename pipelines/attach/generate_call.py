@@ -82,6 +82,11 @@ class GenerateCall:
         return 0 if self.cache is None else int(self.cache.get_seq_length())
 
     @property
+    def is_uncached(self) -> bool:
+        """Whether transformers' loop processes all tokens again at every step."""
+        return self.others.get("use_cache") is False
+
+    @property
     def returns_cache(self) -> bool:
         """Whether the caller sees the cache after the call."""
         is_own = getattr(self.cache, "_is_user_defined", False)
@@ -259,7 +264,7 @@ _SERVED = {
 }
 _CACHES = {  # transformers' caches that are read, and their layers
     "DynamicCache": {"DynamicLayer", "DynamicSlidingWindowLayer"},
-    "StaticCache": {"StaticLayer"},
+    "StaticCache": {"StaticLayer", "StaticSlidingWindowLayer"},
 }
 
 
@@ -353,8 +358,8 @@ def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]
         yield f"a cache with layers of other kinds ({', '.join(sorted(kinds))})"
     if call.n_cached >= call.n_columns:
         yield "past_key_values that hold the whole prompt already"
-    if call.records & set(PER_LAYER.values()) and call.others.get("use_cache") is False:
-        yield "hidden states or attentions without a cache, of all tokens at every step"
+    if call.records & set(PER_LAYER.values()) and call.is_uncached and not call.mask[:, 0].all():
+        yield "hidden states or attentions of padding without a cache, which differ at every step"
     if "attentions" in call.records:
         if text_config(call.model)._attn_implementation != "eager":
             yield "output_attentions of an attention that gives out no weights"

@@ -40,7 +40,7 @@ def open_prompt(call: GenerateCall, outputs: StepOutputs | None) -> OwnPrompt:
         n_cached = call.n_cached
         output = call.model._prefill(call.ids, call.config, others)
         if outputs is not None:
-            outputs.take_prompt(output, cache)
+            outputs.take_prompt(output, None if call.is_uncached else cache)
         n_processed = mask.shape[0] * (mask.shape[1] - n_cached)
         return PromptStates(read_layers(cache), output.logits[:, -1], n_processed)
 

@@ -13,10 +13,12 @@ Source: `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.23.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.samplers.window.run import WindowRun
 
@@ -71,7 +73,8 @@ class StepOutputs:
         self.is_active = bool(names)
         self._columns, self._filler, self._cache = columns, filler, cache
         self._prompt_output: Any = None
-        self._windows: list[int | None] = []
+        self._windows: list[int | None] | None = None
+        self._is_uncached = False
         self._steps: dict[str, list[Any]] = {name: [] for name in names}
         self._noted: dict[str, Any] = {}
         self._width, self._n_steps = 0, 0
@@ -81,11 +84,13 @@ class StepOutputs:
 
         Args:
             output: of the model's forward.
-            cache: the transformers cache that the pass filled. Its layers say which columns
-                attention weights have.
+            cache: the transformers cache that the pass filled, whose layers say which columns
+                attention weights have; None for a call without one, whose loop gives out the
+                values of all tokens at every step.
         """
-        self._prompt_output = output
-        self._windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+        self._prompt_output, self._is_uncached = output, cache is None
+        if cache is not None:
+            self._windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
 
     def record(self, name: str, value: Any) -> None:
         """See `StepRecorder.record`; values per layer are tuples of tensors with R rows."""
@@ -128,6 +133,8 @@ class StepOutputs:
         for name, steps in self._steps.items():
             if name in PER_LAYER.values():
                 steps[:1] = [getattr(self._prompt_output, name)]
+                if self._is_uncached:
+                    steps = list(accumulate(steps, _GROW[name]))
             found[name] = tuple(steps[: self._n_steps])
         return found | ({} if self._cache is None else {"past_key_values": self._cache})
 
@@ -143,7 +150,7 @@ class StepOutputs:
         else:  # [R, H, W, S] -> [B, H, 1, T + step]
             parts = [
                 self._to_columns(value[rows, :, entries], rows, step, window)[:, :, None]
-                for value, window in zip(layers, self._windows)
+                for value, window in zip(layers, self._windows or [None] * len(layers))
             ]
         stored = [None] * len(parts) if before is None else before
         return tuple(_put(old, part, rows, batch) for old, part in zip(stored, parts))
@@ -169,6 +176,19 @@ class StepOutputs:
         model: Any = run.model
         for layer, (keys, values) in enumerate(model.cached_states(index)):
             self._cache.update(keys, values, layer)
+
+
+def _grow_states(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Hidden states `[B, N, C]` of each layer, and those of one more token `[B, 1, C]`."""
+    return tuple(torch.cat(pair, 1) for pair in zip(before, new))
+
+
+def _grow_weights(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Attention weights `[B, H, N, N]` of each layer, and those of one more `[B, H, 1, N + 1]`."""
+    return tuple(torch.cat([pad(old, (0, 1)), row], 2) for old, row in zip(before, new))
+
+
+_GROW = {"hidden_states": _grow_states, "attentions": _grow_weights}
 
 
 def _put(before: Tensor | None, part: Tensor, rows: list[int], batch: int) -> Tensor:

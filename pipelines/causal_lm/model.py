@@ -226,7 +226,9 @@ class CausalLMWindow(StaticModelBuffers):
     def position_ids(self, positions: Tensor) -> Tensor:
         """The model's position ids of cache positions `[R, W]` int64; surplus ones are clamped."""
         positions, own = positions.clamp(max=self._positions - 1), self.own_prompt
-        return positions if own is None else positions + (own.next_position - own.lengths)[:, None]
+        if own is None or own.is_plain:
+            return positions
+        return positions + (own.next_position - own.lengths)[:, None]
 
     def cached_states(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of B rows.

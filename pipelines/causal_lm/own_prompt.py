@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ class OwnPrompt:
     process: Callable[[], PromptStates]
     inputs: dict[str, Tensor] = field(default_factory=dict)
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether generated tokens go on at the positions of their cache indices, as ids alone."""
+        return not self.inputs and torch.equal(self.next_position, self.lengths)
+
     @property
     def lengths(self) -> Tensor:
         """`[R]` int64, columns that are attended to."""
@@ -66,6 +72,6 @@ def read_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     """`PromptStates.layers` of transformers' `DynamicCache` or `StaticCache`."""
     found = []
     for layer in cache.layers:
-        length = layer.get_seq_length()  # a static layer has room for more
+        length = int(layer.get_seq_length())  # a static layer has room for more, a sliding one less
         found.append((layer.keys[:, :, :length], layer.values[:, :, :length]))
     return found

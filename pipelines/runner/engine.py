@@ -143,8 +143,9 @@ def find_obstacle(
     recorder = getattr(window, "recorder", None)
     if recorder is not None and recorder.is_active:
         return "outputs of every step, which the host stores"
-    if getattr(window, "own_prompt", None) is not None:
-        return "a prompt that the model's own prefill processes"
+    own_prompt = getattr(window, "own_prompt", None)
+    if own_prompt is not None and not own_prompt.is_plain:
+        return "token types, or positions that do not count the tokens"
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)

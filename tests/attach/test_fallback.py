@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, Make]] = {
         lambda m: {k: v[1:2] for k, v in PROMPTS.items()} | {"prompt_lookup_num_tokens": 2},
     ),
     "states of whole texts": (
-        "without a cache, of all tokens",
+        "without a cache",
         lambda m: {"output_hidden_states": True, "use_cache": False},
     ),
     "static attentions": (

@@ -101,7 +101,7 @@ def _embeddings(model: Any) -> dict[str, Any]:
     return {"input_ids": None, "inputs_embeds": table(PROMPTS["input_ids"]).detach()}
 
 
-STATES = {"output_hidden_states": True, "use_cache": False}  # of all tokens at every step
+STATES = {"output_hidden_states": True, "use_cache": False}  # of padding, without a cache
 FALLBACKS: dict[str, Any] = {
     "states": lambda model: STATES,
     "states, guided": lambda model: STATES | GUIDED,
