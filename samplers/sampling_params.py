@@ -118,12 +118,15 @@ class SamplingParams:
         slots: Tensor,
         layout: Layout | None,
     ) -> Tensor:
-        """The steps of `apply`, which has the same arguments, up to the logits processor."""
+        """The steps of `apply` up to the logits processor; same arguments, `[B, W, V]` float32."""
         scores = self.to_model_scores(logits, branches, slots, layout)
         return scores if self.processor is None else self.processor(scores, tokens, columns)
 
     def finish_scores(self, scores: Tensor, slots: Tensor, layout: Layout | None) -> Tensor:
-        """The steps of `apply` after the logits processor."""
+        """The steps of `apply` after the logits processor: scores `[B, W, V]` to the same shape.
+
+        `slots` is `[B, W]` int64, as in `apply`.
+        """
         scores = self.to_target_scores(scores)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)

@@ -166,9 +166,12 @@ class GenerateService:
         kinds, warpers = take_warpers(call.kinds(), samples)
         chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
         params = call.params({"processor": chain} | warpers)
+        window, seed = self.family.open(call), self._choose_seed(samples)
+        outputs = _prepare(call, window, self.family)
         streamer = None
         if call.needs_streamer:
-            streamer = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad)
+            scores = outputs.scores if outputs is not None and "scores" in call.records else None
+            streamer = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad, scores)
 
         def on_step(progress: Progress) -> Tensor | None:
             ends = streamer(progress) if streamer is not None else None
@@ -177,8 +180,6 @@ class GenerateService:
                 chain.check(progress.previous, lengths if ends is None else lengths.minimum(ends))
             return ends
 
-        window, seed = self.family.open(call), self._choose_seed(samples)
-        outputs = _prepare(call, window, self.family)
         self.engine.prepare(window, prompt, self.policy, params)
         generation = self.policy.sample(
             window,

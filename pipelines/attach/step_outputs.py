@@ -127,6 +127,10 @@ class StepOutputs:
         if self._cache is not None:
             self._fill_cache(run)
 
+    def scores(self, n_steps: int) -> tuple[Tensor, ...]:
+        """Scores `[B, V]` of the first steps, during a run."""
+        return tuple(self._steps["scores"][:n_steps])
+
     def collect(self) -> dict[str, Any]:
         """Fields of transformers' output object: a tuple of steps for everything recorded."""
         found: dict[str, Any] = {}

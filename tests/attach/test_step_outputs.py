@@ -145,6 +145,24 @@ def test_scores_under_guidance() -> None:
     assert_alike(ours.logits, plain.logits)
 
 
+def test_stopping_criteria_read_the_scores() -> None:
+    """A row ends where its token was less than 0.3 likely."""
+    seen: list[int] = []
+
+    def is_unlikely(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        seen.append(len(scores))
+        return scores[-1].softmax(-1).gather(1, ids[:, -1:])[:, 0] < 0.3
+
+    model = build_lm("llama")
+    options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False}
+    plain = _generate(model, **options, stopping_criteria=[is_unlikely])
+    steps, seen = seen, []
+    ours = _generate(model, POLICIES["jacobi"], **options, stopping_criteria=[is_unlikely])
+    assert seen == steps == list(range(1, len(steps) + 1)) and len(steps) < 14
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert_alike(ours.scores, plain.scores)
+
+
 def test_transition_scores_of_several_sequences() -> None:
     """Rows of one prompt have noise of their own, and transformers can score what they drew."""
     model = build_lm("gpt2")
