@@ -96,6 +96,7 @@ def run_tests(
         try:
             done = subprocess.run(
                 [*command, *tests], cwd=checkout, env=environment, timeout=budget,
+                start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True,
             )  # fmt: skip
