@@ -106,9 +106,27 @@ class SamplingParams:
         Raises:
             ShapeError: if the number of branches does not suit the guidance scale.
         """
+        scores = self.to_processed_scores(logits, branches, tokens, columns, slots, layout)
+        return self.finish_scores(scores, slots, layout)
+
+    def to_processed_scores(
+        self,
+        logits: Tensor,
+        branches: int,
+        tokens: Tensor,
+        columns: Tensor,
+        slots: Tensor,
+        layout: Layout | None,
+    ) -> Tensor:
+        """The steps of `apply` up to the logits processor; same arguments, `[B, W, V]` float32."""
         scores = self.to_model_scores(logits, branches, slots, layout)
-        if self.processor is not None:
-            scores = self.processor(scores, tokens, columns)
+        return scores if self.processor is None else self.processor(scores, tokens, columns)
+
+    def finish_scores(self, scores: Tensor, slots: Tensor, layout: Layout | None) -> Tensor:
+        """The steps of `apply` after the logits processor: scores `[B, W, V]` to the same shape.
+
+        `slots` is `[B, W]` int64, as in `apply`.
+        """
         scores = self.to_target_scores(scores)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)

@@ -19,8 +19,11 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.fallback import Fallback
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop, find_obstacles, hand_over
 from mmaccel.pipelines.attach.patching import as_function, original
+from mmaccel.pipelines.attach.prompt_pass import open_prompt
+from mmaccel.pipelines.attach.step_outputs import PER_LAYER, Columns, StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Progress, Stats
@@ -85,7 +88,7 @@ class GenerateService:
                 raise
             reasons = [str(error)]
         else:
-            reasons = find_obstacles(call, self.family.served)
+            reasons = find_obstacles(call, self.family.served, self.family.takes_own_prompt)
             reasons += self.family.obstacles(call)
         if not reasons:
             return self._decode(call)
@@ -163,9 +166,12 @@ class GenerateService:
         kinds, warpers = take_warpers(call.kinds(), samples)
         chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
         params = call.params({"processor": chain} | warpers)
+        window, seed = self.family.open(call), self._choose_seed(samples)
+        outputs = _prepare(call, window, self.family)
         streamer = None
         if call.needs_streamer:
-            streamer = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad)
+            scores = outputs.scores if outputs is not None and "scores" in call.records else None
+            streamer = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad, scores)
 
         def on_step(progress: Progress) -> Tensor | None:
             ends = streamer(progress) if streamer is not None else None
@@ -174,7 +180,6 @@ class GenerateService:
                 chain.check(progress.previous, lengths if ends is None else lengths.minimum(ends))
             return ends
 
-        window, seed = self.family.open(call), self._choose_seed(samples)
         self.engine.prepare(window, prompt, self.policy, params)
         generation = self.policy.sample(
             window,
@@ -187,7 +192,9 @@ class GenerateService:
         self.history.append(generation.stats)
         if call.streamer is not None:
             call.streamer.end()
-        return hand_over(call.ids, generation, call.pad, call.config.return_dict_in_generate)
+        fields = {} if outputs is None else outputs.collect()
+        as_output = call.config.return_dict_in_generate
+        return hand_over(call.ids, generation, call.pad, as_output, fields)
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:
@@ -195,3 +202,21 @@ class GenerateService:
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, (), device="cpu"))
+
+
+def _prepare(call: GenerateCall, window: CausalLMWindow, family: CausalLM) -> StepOutputs | None:
+    """Let a window record what the call wants next to its tokens, and give it its prompt."""
+    outputs, names = None, call.records
+    if names or call.returns_cache:
+        cache = call.cache if call.returns_cache else None
+        outputs = StepOutputs(names, Columns(call.mask), call.pad, cache)
+        window.recorder = outputs
+        window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
+        if "attentions" in names:
+            window.attention = "model"  # the kernel has no weights to give out
+    is_own = bool(set(call.prompt_reasons) - family.served)
+    if not is_own and call.returns_cache and call.guidance is None and family.takes_own_prompt:
+        is_own = not bool(call.mask.all())  # for the keys and values of padding
+    if is_own:
+        window.own_prompt = open_prompt(call, outputs)
+    return outputs

@@ -8,8 +8,9 @@ Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
-from mmaccel.pipelines.causal_lm.compatibility import find_training_effect, text_config
+from mmaccel.pipelines.attach.step_outputs import PER_LAYER, PER_STEP
+from mmaccel.pipelines.causal_lm.compatibility import (
+    check_causal_lm,
+    find_position_limit,
+    find_training_effect,
+    text_config,
+)
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.runner.engine import Engine
@@ -34,7 +41,8 @@ class GenerateCall:
 
     Attributes:
         model: the model.
-        ids: `[B, T]` int64, padded on the left.
+        ids: `[B, T]` int64, the prompt. It has no columns where the prompt is embeddings alone, and
+            only the new ones where the caller's cache holds the others.
         processors: transformers' `LogitsProcessorList`.
         criteria: transformers' `StoppingCriteriaList`.
         config: transformers' `GenerationConfig`.
@@ -64,10 +72,53 @@ class GenerateCall:
         return first if is_own(first, GUIDANCE) else None
 
     @property
+    def cache(self) -> Any:
+        """The cache that the call was given, by the caller or by `generate`; or None."""
+        return self.others.get("past_key_values")
+
+    @cached_property
+    def n_cached(self) -> int:
+        """Columns of the prompt that the caller's cache holds, before the call."""
+        return 0 if self.cache is None else int(self.cache.get_seq_length())
+
+    @property
+    def is_uncached(self) -> bool:
+        """Whether transformers' loop processes all tokens again at every step."""
+        return self.others.get("use_cache") is False
+
+    @property
+    def returns_cache(self) -> bool:
+        """Whether the caller sees the cache after the call."""
+        is_own = getattr(self.cache, "_is_user_defined", False)
+        return self.cache is not None and (is_own or self.config.return_dict_in_generate)
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of the prompt, cached ones included: T where nothing is cached."""
+        embeddings, mask = self.others.get("inputs_embeds"), self.others.get("attention_mask")
+        if embeddings is not None:
+            return int(embeddings.shape[1])
+        # `generate` drops a mask that hides nothing, and stores its width
+        width = getattr(self.config, "_mask_length", -1) if mask is None else mask.shape[-1]
+        n_ids = self.ids.shape[1]
+        return n_ids if width == n_ids else self.n_cached + n_ids
+
+    @cached_property
     def mask(self) -> Tensor:
-        """`[B, T]` bool, False on padding."""
+        """`[B, n_columns]` bool, False on padding and on holes."""
         mask = self.others.get("attention_mask")
-        return torch.ones_like(self.ids, dtype=torch.bool) if mask is None else mask.bool()
+        if mask is None:
+            shape = len(self.ids), self.n_columns
+            return torch.ones(shape, dtype=torch.bool, device=self.ids.device)
+        return mask.bool()
+
+    @property
+    def records(self) -> frozenset[str]:
+        """Which outputs of every step the call asks for, of `PER_STEP` and `PER_LAYER`."""
+        if not self.config.return_dict_in_generate:
+            return frozenset()
+        known = PER_STEP | PER_LAYER
+        return frozenset(known[name] for name in known if getattr(self.config, name, False))
 
     @property
     def length(self) -> int | None:
@@ -108,9 +159,39 @@ class GenerateCall:
         mask = torch.ones_like(ids) if mask is None else mask.to(self.ids.device)
         return ids, mask.bool()
 
+    @cached_property
+    def prompt_reasons(self) -> list[str]:
+        """Why the model's own prefill has to process the prompt; empty where a window can.
+
+        Calls with guidance, and families of models that have no such prompts, are not served then.
+        """
+        return list(self._find_prompt_reasons())
+
+    def _find_prompt_reasons(self) -> Iterator[str]:
+        yield from (name for name in _PROMPT_INPUTS if self.others.get(name) is not None)
+        if self.n_cached:
+            yield "past_key_values given by the caller"
+        yield from (name for name, kind in PER_LAYER.items() if kind in self.records)
+        if not is_left_padded(self.mask):
+            yield "an attention mask that does more than hide padding on the left"
+            return
+        positions = self.others.get("position_ids")
+        if positions is not None and not self.n_cached:
+            counted = (self.mask.long().cumsum(-1) - 1)[self.mask]
+            if positions.shape[-1] != self.mask.shape[1] or not torch.equal(
+                positions.expand_as(self.mask)[self.mask], counted.to(positions.device)
+            ):
+                yield "position_ids that are not counted from each row's first token"
+
     def prompt(self) -> Prompt:
-        """Rows without their padding; with guidance, then the unconditional rows."""
-        branches = [(self.ids, self.mask)]
+        """Rows without padding and holes; with guidance, then the unconditional rows.
+
+        Tokens that are not known as ids (embeddings, columns of the caller's cache) are 0; the
+        window never processes them, and draft sources make something of them.
+        """
+        n_unknown = self.n_columns - self.ids.shape[1]
+        ids = pad(self.ids, (n_unknown, 0))[:, : self.n_columns]
+        branches = [(ids, self.mask)]
         if self.guidance is not None:
             branches.append(self.unconditional())
         longest = max(ids.shape[1] for ids, _ in branches)
@@ -132,13 +213,18 @@ def _is_criterion(criterion: Any, name: str) -> bool:
 
 
 def align_left(ids: Tensor, mask: Tensor) -> Tensor:
-    """Move padding from the left to the right; its content is never attended to."""
-    shift = ids.shape[1] - mask.sum(1, keepdim=True)
-    index = torch.arange(ids.shape[1], device=ids.device) + shift  # [B, T]
-    return ids.gather(1, index.clamp(max=ids.shape[1] - 1))
+    """Move columns that are not attended to, padding and holes, to the right."""
+    order = (~mask).long().argsort(dim=1, stable=True)  # [B, T]
+    return ids.gather(1, order)
 
 
-def hand_over(ids: Tensor, made: Generation, filler: Tensor | None, as_output: bool) -> Any:
+def hand_over(
+    ids: Tensor,
+    made: Generation,
+    filler: Tensor | None,
+    as_output: bool,
+    fields: Mapping[str, Any] | None = None,
+) -> Any:
     """What `generate` returns.
 
     Args:
@@ -146,6 +232,7 @@ def hand_over(ids: Tensor, made: Generation, filler: Tensor | None, as_output: b
         made: the generation `[B, L]` of these rows.
         filler: `[]` int64, pads a row after its end; None where rows have no end.
         as_output: whether transformers' output object is returned.
+        fields: of that object, in addition to the sequences.
 
     Returns:
         `[B, T + longest]` int64, or the object that holds it.
@@ -161,9 +248,10 @@ def hand_over(ids: Tensor, made: Generation, filler: Tensor | None, as_output: b
         return sequences
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-    return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences))
+    return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences), **(fields or {}))
 
 
+_PROMPT_INPUTS = ("inputs_embeds", "token_type_ids", "mm_token_type_ids")
 _SERVED = {
     "attention_mask",
     "logits_to_keep",
@@ -171,18 +259,29 @@ _SERVED = {
     "position_ids",
     "tokenizer",  # used by the stopping criteria alone
     "use_cache",
+    *_PROMPT_INPUTS,
+    *PER_LAYER,
 }
-_RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_CACHES = {  # transformers' caches that are read, and their layers
+    "DynamicCache": {"DynamicLayer", "DynamicSlidingWindowLayer"},
+    "StaticCache": {"StaticLayer", "StaticSlidingWindowLayer"},
+}
 
 
-def find_obstacles(call: GenerateCall, served: frozenset[str] = frozenset()) -> list[str]:
+def find_obstacles(
+    call: GenerateCall, served: frozenset[str] = frozenset(), takes_own_prompt: bool = True
+) -> list[str]:
     """Why the call cannot be served; empty if it can.
 
     Args:
         call: the call.
         served: arguments for the model that its family uses, in addition to the usual ones.
+        takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
     """
     found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call))
+    if not found:
+        reasons = [reason for reason in call.prompt_reasons if reason not in served]
+        found = list(_find_in_own_prompt(call, reasons)) if takes_own_prompt else reasons
     return list(dict.fromkeys([*found, *_find_in_lists(call)]))
 
 
@@ -192,18 +291,13 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
         yield "synced_gpus"
     if getattr(config, "is_assistant", False):
         yield "a model that drafts for another one"
-    if config.return_dict_in_generate:
-        yield from (name for name in _RECORDS if getattr(config, name, False))
     given = {name for name, value in others.items() if value is not None}
     if not others.get("mm_encoder_outputs"):  # no images in the prompt
         given.discard("mm_encoder_outputs")
     yield from sorted(given - _SERVED - served)
-    cache = others.get("past_key_values")
-    if cache is not None:
-        if type(cache).__name__ not in ("DynamicCache", "StaticCache") or cache.offloading:
-            yield f"a cache of its own kind ({type(cache).__name__})"
-        elif getattr(cache, "_is_user_defined", False) or int(cache.get_seq_length()) > 0:
-            yield "past_key_values given by the caller"
+    cache = call.cache
+    if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
+        yield f"a cache of its own kind ({type(cache).__name__})"
     yield from find_in_model(call.model)
     if call.ids.device != call.model.device:
         yield "token ids on another device than the model"
@@ -219,20 +313,19 @@ def find_in_model(model: Any) -> Iterator[str]:
 
 
 def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
-    if call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.ids.shape[1] < 1:
+    if call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.n_columns < 1:
         yield "a prompt that is not token ids [B, T]"
         return
     mask, positions = call.mask, call.others.get("position_ids")
-    if mask.shape != call.ids.shape or not is_left_padded(mask):
-        yield "an attention mask that does more than hide padding on the left"
+    if mask.shape != (len(call.ids), call.n_columns):
+        yield "an attention mask of another shape than the prompt"
         return
-    if positions is not None:
-        expected = (mask.long().cumsum(-1) - 1)[mask]
-        if positions.ndim != 2 or positions.shape[1] != mask.shape[1]:
-            yield "position_ids of another shape"
-        elif not torch.equal(positions.expand_as(mask)[mask], expected.to(positions.device)):
-            yield "position_ids that are not counted from each row's first token"
-    length, longest = call.length, call.ids.shape[1]
+    if not bool(mask.any(1).all()):
+        yield "an attention mask that hides a whole row"
+    if positions is not None and positions.ndim != 2:
+        yield "position_ids of another shape"
+        return
+    length, longest = call.length, call.n_columns
     if length is None or length < 1:
         yield "no limit on the number of tokens"
         return
@@ -246,9 +339,41 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
         ):
             yield "padded negative prompts for a model whose positions are absolute"
         longest = max(longest, ids.shape[1])
-    limit = getattr(text_config(call.model), "max_position_embeddings", None)
+    if positions is not None:
+        longest = max(longest, int(positions.max()) + 1)
+    limit = find_position_limit(call.model)
     if limit is not None and longest + length - 1 > limit:
         yield f"more positions than the model's {limit}"
+
+
+def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]:
+    """Why the model's own prefill cannot be used where there are `reasons` for it."""
+    if not reasons:
+        return
+    if call.guidance is not None:
+        yield from (f"guidance with {reason}" for reason in reasons)
+    cache = call.cache
+    kinds = set() if cache is None else {type(layer).__name__ for layer in cache.layers}
+    if cache is not None and not kinds <= _CACHES[type(cache).__name__]:
+        yield f"a cache with layers of other kinds ({', '.join(sorted(kinds))})"
+    if call.n_cached >= call.n_columns:
+        yield "past_key_values that hold the whole prompt already"
+    if call.records & set(PER_LAYER.values()) and call.is_uncached and not call.mask[:, 0].all():
+        yield "hidden states or attentions of padding without a cache, which differ at every step"
+    if "attentions" in call.records:
+        if text_config(call.model)._attn_implementation != "eager":
+            yield "output_attentions of an attention that gives out no weights"
+        if type(cache).__name__ == "StaticCache":
+            yield "output_attentions over a StaticCache"
+    windows = [window for window in check_causal_lm(call.model) if window is not None]
+    assert call.length is not None
+    if windows and min(windows) < call.n_columns + call.length and _has_holes(call.mask):
+        yield "an attention mask with holes for a model with sliding windows"
+
+
+def _has_holes(mask: Tensor) -> bool:
+    """Whether a row of `[B, T]` bool hides columns after its first token."""
+    return bool((mask[:, 1:] < mask[:, :-1]).any())
 
 
 def _find_in_lists(call: GenerateCall) -> Iterator[str]:
@@ -272,7 +397,7 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
 
 def is_left_padded(mask: Tensor) -> bool:
     """`[B, T]` bool: False, then True up to the end, at least once."""
-    return bool((mask[:, 1:] >= mask[:, :-1]).all()) and bool(mask[:, -1].all())
+    return not _has_holes(mask) and bool(mask[:, -1].all())
 
 
 @dataclass

@@ -10,6 +10,7 @@ Source: the loop of `transformers.generation.utils.GenerationMixin._sample`, 5.1
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +30,22 @@ class TokenStreamer:
         streamer: transformers' streamer or None.
         pad: pads a finished row; None lets finished rows go on until all are finished, as
             transformers does where no criterion has an end-of-sequence token.
+        scores: gives the scores `[B, V]` of the first n steps, which criteria may read; None where
+            the call records none. Those of rows that have ended are not there yet.
 
     Attributes:
         steps: number of steps passed on so far.
     """
 
-    def __init__(self, prompt: Tensor, criteria: Any, streamer: Any, pad: Tensor | None) -> None:
+    def __init__(
+        self,
+        prompt: Tensor,
+        criteria: Any,
+        streamer: Any,
+        pad: Tensor | None,
+        scores: Callable[[int], tuple[Tensor, ...]] | None = None,
+    ) -> None:
+        self._scores = scores
         self._ids, self._criteria, self._streamer, self._pad = prompt, criteria, streamer, pad
         self._finish = [_OPEN] * prompt.shape[0]
         self.steps = 0
@@ -66,7 +77,8 @@ class TokenStreamer:
             tokens = torch.where(done, self._pad.to(tokens.device), tokens)
         self._ids = torch.cat([self._ids, tokens[:, None]], 1)
         self.steps += 1
-        is_done: list[bool] = self._criteria(self._ids, None).tolist()
+        scores = None if self._scores is None else self._scores(self.steps)
+        is_done: list[bool] = self._criteria(self._ids, scores).tolist()
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())
         for row, stops in enumerate(is_done):

@@ -65,6 +65,24 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def find_position_limit(model: Any) -> int | None:
+    """How many positions a model's passes may have; None where it names no limit.
+
+    Some rotary positions turn differently once a pass goes beyond the length of pretraining
+    ("longrope"), so that earlier keys and values no longer fit; such a model ends there.
+    """
+    config = text_config(model)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    limits = [getattr(config, "max_position_embeddings", None)]
+    limits += [
+        kind.get("original_max_position_embeddings")
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a model's forward, by name."""
     return _parameters(type(model).forward)
@@ -129,9 +147,6 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
         return "whose layers see different positions, but whose forward takes one mask", other
     if any(_windows(layers)) and not _source_has(decoder, "sliding"):
         return "whose cache slides, but whose masks do not", other
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        return f"whose rotary positions change with the length ({rope['rope_type']})", other
     if getattr(config, "alibi", False):
         return "which takes positions from the attention mask (ALiBi)", other
     if getattr(config, "is_decoder", True) is False and _has_two_sided_attention(model):

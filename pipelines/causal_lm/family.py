@@ -17,7 +17,12 @@ from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, find_trai
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 
-_OWN = ("_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+_PREPARE = "prepare_inputs_for_generation"
+_LIKE_THE_USUAL = {  # overrides that act beyond the positions of `find_position_limit` alone
+    f"Phi3ForCausalLM.{_PREPARE}",
+    f"PhimoeForCausalLM.{_PREPARE}",
+}
+_OWN = ("_sample", _PREPARE, "_update_model_kwargs_for_generation")
 
 
 class CausalLM:
@@ -27,11 +32,14 @@ class CausalLM:
         name: of the family.
         served: arguments for the model's forward that `open` uses, in addition to the usual ones.
         known: methods of `GenerationMixin` that models of this family may override.
+        takes_own_prompt: whether its windows go on from the model's own prefill, see
+            `mmaccel.pipelines.causal_lm.own_prompt`.
     """
 
     name: ClassVar[str] = "causal_lm"
     served: ClassVar[frozenset[str]] = frozenset()
     known: ClassVar[frozenset[str]] = frozenset()
+    takes_own_prompt: ClassVar[bool] = True
 
     def check(self, model: Any) -> None:
         """Refuse a model whose `generate` no policy can serve.
@@ -46,7 +54,10 @@ class CausalLM:
         check_causal_lm(model)
         for name in _OWN:
             own: Any = original(model, name)
-            is_foreign = own.__func__ is not getattr(GenerationMixin, name)
+            is_foreign = own.__func__ is not getattr(GenerationMixin, name) and not (
+                own.__func__.__qualname__ in _LIKE_THE_USUAL
+                and own.__func__.__module__.startswith("transformers.models.")
+            )
             if (is_foreign and name not in self.known) or has_own(model, name):
                 raise UnsupportedModelError(
                     f"model: expected transformers' own {name}, received a {type(model).__name__} "

@@ -126,6 +126,19 @@ class WindowLayer:
             self.keys, self.values = _grow(layout, self.keys), _grow(layout, self.values)
         return _write(layout, self.keys, key_states), _write(layout, self.values, value_states)
 
+    def read(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, H, N, D]` at cache indices `[B, N]` of the first B rows.
+
+        Zeros at negative indices.
+        """
+        assert self.keys is not None and self.values is not None
+        index = index.to(self.keys.device)
+        rows = torch.arange(len(index), device=index.device)[:, None] * self.layout.allocated_length
+        flat, is_known = (rows + index.clamp(min=0)).flatten(), (index >= 0)[:, None, :, None]
+        found = (store[flat].unflatten(0, index.shape) for store in (self.keys, self.values))
+        keys, values = (states.transpose(1, 2).where(is_known, 0) for states in found)
+        return keys, values
+
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""
         for name in ("keys", "values"):
@@ -242,8 +255,8 @@ def _make_mask(
     keys = torch.arange(visible_length, device=positions.device)[None, None, None]
     own = positions[:, None, :, None]
     hidden = keys > own  # [R, 1, W, S]
-    if window is not None:
-        hidden |= keys <= own - window
+    if window is not None:  # a surplus query, beyond all keys, sees the last ones: no NaN
+        hidden |= keys <= own.clamp(max=visible_length - 1) - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
     return mask.masked_fill_(hidden, float("-inf"))
 

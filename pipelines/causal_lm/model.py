@@ -25,12 +25,14 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     check_causal_lm,
     check_mode,
     check_options,
+    find_position_limit,
     forward_parameters,
-    text_config,
 )
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
+from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.causal_lm.self_check import find_reason
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
+from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
 
 _CPU_STRIDE = 64
@@ -55,6 +57,9 @@ class CausalLMWindow(StaticModelBuffers):
         windows: sliding window of every layer, in positions; None where it sees everything.
         choices: collects (layer, version of the kernel) of every attention call, unless None.
         runner: carries out passes of samplers over this model; None runs them eagerly.
+        recorder: receives what the passes give out; None records nothing.
+        pass_options: arguments of every forward call, such as `output_hidden_states`.
+        own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
@@ -78,9 +83,7 @@ class CausalLMWindow(StaticModelBuffers):
         full = int(head.weight.shape[0])
         check_options(vocab_size, full, stride, attention)
         self.vocab_size = full if vocab_size is None else vocab_size
-        self.max_positions: int | None = getattr(
-            text_config(model), "max_position_embeddings", None
-        )
+        self.max_positions = find_position_limit(model)
         self._stride = stride
         has_option = "logits_to_keep" in forward_parameters(model)
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if has_option else {}
@@ -92,6 +95,10 @@ class CausalLMWindow(StaticModelBuffers):
         self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
         self.choices: Choices | None = None
+        self.recorder: StepRecorder | None = None
+        self.pass_options: dict[str, Any] = {}
+        self.own_prompt: OwnPrompt | None = None
+        self._prompt_logits: Tensor | None = None  # [R, V], until the first pass hands them over
 
     @property
     def device(self) -> torch.device:
@@ -132,10 +139,41 @@ class CausalLMWindow(StaticModelBuffers):
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
+        if self._prompt_logits is None:
+            return self._forward(tokens, start)
+        known, self._prompt_logits = self._prompt_logits[:, None], None
+        if tokens.shape[1] == 1:
+            return known
+        # the prompt's last token is in the cache
+        return torch.cat([known, self._forward(tokens[:, 1:], start + 1)], 1)
+
+    def _forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         if self.attention_reason:
-            return self._pass(tokens, start).logits  # [R, W, V]
-        with window_attention_in(self._configs, WindowPass(start, self.windows, self.choices)):
-            return self._pass(tokens, start, has_masks=False).logits
+            output = self._pass(tokens, start, **self.pass_options)
+        else:
+            this = WindowPass(start, self.windows, self.choices)
+            with window_attention_in(self._configs, this):
+                output = self._pass(tokens, start, has_masks=False, **self.pass_options)
+        for option in self.pass_options:
+            assert self.recorder is not None
+            name = option.removeprefix("output_")
+            self.recorder.record(name, getattr(output, name))
+        logits: Tensor = output.logits  # [R, W, V]
+        return logits
+
+    @torch.no_grad()
+    def process_prompt(self) -> int | None:
+        """Process the window's own prompt; see `mmaccel.samplers.window.run.process_prompt`."""
+        own, layout = self.own_prompt, self._kv_layout
+        if own is None:
+            return None
+        assert layout is not None, "reserve comes first"
+        states, index = own.process(), own.cache_indices()
+        for layer, (keys, values) in zip(self._cache.layers, states.layers):
+            layout.prepare(index[:, index.shape[1] - keys.shape[2] :], layout.max_length)
+            layer.update(keys, values)
+        self._prompt_logits = states.logits
+        return states.n_processed
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
@@ -177,12 +215,27 @@ class CausalLMWindow(StaticModelBuffers):
             past_key_values=self._cache,
             use_cache=True,
             return_dict=True,
+            **self._own_inputs(width),
             **options,
         )
 
+    def _own_inputs(self, width: int) -> dict[str, Tensor]:
+        own = self.own_prompt
+        return {} if own is None else {k: v.expand(-1, width) for k, v in own.inputs.items()}
+
     def position_ids(self, positions: Tensor) -> Tensor:
         """The model's position ids of cache positions `[R, W]` int64; surplus ones are clamped."""
-        return positions.clamp(max=self._positions - 1)
+        positions, own = positions.clamp(max=self._positions - 1), self.own_prompt
+        if own is None or own.is_plain:
+            return positions
+        return positions + (own.next_position - own.lengths)[:, None]
+
+    def cached_states(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of B rows.
+
+        Zeros at negative indices.
+        """
+        return [layer.read(index) for layer in self._cache.layers]
 
     def plain(self) -> CausalLMWindow:
         """A window over the same model for self-checks: text under the model's own attention."""

@@ -54,6 +54,7 @@ class GlmImage(CausalLM):
     name: ClassVar[str] = "glm_image"
     served: ClassVar[frozenset[str]] = frozenset({"image_grid_thw", "images_per_sample"})
     known: ClassVar[frozenset[str]] = frozenset({"prepare_inputs_for_generation"})
+    takes_own_prompt: ClassVar[bool] = False
 
     def wrap(self, model: Any) -> CausalLMWindow:
         """The model as a token model at text positions."""

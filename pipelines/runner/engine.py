@@ -140,6 +140,12 @@ def find_obstacle(
         return f"{type(policy).__name__}, whose passes synchronise with the host"
     if not hasattr(window, "runner"):
         return f"a {type(window).__name__}, which takes no step runner"
+    recorder = getattr(window, "recorder", None)
+    if recorder is not None and recorder.is_active:
+        return "outputs of every step, which the host stores"
+    own_prompt = getattr(window, "own_prompt", None)
+    if own_prompt is not None and not own_prompt.is_plain:
+        return "token types, or positions that do not count the tokens"
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)

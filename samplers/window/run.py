@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
+from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.scheduler import WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
@@ -58,6 +60,7 @@ class WindowRun:
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
         impossible: `[S]` int64, ids that need not be drafted, or None.
         runner: carries steps out.
+        recorder: the model's `StepRecorder`; None without one.
         noise: the given noise, in tensors of the run's own.
         stats: counted so far.
         counters: counted so far on the device; `counters.passes` numbers the next pass.
@@ -92,6 +95,8 @@ class WindowRun:
         self.vocab_size = model.vocab_size
         self.impossible = params.impossible(model.vocab_size)
         self.runner = runner_of(model)
+        self.recorder: StepRecorder | None = getattr(model, "recorder", None)
+        self.is_recorded = self.recorder is not None and self.recorder.is_active
 
         window, calibration = getattr(policy, "window", 1), None
         if window == "adaptive":
@@ -162,8 +167,13 @@ class WindowRun:
     def _prefill_once(self) -> None:
         tokens = self.prompt.tokens
         self.runner.reserve(self.model, tokens.shape[0], self._capacity.positions)
-        if tokens.shape[1] > 1:
-            began = time.perf_counter()
+        began = time.perf_counter()
+        n_processed = process_prompt(self.model)
+        if n_processed is not None:
+            self.stats.forward_seconds += time.perf_counter() - began
+            self.stats.prefill_passes += 1
+            self.stats.tokens_processed += n_processed
+        elif tokens.shape[1] > 1:
             start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
             self.model.prefill(tokens[:, :-1].clamp(min=0), start)
             self.stats.forward_seconds += time.perf_counter() - began
@@ -247,7 +257,13 @@ class WindowRun:
         self.stats.forward_seconds += time.perf_counter() - began
         if not self._buffers.arithmetic:  # a replay of another run's graph does not come here
             self._buffers.arithmetic = find_arithmetic(self.model, logits)
+        if self.is_recorded:
+            self._record("logits", logits[: self.prompt.batch])
         return logits
+
+    def _record(self, name: str, value: Tensor) -> None:
+        assert self.recorder is not None
+        self.recorder.record(name, value)
 
     def forward(self) -> Tensor:
         """One forward pass over the window.
@@ -276,9 +292,13 @@ class WindowRun:
         """Logits of a part of the window's slots to scores of their target distribution."""
         buffer, prompt = self.buffer, self.prompt
         columns, slots = buffer.columns[:, part], buffer.slots[:, part]
-        return self.params.apply(
+        processed = self.params.to_processed_scores(
             logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
         )
+        scores = self.params.finish_scores(processed, slots, prompt.layout)
+        if self.is_recorded:
+            self._record("scores", scores if self.params.temperature else processed)
+        return scores
 
     def accept(self, tokens: Tensor, n_accepted: Tensor, variation: Tensor | None = None) -> None:
         """Generate the first `n_accepted` tokens of each row; the rest of the window are drafts.
@@ -299,6 +319,9 @@ class WindowRun:
             n_new, stopped = _cut_at_stop(tokens, n_new, self._stops)
             self._ended |= stopped
         is_new = self._index[: self.width] < n_new[:, None]  # [B, W]
+        if self.is_recorded:
+            assert self.recorder is not None
+            self.recorder.accept(buffer.n_generated, n_new)
         is_bad = (self._peak - self._peak != 0) & is_new  # NaN and infinity leave NaN
         self.counters.is_bad |= is_bad.any(1)
         buffer.filled.copy_(buffer.columns[:, -1] + 1)
@@ -418,6 +441,36 @@ class WindowRun:
         self._held = {name: value[batch_slots] for name, value in self._held.items()}
         self.counters.keep_rows(batch_slots)
 
+    def process_filler(self, filler: Tensor, widest: int = 64) -> None:
+        """Let rows that have ended go on with a filler, up to the end of the longest row.
+
+        transformers' loop does so, too: afterwards the cache holds all but the last token of every
+        row, and the recorder has all slots.
+
+        Args:
+            filler: `[]` int64.
+            widest: slots of a pass, at most.
+
+        Cost: a pass of all rows for every `widest` slots after the end of the shortest row.
+        """
+        buffer = self.buffer
+        lengths = buffer.n_generated.clone()
+        first, end = int(lengths.min()), int(lengths.max())
+        made = buffer.generated(end)
+        is_made = torch.arange(end, device=made.device) < lengths[:, None]
+        made.copy_(torch.where(is_made, made, filler.to(made.device)))
+        for slot in range(max(first, 1), end, widest):
+            width = min(widest, end - slot)
+            buffer.n_generated.fill_(slot)
+            buffer.move_window(width)
+            self.forward()
+            if self.is_recorded:
+                assert self.recorder is not None
+                self.recorder.accept(buffer.n_generated, torch.full_like(lengths, width))
+            self.stats.passes += 1
+            self.stats.tokens_processed += width * len(self._lengths)
+        buffer.n_generated.copy_(lengths)
+
     def finish(self) -> Generation:
         """The result, once `width` is 0."""
         if self.scheduler is None:
@@ -434,11 +487,24 @@ class WindowRun:
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         self.stats.use_dtype(self._buffers.arithmetic)
+        if self.recorder is not None:
+            self.recorder.finish(self)
         self.stats.seconds = time.perf_counter() - self._began
         self.runner.finish()
         if self.scheduler is not None:
             self.scheduler.release_models()
         return Generation(tokens, lengths, passes, self.stats)
+
+
+def process_prompt(model: Any) -> int | None:
+    """Let a model that has a prompt of its own process it.
+
+    Returns:
+        How many tokens it processed; None for a model whose prompt `prefill` processes.
+    """
+    own = getattr(model, "process_prompt", None)
+    n_processed: int | None = None if own is None else own()
+    return n_processed
 
 
 def _check_run(policy: Policy, model: object, prompt: Prompt, length: int, noise: Noise) -> None:

@@ -31,12 +31,14 @@ class FrozenDraws(Protocol):
 
 
 def open_draws(run: WindowRun) -> FrozenDraws:
-    """Draws of the next pass, by the kernel where it can run and no logits processor is set.
+    """Draws of the next pass, by the kernel where it can run.
+
+    Logits processors and recorded scores need the separate steps.
 
     Raises:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
     """
-    if not dispatch.takes("sample", run.buffer.tokens.device.type):
+    if run.is_recorded or not dispatch.takes("sample", run.buffer.tokens.device.type):
         return StepwiseDraws(run)
     if run.params.processor is None:
         return FusedDraws(run)

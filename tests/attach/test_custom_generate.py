@@ -45,14 +45,18 @@ def test_a_seed_makes_it_the_attached_policys_draw() -> None:
 def test_what_it_cannot_serve_runs_the_original_or_is_refused() -> None:
     model = build_lm("llama")
     options: dict[str, Any] = dict(
-        max_new_tokens=6, do_sample=False, output_scores=True, return_dict_in_generate=True
+        max_new_tokens=6,
+        do_sample=False,
+        output_hidden_states=True,
+        use_cache=False,
+        return_dict_in_generate=True,
     )
     plain, loop = model.generate(**PROMPTS, **options), mmaccel.decoder("jacobi")
-    with pytest.warns(UserWarning, match="output_scores"):
+    with pytest.warns(UserWarning, match="without a cache"):
         ours = model.generate(**PROMPTS, **options, custom_generate=loop)
-    assert torch.equal(ours.sequences, plain.sequences) and len(ours.scores) == 6
-    assert loop.stats is not None and loop.stats.fallbacks == ["output_scores"]
-    with pytest.raises(AttachError, match="output_scores"):
+    assert torch.equal(ours.sequences, plain.sequences) and len(ours.hidden_states) == 6
+    assert loop.stats is not None and "without a cache" in loop.stats.fallbacks[0]
+    with pytest.raises(AttachError, match="without a cache"):
         model.generate(**PROMPTS, **options, custom_generate=mmaccel.decoder("jacobi", strict=True))
     for bad in ({"policy": "warp"}, {"policy": "jacobi", "seed": 1.5}):
         with pytest.raises(OptionError):
@@ -72,13 +76,17 @@ def test_a_search_is_refused_rather_than_sampled(options: dict[str, Any]) -> Non
 def test_a_decoder_warns_once() -> None:
     model, loop = build_lm("llama"), mmaccel.decoder("jacobi")
     options: dict[str, Any] = dict(
-        max_new_tokens=4, do_sample=False, output_scores=True, return_dict_in_generate=True
+        max_new_tokens=4,
+        do_sample=False,
+        output_hidden_states=True,
+        use_cache=False,
+        return_dict_in_generate=True,
     )
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
             model.generate(**PROMPTS, **options, custom_generate=loop)
-    assert sum("output_scores" in str(w.message) for w in seen) == 1 and len(loop.history) == 3
+    assert sum("without a cache" in str(w.message) for w in seen) == 1 and len(loop.history) == 3
 
 
 def test_a_model_inside_peft_is_found() -> None:

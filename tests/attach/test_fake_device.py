@@ -114,6 +114,36 @@ def test_generate_under_a_policy(name: str, policy: Any) -> None:
     assert same(make)
 
 
+@pytest.mark.parametrize("case", ["holes", "embeddings", "cache"])
+def test_prompts_and_outputs_beyond_ids(case: str) -> None:
+    inputs = left_padded([[5, 6, 7, 8], [9, 10]])
+    wanted: dict[str, Any] = dict(
+        do_sample=False, max_new_tokens=9, return_dict_in_generate=True, output_scores=True,
+        output_logits=True, output_hidden_states=case != "cache", sequence_bias={(3,): 2.0},
+    )  # fmt: skip
+
+    def make(device: Any) -> Tensor:
+        model = build_lm("llama").to(device)
+        given = inputs_on(device, inputs)
+        if case == "holes":
+            given["attention_mask"] = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]]).to(device)
+        elif case == "embeddings":
+            given["inputs_embeds"] = model.get_input_embeddings()(given["input_ids"]).detach()
+        with mmaccel.attach(model, Jacobi(4), strict=True):
+            made = model.generate(**given, **wanted)
+            if case == "cache":
+                more = torch.tensor([[7, 8], [9, 5]]).to(device)
+                given["input_ids"] = torch.cat([made.sequences, more], 1)
+                ones = torch.ones(2, given["input_ids"].shape[1] - 4, dtype=torch.int64)
+                mask = torch.cat([inputs["attention_mask"], ones], 1).to(device)
+                given |= {"attention_mask": mask, "past_key_values": made.past_key_values}
+                made = model.generate(**given, **wanted)
+        scores = torch.stack(made.scores).argmax(-1).T
+        return torch.cat([made.sequences, scores], 1)
+
+    assert same(make)
+
+
 @pytest.mark.parametrize(
     "policy", ["cached-blocks", mmaccel.LosslessUnmask(cache="block"), mmaccel.EntropyBounded(0.5)],
     ids=repr,

@@ -41,16 +41,6 @@ def _synthid() -> Any:
     return SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3, context_history_size=8)
 
 
-def _with_cache(model: Any) -> dict[str, Any]:
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config)
-    model(**PROMPTS, past_key_values=cache)
-    ids = torch.cat([PROMPTS["input_ids"], torch.full((3, 1), 8)], 1)
-    mask = torch.cat([PROMPTS["attention_mask"], torch.ones(3, 1, dtype=torch.int64)], 1)
-    return {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
-
-
 def _holes(model: Any) -> dict[str, Any]:
     return {"attention_mask": torch.tensor([[0, 0, 1, 1], [1, 0, 1, 1], [0, 1, 1, 1]])}
 
@@ -62,25 +52,27 @@ CASES: dict[str, tuple[str, Make]] = {
         "assisted decoding",
         lambda m: {k: v[1:2] for k, v in PROMPTS.items()} | {"prompt_lookup_num_tokens": 2},
     ),
-    "scores": ("output_scores", lambda m: {"output_scores": True}),
-    "logits": ("output_logits", lambda m: {"output_logits": True}),
-    "attentions": ("output_attentions", lambda m: {"output_attentions": True}),
-    "cache": ("past_key_values given by the caller", _with_cache),
+    "states of whole texts": (
+        "without a cache",
+        lambda m: {"output_hidden_states": True, "use_cache": False},
+    ),
+    "static attentions": (
+        "output_attentions over a StaticCache",
+        lambda m: {"output_attentions": True, "cache_implementation": "static"},
+    ),
     "offloaded": (
         "a cache of its own kind .DynamicCache",
         lambda m: {"cache_implementation": "offloaded"},
     ),
-    "embeddings": (
-        "inputs_embeds",
-        lambda m: {
-            "input_ids": None,
-            "inputs_embeds": m.get_input_embeddings()(PROMPTS["input_ids"]).detach(),
-        },
+    "guided holes": (
+        "guidance with an attention mask that does more",
+        lambda m: (
+            _holes(m) | {"guidance_scale": 1.5, "negative_prompt_ids": torch.ones(3, 1).long()}
+        ),
     ),
-    "holes": ("attention mask that does more", _holes),
-    "positions": (
-        "position_ids that are not counted",
-        lambda m: {"position_ids": torch.arange(4)[None].repeat(3, 1) + 2},
+    "nothing to see": (
+        "hides a whole row",
+        lambda m: {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])},
     ),
     "too long": ("more positions than the model's 96", lambda m: {"max_new_tokens": 94}),
     "counter": (
@@ -228,13 +220,15 @@ def test_a_loop_of_the_callers_own_is_noticed() -> None:
 
 def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None:
     model = build_lm("llama")
-    sampled: dict[str, Any] = dict(max_new_tokens=8, do_sample=True, output_scores=True)
+    sampled: dict[str, Any] = dict(
+        max_new_tokens=8, do_sample=True, output_hidden_states=True, use_cache=False
+    )
 
     def use(seed: Any) -> Tensor:
         with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", seed=seed) as run:
             warnings.simplefilter("ignore")
             out = model.generate(**PROMPTS, **sampled, return_dict_in_generate=True)
-        assert run.stats is not None and run.stats.fallbacks == ["output_scores"]
+        assert run.stats is not None and len(run.stats.fallbacks) == 1
         return out.sequences
 
     torch.manual_seed(11)
@@ -259,7 +253,7 @@ def test_seeds_of_other_libraries_reach_the_fallback(wrap: Any) -> None:
             out = model.generate(**PROMPTS, **options, return_dict_in_generate=True, **more)
         return out.sequences
 
-    for more in ({}, {"output_scores": True}):
+    for more in ({}, {"output_hidden_states": True, "use_cache": False}):
         seeds = [wrap(value) for value in (4, 5, 6)]
         assert torch.equal(use(seeds, **more), use([4, 5, 6], **more))
 

@@ -101,12 +101,11 @@ def _embeddings(model: Any) -> dict[str, Any]:
     return {"input_ids": None, "inputs_embeds": table(PROMPTS["input_ids"]).detach()}
 
 
+STATES = {"output_hidden_states": True, "use_cache": False}  # of padding, without a cache
 FALLBACKS: dict[str, Any] = {
-    "output_scores": lambda model: {"output_scores": True},
-    "output_scores, guided": lambda model: {"output_scores": True} | GUIDED,
-    "output_scores, forced end": lambda model: (
-        {"output_scores": True, "forced_eos_token_id": EOS, "max_new_tokens": 23}
-    ),
+    "states": lambda model: STATES,
+    "states, guided": lambda model: STATES | GUIDED,
+    "states, forced end": lambda model: STATES | {"forced_eos_token_id": EOS, "max_new_tokens": 23},
     "beam search": lambda model: {"num_beams": 3},
     "assisted decoding, a model": lambda model: (
         {k: v[1:2] for k, v in PROMPTS.items()} | {"assistant_model": build_lm("qwen2")}
@@ -130,7 +129,7 @@ def test_a_fallback_follows_the_layout(name: str, sampled: bool, layout: Any) ->
         torch.manual_seed(3)
         with pytest.warns(UserWarning, match="without the policy"):
             ours = model.generate(**options).sequences
-    assert run.stats is not None and name.split(",")[0] in run.stats.fallbacks
+    assert run.stats is not None and name.split(",")[0] in run.stats.fallbacks[0]
     assert torch.equal(ours, plain)
 
 
@@ -139,10 +138,13 @@ def test_a_fallback_counts_slots_from_the_first_generated_token() -> None:
     model = build_lm("llama")
     plain = model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)[:, 4:]
     options = PROMPTS | _embeddings(model) | SHORT
+    with mmaccel.attach(model, "jacobi", layout=FRAMES, strict=True):
+        assert torch.equal(model.generate(**options), plain)
+    options |= {"logits_processor": [lambda ids, scores: scores]}
     with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
         warnings.simplefilter("ignore")
         assert torch.equal(model.generate(**options), plain)
-    assert run.stats is not None and run.stats.fallbacks == ["inputs_embeds"]
+    assert run.stats is not None and run.stats.fallbacks
     recurrent = build_lm("lfm2")
     plain = recurrent.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)
     loop = mmaccel.decoder("jacobi", layout=FRAMES)
@@ -156,7 +158,7 @@ def test_a_forced_token_survives_every_processor() -> None:
     """Served or not; the library's own constraint would not hold here."""
     model, made = build_lm("llama"), []
     options = SHORT | {"forced_eos_token_id": EOS, "suppress_tokens": [31]}
-    for more in ({}, {"output_scores": True}):
+    for more in ({}, STATES):
         with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", layout=GRID):
             warnings.simplefilter("ignore")
             out = model.generate(**PROMPTS, **options, **more, return_dict_in_generate=True)

@@ -193,7 +193,6 @@ def _unsuitable() -> dict[str, Any]:
     one_mask = build_lm(
         "llama", sliding_window=5, layer_types=["sliding_attention", "full_attention"]
     )
-    stretched = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     return {
         "other kinds .*LinearAttention": build_lm("lfm2"),
         "attention is chunked": chunked,
@@ -206,7 +205,6 @@ def _unsuitable() -> dict[str, Any]:
         "no linear language-modelling head": build_lm("llama").model,
         "both directions": hf.BertLMHeadModel(hf.BertConfig(**small, intermediate_size=16)),
         "flex_attention": flex,
-        "change with the length": build_lm("llama", rope_parameters=stretched),
         "received Linear": nn.Linear(2, 2),
         "received str": "scenes",
     }

@@ -1,0 +1,59 @@
+"""The prompt of a `generate` call, processed by transformers' own prefill.
+
+Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_for_generation` of
+`transformers.generation.utils.GenerationMixin`, 5.17 to 5.23.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.attach.step_outputs import StepOutputs
+from mmaccel.pipelines.causal_lm.compatibility import text_config
+from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
+
+
+def open_prompt(call: GenerateCall, outputs: StepOutputs | None) -> OwnPrompt:
+    """The prompt of a call, as a window takes it.
+
+    Args:
+        call: the call.
+        outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
+    """
+    device = call.model.device
+    mask = call.mask.to(device)
+    next_position: Tensor = mask.sum(1)
+    positions = call.others.get("position_ids")
+    if positions is not None:
+        next_position = positions[:, -1].to(device).expand(len(mask)) + 1
+
+    def process() -> PromptStates:
+        others = dict(call.others)
+        others.pop("tokenizer", None)  # stopping criteria have it
+        cache = others.get("past_key_values")
+        if not call.returns_cache:
+            from transformers.cache_utils import DynamicCache
+
+            cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
+        others |= {"past_key_values": cache, "use_cache": True}
+        n_cached = call.n_cached
+        output = call.model._prefill(call.ids, call.config, others)
+        if outputs is not None:
+            outputs.take_prompt(output, None if call.is_uncached else cache)
+        n_processed = mask.shape[0] * (mask.shape[1] - n_cached)
+        return PromptStates(read_layers(cache), output.logits[:, -1], n_processed)
+
+    return OwnPrompt(mask, next_position, process, _inputs(call))
+
+
+def _inputs(call: GenerateCall) -> dict[str, Tensor]:
+    """What transformers processes every generated token with, `[B, 1]` each."""
+    found, device = dict[str, Tensor](), call.model.device
+    token_types = call.others.get("token_type_ids")
+    if token_types is not None:  # as the last of the prompt
+        found["token_type_ids"] = token_types[:, -1:].to(device)
+    modalities = call.others.get("mm_token_type_ids")
+    if modalities is not None:  # text
+        found["mm_token_type_ids"] = modalities[:, -1:].to(device) * 0
+    return found

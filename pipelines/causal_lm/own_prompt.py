@@ -1,0 +1,77 @@
+"""A prompt that the model's own prefill processes, and from whose keys and values a window goes on.
+
+Prompts that are more than ids under left padding (embeddings, a cache of an earlier call, masks
+with holes, token types) are processed as transformers' `generate` processes them. The window then
+takes over the keys and values of the columns that are attended to, and the logits after the last
+column. So a window never needs to know what the prompt was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PromptStates:
+    """What a model's own pass over a prompt left.
+
+    Attributes:
+        layers: keys and values `[R, H, n, D]` of each layer, of the last n columns: of all T, or of
+            those that a sliding window can see.
+        logits: `[R, V]`, after the last column.
+        n_processed: tokens that the pass processed, over all rows.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    logits: Tensor
+    n_processed: int
+
+
+@dataclass(frozen=True)
+class OwnPrompt:
+    """A prompt of R rows and T columns.
+
+    Attributes:
+        mask: `[R, T]` bool, columns that are attended to, at least one in every row.
+        next_position: `[R]` int64, position id of the first generated token.
+        process: runs the pass.
+        inputs: by name, `[R, 1]`, what every generated token is processed with.
+    """
+
+    mask: Tensor
+    next_position: Tensor
+    process: Callable[[], PromptStates]
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether generated tokens go on at the positions of their cache indices, as ids alone."""
+        return not self.inputs and torch.equal(self.next_position, self.lengths)
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[R]` int64, columns that are attended to."""
+        return self.mask.sum(1)
+
+    def cache_indices(self) -> Tensor:
+        """`[R, T]` int64, the window's cache index of every column.
+
+        Columns that nobody attends to share the index of the first generated token, which
+        overwrites them before it is read.
+        """
+        return torch.where(self.mask, self.mask.cumsum(1) - 1, self.lengths[:, None])
+
+
+def read_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
+    """`PromptStates.layers` of transformers' `DynamicCache` or `StaticCache`."""
+    found = []
+    for layer in cache.layers:
+        length = int(layer.get_seq_length())  # a static layer has room for more, a sliding one less
+        found.append((layer.keys[:, :, :length], layer.values[:, :, :length]))
+    return found

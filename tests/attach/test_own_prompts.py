@@ -1,0 +1,256 @@
+"""Prompts that are more than ids under left padding: embeddings, caches, holes, token types."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
+from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm, left_padded
+
+RAGGED = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+ALONE = {name: value[1:2] for name, value in RAGGED.items()}
+LENGTH = 12
+Make = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+def _with_mask(rows: list[list[int]]) -> Make:
+    def make(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+        batch = len(prompt["input_ids"])
+        return {"attention_mask": torch.tensor(rows[:batch])}
+
+    return make
+
+
+def _embed(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+    own = model.get_input_embeddings()(prompt["input_ids"]).detach()
+    return {"inputs_embeds": own + 0.1 * torch.linspace(-1, 1, own.shape[-1])}
+
+
+def _embed_alone(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": None} | _embed(model, prompt)
+
+
+def _types(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+    ids = prompt["input_ids"]
+    return {"token_type_ids": (torch.arange(ids.shape[1]) + 11).expand_as(ids)}
+
+
+def _positions(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+    return {"position_ids": torch.arange(4).repeat(len(prompt["input_ids"]), 1) * 2 + 3}
+
+
+CASES: dict[str, Make] = {
+    "holes": _with_mask([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 0, 1]]),
+    "right padding": _with_mask([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]),
+    "embeddings": _embed_alone,
+    "embeddings and ids": _embed,
+    "positions": _positions,
+}
+
+
+def _compare(model: Any, options: dict[str, Any], policy: Any) -> tuple[Any, Any]:
+    """Ours, whose tokens and scores are those of plain `generate`, and its statistics."""
+    options = {"max_new_tokens": LENGTH, "do_sample": False, "return_dict_in_generate": True} | (
+        options | SCORES
+    )
+    plain = model.generate(**copy.deepcopy(options))
+    with mmaccel.attach(model, policy, strict=True) as run:
+        ours = model.generate(**copy.deepcopy(options))
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert_alike(ours.scores, plain.scores)
+    assert_alike(ours.logits, plain.logits)
+    return ours, run.stats
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("prompt", [ALONE, RAGGED], ids=["alone", "ragged"])
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_greedy(name: str, case: str, prompt: dict[str, Any], policy: str) -> None:
+    model = build_lm(name)
+    options = prompt | CASES[case](model, prompt)
+    _, stats = _compare(model, options, POLICIES[policy])
+    assert stats.prefill_passes == 1
+    assert stats.passes <= LENGTH + 1
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_sampled(case: str) -> None:
+    model = build_lm("llama")
+    options = RAGGED | CASES[case](model, RAGGED)
+    options |= {"do_sample": True, "top_k": 9, "max_new_tokens": LENGTH}
+    found = []
+    for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)):
+        with mmaccel.attach(model, policy, seed=6, strict=True):
+            found.append(model.generate(**options))
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_token_types_go_on_with_the_last() -> None:
+    """GPT-2 adds an embedding of each token's type."""
+    model = build_lm("gpt2")
+    for prompt in (ALONE, RAGGED):
+        plain = model.generate(**prompt, max_new_tokens=LENGTH, do_sample=False)
+        ours, _ = _compare(model, prompt | _types(model, prompt), mmaccel.Jacobi(window=8))
+        assert not torch.equal(ours.sequences, plain)  # the types matter
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_sliding_windows(name: str) -> None:
+    """Windows count columns, so holes run the original; embeddings and caches do not."""
+    model = build_lm(name)
+    _compare(model, RAGGED | _embed(model, RAGGED), mmaccel.Jacobi(window=8))
+    options: dict[str, Any] = RAGGED | CASES["holes"](model, RAGGED) | {"max_new_tokens": 4}
+    with (
+        mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run,
+        pytest.warns(UserWarning, match="holes for a model with sliding windows"),
+    ):
+        model.generate(**options)
+    assert run.stats is not None and run.stats.fallbacks
+
+
+def _next_turn(out: Any, mask: torch.Tensor, said: list[list[int]]) -> dict[str, Any]:
+    """The prompt of a chat's next turn: all that was said, and the cache."""
+    ids = torch.cat([out.sequences, torch.tensor(said)], 1)
+    grown = torch.nn.functional.pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
+    return {"input_ids": ids, "attention_mask": grown, "past_key_values": out.past_key_values}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "mistral", "gemma3"])
+@pytest.mark.parametrize("only_new", [False, True])
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_a_chat_pays_its_prompt_once(name: str, only_new: bool, policy: str) -> None:
+    model = build_lm(name)
+    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
+    first = RAGGED | {"max_new_tokens": 6, "eos_token_id": None}
+    plain = model.generate(**first, **options)
+    with mmaccel.attach(model, POLICIES[policy], strict=True):
+        ours = model.generate(**first, **options)
+    said = [[7, 8, 9], [9, 9, 6], [4, 8, 4]]
+    turns = [_next_turn(out, RAGGED["attention_mask"], said) for out in (plain, ours, ours)]
+    assert turns[1]["past_key_values"].get_seq_length() == 4 + 6 - 1
+    if only_new:
+        for turn in turns:
+            turn["input_ids"] = turn["input_ids"][:, 9:]
+    turns[2]["past_key_values"] = copy.deepcopy(turns[1]["past_key_values"])
+    options["max_new_tokens"] = LENGTH
+    expected = model.generate(**turns[0], **options, **SCORES)
+    crossed = model.generate(**turns[1], **options, **SCORES)  # plain, from our cache
+    cache = turns[2]["past_key_values"]
+    with mmaccel.attach(model, POLICIES[policy], strict=True) as run:
+        found = model.generate(**turns[2], **options, **SCORES)
+    for out in (crossed, found):
+        assert torch.equal(out.sequences, expected.sequences)
+        assert_alike(out.scores, expected.scores)
+    assert found.past_key_values is cache  # as transformers, which goes on in the caller's cache
+    n_columns = RAGGED["input_ids"].shape[1] + 6 + 3
+    assert cache.get_seq_length() == n_columns + len(found.scores) - 1
+    assert_alike(read_cache(cache), read_cache(expected.past_key_values))
+    stats = run.stats
+    assert stats is not None
+    assert stats.tokens_processed <= 3 * (n_columns - 9) + stats.passes * 3 * 8
+
+
+def test_a_chat_replays_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes after the model's own prefill are those of any other prompt, graphs included."""
+    from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+    from mmaccel.pipelines.runner.engine import Engine
+    from tests.fixtures.graph_replay import Replay
+
+    model, cache = build_lm("llama"), GraphCache()
+    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
+    options |= {"eos_token_id": None, "max_new_tokens": LENGTH}
+    turns, runners = dict[str, list[Any]](plain=[], ours=[]), list[Replay]()
+
+    def runner(*_: Any) -> Replay:
+        runners.append(Replay(cache=cache))
+        return runners[-1]
+
+    def talk(made: list[Any]) -> None:
+        made.append(model.generate(**RAGGED, **options))
+        turn = _next_turn(made[0], RAGGED["attention_mask"], [[7, 8], [9, 9], [4, 8]])
+        made.append(model.generate(**turn, **options))
+
+    talk(turns["plain"])
+    monkeypatch.setattr(Engine, "runner", runner)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True):
+        talk(turns["ours"])
+    for ours, plain in zip(turns["ours"], turns["plain"]):
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert_alike(read_cache(ours.past_key_values), read_cache(plain.past_key_values))
+    assert [runner.captures for runner in runners] == [1, 0]  # the second replays the first's
+
+
+def test_a_cache_of_the_caller_is_filled_in_place() -> None:
+    from transformers import DynamicCache
+
+    model = build_lm("llama")
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    options: dict[str, Any] = RAGGED | {"max_new_tokens": 6, "do_sample": False}
+    plain = model.generate(**options, past_key_values=caches[0])
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True):
+        ours = model.generate(**options, past_key_values=caches[1])
+    assert torch.equal(ours, plain)
+    assert_alike(read_cache(caches[1]), read_cache(caches[0]))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_static_caches(name: str) -> None:
+    model = build_lm(name)
+    ours, _ = _compare(model, RAGGED | {"cache_implementation": "static"}, POLICIES["jacobi"])
+    from transformers import StaticCache
+
+    assert isinstance(ours.past_key_values, StaticCache)
+    cache = StaticCache(config=model.config, max_cache_len=40)
+    ids = RAGGED["input_ids"]
+    with torch.no_grad():
+        model(**{k: v[:, :2] for k, v in RAGGED.items()}, past_key_values=cache)
+    _compare(model, RAGGED | {"past_key_values": cache, "input_ids": ids}, POLICIES["jacobi"])
+
+
+def test_the_prompt_s_pass_is_the_only_pass_before_the_first_token() -> None:
+    model = build_lm("llama")
+    with PassCounter(model) as counter, mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run:
+        model.generate(**RAGGED, **_embed(model, RAGGED), max_new_tokens=8, do_sample=False)
+    assert run.stats is not None and counter.passes == run.stats.passes + 1
+
+
+def test_a_draft_model_drafts_for_an_unknown_prompt() -> None:
+    model, small = build_lm("llama"), build_lm("llama", num_hidden_layers=1)
+    policy = mmaccel.Speculative(window=4, draft_model=mmaccel.CausalLMWindow(small))
+    _compare(model, RAGGED | _embed_alone(model, RAGGED), policy)
+
+
+@pytest.mark.parametrize("name", ["Phi3", "Phimoe"])
+def test_overrides_that_matter_beyond_a_length(name: str) -> None:
+    """Phi-3's rotary positions change at 24 positions: shorter calls are served."""
+    import transformers
+
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4, "original_max_position_embeddings": 24,
+    }  # fmt: skip
+    if name == "Phimoe":
+        rope |= {"short_mscale": 1.0, "long_mscale": 1.1}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=96,
+        original_max_position_embeddings=24, rope_parameters=rope, initializer_range=0.25,
+        bos_token_id=1, eos_token_id=None, pad_token_id=PAD, num_local_experts=2,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    _compare(model, RAGGED | {"max_new_tokens": 21}, mmaccel.Jacobi(window=8))
+    with (
+        mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run,
+        pytest.warns(UserWarning, match="more positions than the model's 24"),
+    ):
+        model.generate(**RAGGED, max_new_tokens=22, do_sample=False)
+    assert run.stats is not None and run.stats.fallbacks

@@ -1,0 +1,192 @@
+"""What `generate` returns next to its sequences, under a policy: equal to plain `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from tests.fixtures.tiny_lms import build_lm, left_padded
+
+ALONE = {"input_ids": torch.tensor([[5, 6, 9]])}
+RAGGED = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+BATCHES = {"alone": ALONE, "ragged": RAGGED}
+POLICIES = {
+    "jacobi": mmaccel.Jacobi(window=8),
+    "speculative-jacobi": mmaccel.SpeculativeJacobi(window=8),
+}
+SCORES = {"output_scores": True, "output_logits": True}
+STATES = {"output_hidden_states": True, "output_attentions": True}
+EARLY: dict[str, Any] = {"sequence_bias": {(3,): 2.0}, "repetition_penalty": 1.3}  # ends early
+
+
+def _generate(model: Any, policy: Any = None, seed: Any = None, **options: Any) -> Any:
+    options = {"max_new_tokens": 14, "return_dict_in_generate": True} | options
+    if policy is None:
+        return model.generate(**options)
+    with mmaccel.attach(model, policy, seed=seed, strict=True) as run:
+        out = model.generate(**options)
+    assert run.stats is not None and not run.stats.fallbacks
+    return out
+
+
+def assert_alike(ours: Any, plain: Any) -> None:
+    """Both are equal up to rounding, tuples entry by entry."""
+    if isinstance(plain, Tensor):
+        assert ours.shape == plain.shape and ours.dtype == plain.dtype
+        assert torch.allclose(ours, plain, rtol=0, atol=1e-5, equal_nan=True)
+    elif plain is None:
+        assert ours is None
+    else:
+        assert len(ours) == len(plain)
+        for one, other in zip(ours, plain):
+            assert_alike(one, other)
+
+
+def read_cache(cache: Any) -> list[Tensor]:
+    """Keys and values of a cache."""
+    return [states for layer in cache.layers for states in (layer.keys, layer.values)]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("batch", list(BATCHES))
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_greedy_scores_and_cache(name: str, batch: str, policy: str, early: bool) -> None:
+    model = build_lm(name)
+    options: dict[str, Any] = BATCHES[batch] | SCORES | {"do_sample": False}
+    options |= EARLY if early else {"eos_token_id": None}
+    plain = _generate(model, **options)
+    ours = _generate(model, POLICIES[policy], **options)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert_alike(ours.scores, plain.scores)
+    assert_alike(ours.logits, plain.logits)
+    assert ours.hidden_states is None and ours.attentions is None
+    assert_alike(read_cache(ours.past_key_values), read_cache(plain.past_key_values))
+
+
+def test_rows_end_early_in_the_cases_above() -> None:
+    """Otherwise the padding after a row's end is not tested."""
+    found = []
+    for name in ("llama", "gpt2", "qwen2"):
+        made = _generate(build_lm(name), **RAGGED, **EARLY, do_sample=False).sequences[:, 4:]
+        found += [len(set((made == 3).long().argmax(1).tolist())) > 1 and bool((made == 3).any())]
+    assert any(found)
+
+
+@pytest.mark.parametrize("batch", list(BATCHES))
+def test_sampled_scores_are_those_of_the_reference(batch: str) -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = BATCHES[batch] | SCORES | EARLY
+    options |= {"do_sample": True, "temperature": 0.8, "top_k": 12, "top_p": 0.9}
+    reference = _generate(model, mmaccel.Autoregressive(), seed=4, **options)
+    ours = _generate(model, mmaccel.Jacobi(window=8), seed=4, **options)
+    assert torch.equal(ours.sequences, reference.sequences)
+    assert_alike(ours.scores, reference.scores)
+    assert_alike(ours.logits, reference.logits)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_sampled_scores_fit_the_sequences(policy: str) -> None:
+    """Every step's logits and scores are those of the tokens that the call returned."""
+    model = build_lm("llama")
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 12}
+    options = RAGGED | SCORES | sampling | {"eos_token_id": None}
+    ours = _generate(model, POLICIES[policy], seed=4, **options)
+    mask = torch.nn.functional.pad(RAGGED["attention_mask"], (0, 14), value=1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    whole = model(ours.sequences, attention_mask=mask, position_ids=positions).logits
+    expected = whole[:, 3:-1].float().detach()  # [B, 14, V]
+    assert_alike(torch.stack(ours.logits, 1), expected)
+    least = (expected / 0.8).topk(12).values[..., -1:]
+    cut = (expected / 0.8).masked_fill(expected / 0.8 < least - 1e-6, float("-inf"))
+    assert_alike(torch.stack(ours.scores, 1), cut)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma3"])
+@pytest.mark.parametrize("batch", list(BATCHES))
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_hidden_states_and_attentions(name: str, batch: str, policy: str) -> None:
+    model = build_lm(name, attn_implementation="eager")
+    options: dict[str, Any] = BATCHES[batch] | STATES | SCORES | EARLY | {"do_sample": False}
+    plain = _generate(model, **options)
+    ours = _generate(model, POLICIES[policy], **options)
+    assert torch.equal(ours.sequences, plain.sequences)
+    for field in ("scores", "logits", "hidden_states", "attentions"):
+        assert_alike(getattr(ours, field), getattr(plain, field))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_states_without_a_cache(name: str) -> None:
+    """The loop then gives out those of all tokens at every step."""
+    model = build_lm(name, attn_implementation="eager")
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 0]])
+    mask = torch.ones_like(mask) if name == "gemma3" else mask  # holes under sliding windows
+    prompt: dict[str, Any] = RAGGED | {"attention_mask": mask, "use_cache": False}
+    options = prompt | STATES | SCORES | {"do_sample": False, "max_new_tokens": 5}
+    plain = _generate(model, **options)
+    ours = _generate(model, POLICIES["jacobi"], **options)
+    for field in ("sequences", "scores", "logits", "hidden_states", "attentions"):
+        assert_alike(getattr(ours, field), getattr(plain, field))
+    assert ours.past_key_values is None
+
+
+def test_scores_under_guidance() -> None:
+    model = build_lm("llama")
+    options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False, "guidance_scale": 1.6}
+    options["negative_prompt_ids"] = torch.tensor([[1], [1], [2]])
+    plain = _generate(model, **options)
+    ours = _generate(model, POLICIES["jacobi"], **options)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert_alike(ours.scores, plain.scores)
+    assert_alike(ours.logits, plain.logits)
+
+
+def test_stopping_criteria_read_the_scores() -> None:
+    """A row ends where its token was less than 0.3 likely."""
+    seen: list[int] = []
+
+    def is_unlikely(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        seen.append(len(scores))
+        return scores[-1].softmax(-1).gather(1, ids[:, -1:])[:, 0] < 0.3
+
+    model = build_lm("llama")
+    options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False}
+    plain = _generate(model, **options, stopping_criteria=[is_unlikely])
+    steps, seen = seen, []
+    ours = _generate(model, POLICIES["jacobi"], **options, stopping_criteria=[is_unlikely])
+    assert seen == steps == list(range(1, len(steps) + 1)) and len(steps) < 14
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert_alike(ours.scores, plain.scores)
+
+
+def test_transition_scores_of_several_sequences() -> None:
+    """Rows of one prompt have noise of their own, and transformers can score what they drew."""
+    model = build_lm("gpt2")
+    options: dict[str, Any] = ALONE | SCORES | {"do_sample": True, "num_return_sequences": 4}
+    ours = _generate(model, POLICIES["jacobi"], seed=3, **options)
+    reference = _generate(model, mmaccel.Autoregressive(), seed=3, **options)
+    assert torch.equal(ours.sequences, reference.sequences)
+    assert len({tuple(row) for row in ours.sequences.tolist()}) == 4
+    found = model.compute_transition_scores(ours.sequences, ours.scores, normalize_logits=True)
+    assert bool((found[:, 0] <= 0).all()) and bool(found[:, 0].isfinite().all())
+
+
+def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
+    from mmaccel.samplers.window import run as window_run
+
+    seen: list[bool] = []
+    original = window_run.WindowRun.finish
+
+    def finish(self: Any) -> Any:
+        seen.append(self.recorder is None and not self.is_recorded)
+        return original(self)
+
+    model = build_lm("llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_run.WindowRun, "finish", finish)
+        _generate(model, POLICIES["jacobi"], **ALONE, return_dict_in_generate=False)
+    assert seen == [True]
