@@ -6,7 +6,6 @@ the machine affect all setups alike.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.options import parse_window
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
+from mmaccel.config_files import read_json
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
 from mmaccel.loading import open_pipeline
@@ -100,6 +100,7 @@ def bench_window(
     *, prompt: str | None, model: str, policies: str, windows: str, guidance: str | None,
     count: int, seed: int, batch_size: int, temperature: float | None, size: str | None,
     decoder: Path | None, family: str | None, device: str, dtypes: str, json_file: Path | None,
+    trust_remote_code: bool,
 ) -> None:  # fmt: skip
     """Measure and print; the arguments are those of `mmaccel bench`.
 
@@ -136,7 +137,15 @@ def bench_window(
     for scale in scales or ():
         choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
     pipes = {
-        dtype: open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
+        dtype: open_pipeline(
+            model,
+            device,
+            dtype,
+            size=size,
+            decoder=decoder,
+            family=family,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
         for dtype in _split(dtypes)
     }
     first_pipe = next(iter(pipes.values()))
@@ -284,7 +293,7 @@ def _parse_number(text: str) -> float:
 
 def _read_card(folder: Path | None) -> dict[str, Any]:
     file = None if folder is None else folder / "card.json"
-    card = json.loads(file.read_text(encoding="utf-8")) if file and file.is_file() else {}
+    card = read_json(file) if file and file.is_file() else {}
     return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
 
 

@@ -125,7 +125,7 @@ def load_emu3(folder: Path, load_config: LoadConfig) -> Emu3Images:
 
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
-    processor = load_processor(Emu3Processor, folder)
+    processor = load_processor(Emu3Processor, folder, load_config)
     model = load_model(Emu3ForConditionalGeneration, folder, load_config)
     CausalLM().check(model)
     return Emu3Images(model, processor, size)

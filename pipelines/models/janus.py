@@ -260,7 +260,7 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
     """
     from transformers import JanusForConditionalGeneration, JanusProcessor
 
-    processor = load_processor(JanusProcessor, folder)
+    processor = load_processor(JanusProcessor, folder, load_config)
     if processor.chat_template is None:
         raise UnsupportedModelError(
             f"model: expected a chat template in {folder}, received none; copy chat_template.jinja "
