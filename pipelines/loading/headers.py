@@ -287,9 +287,9 @@ def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "mode
     there *= _PACKED if config.get("quantization_config") else 1
     if wanted > 2 * there + _SLACK or tables > header.n_bytes + _BUFFERS:
         raise UnsupportedModelError(
-            f"{option}: expected {there:.3g} numbers, those in {header.files[0].name}, received "
-            f"{file} that asks for {wanted:.3g}{_largest(shapes, header.shapes)} and "
-            f"{tables:.3g} bytes of tables; copy config.json again"
+            f"{option}: expected {there} numbers, those in {header.files[0].name}, received "
+            f"{file} that asks for {wanted}{_largest(shapes, header.shapes)} and "
+            f"{tables} bytes of tables; copy config.json again"
         )
     check_memory(wanted * dtype.itemsize + tables, str(folder), option)
 

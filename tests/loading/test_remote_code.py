@@ -1,6 +1,6 @@
 """No door runs code that a checkpoint brings, whatever stdin answers, unless the caller trusts it.
 
-transformers asks "Do you wish to run the custom code? [y/N]" where nobody said; here stdin says yes.
+transformers asks "Do you wish to run the custom code? [y/N]" where nobody said; stdin says yes.
 """
 
 from __future__ import annotations
