@@ -71,7 +71,7 @@ def check_folder(folder: Path, option: str = "model") -> None:
 
     Raises:
         UnsupportedModelError: a FIFO or device, a folder under a file's name, a vocabulary that is
-            too long, or a configuration that `read_json` refuses.
+            too long, or a configuration that `read_json` refuses or with numbers out of `RANGES`.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -89,7 +89,9 @@ def check_folder(folder: Path, option: str = "model") -> None:
         if not stat.S_ISREG(mode) and (not stat.S_ISDIR(mode) or file.suffix in _FILES):
             check_regular(file, option)
         if entry.name in CONFIGS:
-            _check_kernels(read_json(file, option=option), file, option)
+            content = read_json(file, option=option)
+            check_ranges(content, RANGES, file, option)
+            _check_kernels(content, file, option)
         elif entry.name in _VOCABULARIES and size > _VOCABULARY_LIMIT:
             raise UnsupportedModelError(
                 f"{option}: expected at most {_VOCABULARY_LIMIT} bytes in {file}, received {size}; "
@@ -255,7 +257,7 @@ def check_memory(n_bytes: int, what: str, option: str = "model") -> None:
 
 
 def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "model") -> None:
-    """Compare the configuration of a folder with its tensors and with free memory.
+    """Compare the configuration of a checked folder with its tensors and with free memory.
 
     The model's outline, with tensors that have shapes but no numbers, is built where numbers in
     ranges and the number of layers bound the time for it.
@@ -267,12 +269,11 @@ def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "mode
         option: name of the option in messages.
 
     Raises:
-        UnsupportedModelError: a size outside its range, heads that do not divide a width, more
-            layers or numbers than the file has, or too little memory.
+        UnsupportedModelError: heads that do not divide a width, more layers or numbers than the
+            file has, or too little memory.
     """
     file = folder / "config.json"
     config = read_json(file, option=option)
-    check_ranges(config, RANGES, file, option)
     _check_heads(config, file, option)
     header = read_header(folder, config, option)
     _check_layers(config, header, file, option)

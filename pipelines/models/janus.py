@@ -42,7 +42,7 @@ from mmaccel.pipelines.loading.checkpoint import (
 )
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
-from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -212,6 +212,7 @@ class JanusImages(ImageModel):
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
+        self._mean, self._std = pixel_scale(processor.image_processor)
         window, shape = JanusCodes(model), model.model.vision_model.config
         side = isqrt(shape.num_image_tokens)
         layout = Grid(side, side, window.vocab_size)
@@ -245,10 +246,8 @@ class JanusImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
-        config = self.processor.image_processor
-        pixels = self.model.decode_image_tokens(tokens).float()  # [B, H, W, 3]
-        mean, std = (pixels.new_tensor(v) for v in (config.image_mean, config.image_std))
-        return (pixels * std + mean).permute(0, 3, 1, 2)
+        pixels = self.model.decode_image_tokens(tokens).float().permute(0, 3, 1, 2)
+        return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
 
 
 def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
@@ -273,4 +272,6 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
         opening = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
         model.generation_config.generation_kwargs = {"boi_token_id": opening}
     Janus().check(model)
-    return JanusImages(model, processor)
+    images = JanusImages(model, processor)
+    images.prompt([images.encode("a")], guided=True)  # by the library's code and files
+    return images

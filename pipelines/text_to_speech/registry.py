@@ -57,6 +57,7 @@ def open_speech(
         "files that do not fit", "copy both folders again",
     ):  # fmt: skip
         loaded: SpeechModel = load(source, tokenizer, codec_source, load_config)
+        loaded.encode("a", None)
     return loaded, source, codec_source
 
 
