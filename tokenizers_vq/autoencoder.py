@@ -29,7 +29,7 @@ from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 
 _CLASS = "PictureTokenizer"  # name of the class in published files
 _RANGES = {  # of tokenizer.json
-    "size": Range(4, 4096),
+    "size": Range(4, 1024),
     "levels": Range(2, 4096, length=16, product=2**20),
     "(encoder|decoder|fine)_width": Range(8, 4096),
     "(encoder|decoder|fine)_depth": Range(0, 64),

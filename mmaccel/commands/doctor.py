@@ -188,6 +188,7 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     """Whether policies attach to the transformers model of a folder, and whether it draws."""
     import torch
     import transformers
+    from transformers import PreTrainedModel
 
     from mmaccel.errors import UnsupportedModelError
     from mmaccel.handle import supports
@@ -198,11 +199,12 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     what = f"model {name}"
     transformers.utils.logging.disable_progress_bar()
     config = load_config_file(folder, LoadConfig(trust_remote_code=trust_remote_code))
-    names = config.architectures or ["no architecture"]
-    kind = getattr(transformers, str(names[0]), None)
+    names = [*map(str, config.architectures or ())] or ["no architecture"]
+    kind = getattr(transformers, names[0], None)
     if trust_remote_code and kind is None:
         kind = transformers.AutoModelForCausalLM
-    if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):
+    is_auto = kind is transformers.AutoModelForCausalLM
+    if not is_auto and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         detail = f"transformers {transformers.__version__} has no {names[0]}"
         return Finding(what, "needed", detail)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32

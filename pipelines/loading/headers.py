@@ -43,7 +43,10 @@ RANGES: Mapping[str, Range] = {  # of config.json of transformers and diffusers
     r"image_size|resolution|sample_size": Range(1, 2**16),
     r"patch_size|tubelet_size|temporal_patch_size": Range(1, 2**12),
     r"n_positions": Range(1, 2**24),
-    r"max_position_embeddings|num_image_tokens": Range(1, 2**31),
+    r"max_position_embeddings": Range(1, 2**31),
+    r"num_image_tokens": Range(1, 2**16),
+    r"sampling_rate": Range(1, 10**6),
+    r"downsampling_ratios": Range(1, 2**10, length=16),
     # any other name that counts parts: only numbers that would take minutes to build
     r".*_(layers|blocks|experts|stages|levels|codebooks)|depth": Range(
         -math.inf, 1024, length=4096, numbers_only=False
@@ -54,6 +57,7 @@ _DIVISIBLE = (  # a number, its divisor, and the name that lifts the rule
     ("num_attention_heads", "num_key_value_heads", ""),
     ("n_embd", "n_head", ""),
 )
+_MOST_ENTRIES = 1024  # of a list: libraries build a part of a model for each
 _LAYERS = r".*layers.*|n_layer|depth|num_res_blocks"
 _FEW_LAYERS = 64  # built in a second; layers that share their tensors count once in a file
 _SLACK = 2**24  # numbers that a model may have beyond twice those of its file
@@ -274,7 +278,7 @@ def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "mode
     """
     file = folder / "config.json"
     config = read_json(file, option=option)
-    _check_heads(config, file, option)
+    _check_structure(config, file, option)
     header = read_header(folder, config, option)
     _check_layers(config, header, file, option)
     outline = None if config.get("auto_map") else build_outline(kind, folder)
@@ -284,7 +288,7 @@ def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "mode
     shapes = {name: tuple(p.shape) for name, p in outline.named_parameters()}
     tables = sum(b.numel() * b.element_size() for b in outline.buffers())
     wanted = sum(map(math.prod, shapes.values()))
-    there = sum(map(math.prod, header.shapes.values()))
+    there = min(sum(map(math.prod, header.shapes.values())), header.n_bytes)
     there *= _PACKED if config.get("quantization_config") else 1
     if wanted > 2 * there + _SLACK or tables > header.n_bytes + _BUFFERS:
         raise UnsupportedModelError(
@@ -313,8 +317,8 @@ def build_outline(kind: Any, folder: Path) -> Any:
         return None
 
 
-def _check_heads(config: Mapping[str, Any], file: Path, option: str) -> None:
-    """Check that numbers of heads divide, also in the configurations inside a configuration."""
+def _check_structure(config: Mapping[str, Any], file: Path, option: str) -> None:
+    """Check that numbers of heads divide, and how long lists are, also in inner configurations."""
     for whole, part, lifted in _DIVISIBLE:
         a, b = config.get(whole), config.get(part)
         if type(a) is int and type(b) is int and a % b and config.get(lifted) is None:
@@ -322,9 +326,14 @@ def _check_heads(config: Mapping[str, Any], file: Path, option: str) -> None:
                 f"{option}: expected {whole} to be a multiple of {part} in {file}, received {a} "
                 f"and {b}; copy the folder again"
             )
-    for value in config.values():
+    for name, value in config.items():
         if isinstance(value, dict):
-            _check_heads(value, file, option)
+            _check_structure(value, file, option)
+        elif isinstance(value, list) and len(value) > _MOST_ENTRIES:
+            raise UnsupportedModelError(
+                f"{option}: expected at most {_MOST_ENTRIES} entries of {shorten(name)} in {file}, "
+                f"received {len(value)}; copy the folder again"
+            )
 
 
 def _check_layers(config: Mapping[str, Any], header: Header, file: Path, option: str) -> None:

@@ -120,7 +120,7 @@ _NAMES = {  # of a layer, here and in transformers
 }  # fmt: skip
 _OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
 _RANGES = {  # of config.json
-    "(video|original)_latent_shape": Range(1, 4096, length=3, product=2**18),
+    "(video|original)_latent_shape": Range(1, 4096, length=3, product=2**16),
     "rope_theta|norm_eps|yarn_(scale|beta_fast|beta_slow)": Range(1e-12, 1e12, is_whole=False),
 }
 _YARN_LAYERS = 40  # number of layers of the published model with YaRN
