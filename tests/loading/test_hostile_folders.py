@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from mmaccel.cli import main
 from mmaccel.errors import MMAccelError
 from tests.architecture.source import ROOT
-from tests.fixtures.hostile import CASES, SECONDS, SPARE, Case, try_doors
+from tests.fixtures.hostile import CASES, DEEP, SECONDS, SPARE, Case, merge, try_doors, write
 from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import build_tiny, masked_beside_plain
@@ -106,6 +107,23 @@ def test_sizes_are_refused_before_memory_is_filled(plant: Plant, tmp_path: Path)
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def test_bench_reads_its_folders_within_limits(tmp_path: Path, capsys: Any) -> None:
+    weights = ROOT / "mmaccel" / "demo" / "weights"
+    folder = shutil.copytree(weights / "grammar-masked", tmp_path / "grammar")
+    merge(vocab_size=4_000_000)(folder)
+    canvas = ["bench", "--family", "canvas", "--count", "1", "--model"]
+    assert main([*canvas, str(folder)]) == 1
+    write("words.json", DEEP)(folder)
+    assert main([*canvas, str(folder)]) == 1
+    scenes = build_tiny(tmp_path / "scenes")
+    write("card.json", DEEP)(scenes)
+    plain = ["bench", "a red circle", "--count", "1", "--policies", "jacobi", "--windows", "4"]
+    assert main([*plain, "--model", str(scenes)]) == 1
+    said = capsys.readouterr().err
+    wanted = ("that asks for", "words.json, received more than 64", "card.json, received more than")
+    assert all(part in " ".join(said.split()) for part in wanted), said
 
 
 def test_there_are_enough() -> None:
