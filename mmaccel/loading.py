@@ -98,6 +98,7 @@ def open_pipeline(
     decoder: Path | None = None,
     family: str | None = None,
     cuda_graphs: str = "auto",
+    trust_remote_code: bool = False,
 ) -> TextToImage:
     """Load a text-to-image model on a device.
 
@@ -105,10 +106,11 @@ def open_pipeline(
         model: name, folder, file or hub id.
         device: name of a torch device.
         dtype: of the generator, one of `DTYPES`.
-        size, decoder, family, cuda_graphs: as on the command line.
+        size, decoder, family, cuda_graphs, trust_remote_code: as on the command line.
 
     Raises:
         OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
+        UnsupportedModelError: see `TextToImage.from_pretrained`.
         MissingBackendError: `--cuda-graphs on` for another device than CUDA.
     """
     pixels = parse_size(size)
@@ -126,4 +128,5 @@ def open_pipeline(
         decoder=decoder,
         family=family,
         cuda_graphs=use_graphs,
+        trust_remote_code=trust_remote_code,
     )

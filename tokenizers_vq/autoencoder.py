@@ -19,13 +19,21 @@ from typing import Any
 
 import torch
 from einops import rearrange
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 
 _CLASS = "PictureTokenizer"  # name of the class in published files
+_RANGES = {  # of tokenizer.json
+    "size": Range(4, 1024),
+    "levels": Range(2, 4096, length=16, product=2**20),
+    "(encoder|decoder|fine)_width": Range(8, 4096),
+    "(encoder|decoder|fine)_depth": Range(0, 64),
+}
 
 
 class ResidualBlock(nn.Module):
@@ -166,6 +174,7 @@ def load_tokenizer(folder: str | Path) -> ImageTokenizer:
 
     Raises:
         OptionError: a missing file, or the name of another class.
+        UnsupportedModelError: a file that cannot be read, or sizes that do not fit the weights.
     """
     folder = Path(folder)
     config_file, weights_file = folder / "tokenizer.json", folder / "tokenizer.safetensors"
@@ -175,16 +184,28 @@ def load_tokenizer(folder: str | Path) -> ImageTokenizer:
                 f"folder: expected {file.name} in {folder}, received none; "
                 "give the folder that save_tokenizer wrote"
             )
-    config: dict[str, Any] = json.loads(config_file.read_text(encoding="utf-8"))
+    config = read_json(config_file)
     name = config.pop("class", None)
     if name != _CLASS:
         raise OptionError(
             f"tokenizer.json: expected class '{_CLASS}', received {name!r}; "
             "give the folder that save_tokenizer wrote"
         )
+    check_ranges(config, _RANGES, config_file)
+    try:
+        weights = load_file(weights_file)
+        with torch.device("meta"):
+            outline = ImageTokenizer(**config).state_dict()
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"model: expected {config_file.name} and {weights_file.name} in {folder} as "
+            f"save_tokenizer wrote them, received others ({' '.join(str(error).split())[:120]}); "
+            "copy the folder again"
+        ) from error
+    wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
+    check_shapes(wanted, found, config_file, weights_file)
     tokenizer = ImageTokenizer(**config)
-    weights = {k: v.float() for k, v in load_file(weights_file).items()}
-    tokenizer.load_state_dict(weights)
+    tokenizer.load_state_dict({k: v.float() for k, v in weights.items()})
     return tokenizer.eval().requires_grad_(False)
 
 

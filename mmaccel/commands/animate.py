@@ -36,6 +36,7 @@ def animate(
     device: shared.Device = "cpu",
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
+    trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Continue images or videos, each clip in a file with a JSON file next to it.
 
@@ -63,8 +64,9 @@ def animate(
     # before the model is loaded, which takes long
     frames = {start: read_frames(start, _MAX_FRAMES) for start in starts}
     pipe = open_pipe(
-        ImageToVideo, model, codec=codec, device=device, dtype=kind, cuda_graphs=cuda_graphs
-    )
+        ImageToVideo, model, codec=codec, device=device, dtype=kind, cuda_graphs=cuda_graphs,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     open_folder(out)
     job = VideoJob(
         pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen,

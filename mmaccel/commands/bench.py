@@ -39,6 +39,7 @@ def bench(
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
     device: shared.Device = "cpu",
     dtypes: Annotated[str, typer.Option(help="with commas; the first is the baseline")] = _DTYPES,
+    trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved image by image."""
@@ -55,6 +56,7 @@ def bench(
             prompt=prompt, model=model, policies=policies, windows=windows, guidance=guidance,
             count=count, seed=seed, batch_size=batch_size, temperature=temperature, size=size,
             decoder=decoder, family=family, device=device, dtypes=dtypes, json_file=json_file,
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
     from mmaccel.commands.bench_canvas import bench_canvas
 
@@ -66,6 +68,7 @@ def bench(
         "--temperature": temperature,
         "--size": size,
         "--decoder": decoder,
+        "--trust-remote-code": trust_remote_code or None,
     }
     for name, value in given.items():
         if value is not None:

@@ -101,6 +101,7 @@ def bench_window(
     *, prompt: str | None, model: str, policies: str, windows: str, guidance: str | None,
     count: int, seed: int, batch_size: int, temperature: float | None, size: str | None,
     decoder: Path | None, family: str | None, device: str, dtypes: str, json_file: Path | None,
+    trust_remote_code: bool,
 ) -> None:  # fmt: skip
     """Measure and print; the arguments are those of `mmaccel bench`.
 
@@ -139,7 +140,15 @@ def bench_window(
     for scale in scales or ():
         choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
     pipes = {
-        dtype: open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
+        dtype: open_pipeline(
+            model,
+            device,
+            dtype,
+            size=size,
+            decoder=decoder,
+            family=family,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
         for dtype in split_values("--dtypes", dtypes)
     }
     first_pipe = next(iter(pipes.values()))

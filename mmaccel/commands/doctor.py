@@ -12,6 +12,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from mmaccel.commands.options import TrustRemoteCode
+from mmaccel.errors import MMAccelError
+
 _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "torch": "2.6",
     "transformers": "5.17",
@@ -33,13 +36,14 @@ class Finding(NamedTuple):
 def doctor(
     model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
     out: Annotated[Path, typer.Option(help="folder that images would go to")] = Path("out"),
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Report what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
     from rich.text import Text
 
     from mmaccel.commands.terminal import make_table, wide_console
 
-    found = check_model(model)
+    found = check_model(model, trust_remote_code)
     findings = [*check_packages(), *check_devices(), *check_kernels(), found, check_writing(out)]
     table = make_table("what", "", "detail", title="mmaccel doctor")
     marks = {"yes": ("yes", "green"), "no": ("no", "yellow"), "needed": ("missing", "red")}
@@ -150,7 +154,7 @@ def check_kernels() -> list[Finding]:
     return findings
 
 
-def check_model(name: str) -> Finding:
+def check_model(name: str, trust_remote_code: bool = False) -> Finding:
     """Whether the weights exist and load, and a forward pass computes finite logits."""
     try:
         from mmaccel.loading import open_pipeline
@@ -161,11 +165,11 @@ def check_model(name: str) -> Finding:
 
         source = find_source(name)
         if is_checkpoint(source):
-            return check_checkpoint(source, name)
-        pipe = open_pipeline(name, "cpu")
+            return check_checkpoint(source, name, trust_remote_code)
+        pipe = open_pipeline(name, "cpu", trust_remote_code=trust_remote_code)
         policy = make_plain(pick_policy(None, pipe.model))
         warm_up(pipe, policy, pipe.image_model.params, pipe.image_model.examples[0], 1)
-    except (ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
+    except (MMAccelError, ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
     return Finding(f"model {name}", "yes", f"{pipe.length} tokens an image")
 
@@ -175,29 +179,34 @@ def is_checkpoint(source: Path) -> bool:
     return (source / "config.json").is_file() and not (source / "words.json").is_file()
 
 
-def check_checkpoint(folder: Path, name: str) -> Finding:
+def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> Finding:
     """Whether policies attach to the transformers model of a folder, and whether it draws."""
+    import torch
+    import transformers
+    from transformers import PreTrainedModel
+
     from mmaccel.errors import UnsupportedModelError
-    from mmaccel.pipelines.loading.checkpoint import unreadable
+    from mmaccel.handle import supports
+    from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_config_file, load_model
+    from mmaccel.pipelines.loading.refusal import refusing
+    from mmaccel.pipelines.text_to_image.registry import find_image_family
 
     what = f"model {name}"
-    try:
-        import transformers
-
-        from mmaccel.handle import supports
-        from mmaccel.pipelines.text_to_image.registry import find_image_family
-
-        transformers.utils.logging.disable_progress_bar()
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        names = config.architectures or ["no architecture"]
-        kind = getattr(transformers, names[0], None)
-        if kind is None:
-            detail = f"transformers {transformers.__version__} has no {names[0]}"
-            return Finding(what, "needed", detail)
-        support = supports(kind.from_pretrained(folder, local_files_only=True).eval())
-    except unreadable() as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Finding(what, "needed", reason)
+    transformers.utils.logging.disable_progress_bar()
+    config = load_config_file(folder, LoadConfig(trust_remote_code=trust_remote_code))
+    names = [*map(str, config.architectures or ())] or ["no architecture"]
+    kind = getattr(transformers, names[0], None)
+    if trust_remote_code and kind is None:
+        kind = transformers.AutoModelForCausalLM
+    is_auto = kind is transformers.AutoModelForCausalLM
+    if not is_auto and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        detail = f"transformers {transformers.__version__} has no {names[0]}"
+        return Finding(what, "needed", detail)
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    load_config = LoadConfig(dtype=dtype, trust_remote_code=trust_remote_code)
+    model = load_model(kind, folder, load_config, optional="")
+    with refusing(f"a model in {folder}", "one that fails", "copy the folder again"):
+        support = supports(model)
     if not support:
         return Finding(what, "no", support.reason)
     detail = f"family {support.family}; attach takes {', '.join(support.policies)}"

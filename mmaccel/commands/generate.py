@@ -60,6 +60,7 @@ def generate(
     device: shared.Device = "cpu",
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
+    trust_remote_code: shared.TrustRemoteCode = False,
     executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
     resume: Annotated[
@@ -134,7 +135,7 @@ def generate(
     if prompt_file is not None:
         setup = Setup(
             model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,
-            cuda_graphs, size, rows, negative,
+            cuda_graphs, size, rows, negative, trust_remote_code,
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
@@ -146,8 +147,9 @@ def generate(
     check_seed(seed)
     check_folder(out)
     pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
-    )
+        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     resume_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)

@@ -24,6 +24,7 @@ from mmaccel.limits import (
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
 _HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
+_HELP_TRUST = "run Python code that the model's folder brings; read it first"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 Policy = Annotated[str | None, typer.Option(help=_HELP_ANY)]
@@ -38,6 +39,7 @@ TopP = Annotated[float | None, typer.Option(help="keep this much probability")]
 MinP = Annotated[float | None, typer.Option(help="least share of the likeliest")]
 Size = Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")]
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP_TRUST)]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]

@@ -38,6 +38,7 @@ def speak(
     device: shared.Device = "cpu",
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
+    trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
 
@@ -65,7 +66,7 @@ def speak(
     logging.disable_progress_bar()
     pipe = open_pipe(
         TextToSpeech, model, codec=codec, device=device, dtype=kind, family=family,
-        cuda_graphs=cuda_graphs,
+        cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,

@@ -14,6 +14,7 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.media import (
     RowPlan,
@@ -62,6 +63,7 @@ class ImageToVideo:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         cuda_graphs: UseGraphs = "auto",
+        trust_remote_code: bool = False,
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -73,10 +75,13 @@ class ImageToVideo:
             device: where to run.
             dtype: of model and codec. "bitwise" is guaranteed in float32 and float64.
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+            trust_remote_code: whether the codec's TorchScript may read and write files; False
+                refuses a codec that can.
 
         Raises:
             OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
-            UnsupportedModelError: files of another model, or missing or surplus tensors.
+            UnsupportedModelError: files of another model, missing or surplus tensors, files that
+                cannot be read or do not fit each other, or code that is not trusted.
         """
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
@@ -85,7 +90,12 @@ class ImageToVideo:
         check_device(device, dtype)
         source = find_model(name, {})
         codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
-        video = load_cosmos(source, codec_source, LoadConfig(device, dtype))
+        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)
+        with refusing(
+            f"a Cosmos model in {source} and its codec in {codec_source}",
+            "files that do not fit", "copy both folders again",
+        ):  # fmt: skip
+            video = load_cosmos(source, codec_source, load_config)
         return cls(video, source, engine, codec_source)
 
     def __call__(

@@ -5,9 +5,12 @@ A checkpoint with missing, surplus or reshaped tensors is refused with their nam
 
 from __future__ import annotations
 
+import logging
 import re
+import zipfile
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmaccel.config_files import shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.headers import (
+    AGAIN,
+    check_folder,
+    check_memory,
+    check_sizes,
+    read_shapes,
+    stored_bytes,
+)
+from mmaccel.pipelines.loading.refusal import refusing
 
 
 @dataclass(frozen=True)
@@ -26,15 +39,18 @@ class LoadConfig:
         device, dtype: of the model.
         size: width and height of the images in pixels; None takes the model's default.
         decoder: a file with the image decoder, for checkpoints that have none.
+        trust_remote_code: whether Python code that a checkpoint brings may run.
 
     Raises:
-        OptionError: a size that is not a pair of positive integers, or a missing file.
+        OptionError: a size that is not a pair of positive integers, a missing file, or a
+            `trust_remote_code` that is neither True nor False.
     """
 
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
     size: tuple[int, int] | None = None
     decoder: Path | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         size: Any = self.size
@@ -49,6 +65,11 @@ class LoadConfig:
             raise OptionError(
                 f"decoder: expected a file, received {str(self.decoder)!r}; check the path"
             )
+        if not isinstance(self.trust_remote_code, bool):
+            raise OptionError(
+                "trust_remote_code: expected True or False, received "
+                f"{self.trust_remote_code!r}; False runs no code of a checkpoint"
+            )
 
 
 def unreadable() -> tuple[type[Exception], ...]:
@@ -62,68 +83,101 @@ def unreadable() -> tuple[type[Exception], ...]:
 
 
 def load_model(
-    kind: Any,
-    folder: Path,
-    load_config: LoadConfig,
-    optional: str = "$^",
-    dtype_name: str = "dtype",
+    kind: Any, folder: Path, load_config: LoadConfig, optional: str = "$^", option: str = "model"
 ) -> Any:
     """Load a model in evaluation mode.
 
     Args:
         kind: class of transformers or diffusers.
         folder: written by `save_pretrained`.
-        load_config: device and dtype.
+        load_config: device, dtype, and whether code of the checkpoint may run.
         optional: pattern of names of tensors that may be missing or surplus.
-        dtype_name: the class's name of its dtype argument.
+        option: name of the option in messages.
 
     Raises:
-        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
+        UnsupportedModelError: files that cannot be read or do not fit each other; tensors that are
+            missing, surplus or of another shape, with names; code that is not trusted.
     """
-    try:
-        model, loaded = kind.from_pretrained(
-            folder,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, with names
-            **{dtype_name: load_config.dtype},
-        )
-    except unreadable() as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UnsupportedModelError(
-            f"model: expected the {kind.__name__} in {folder}, received one that transformers "
-            f"refuses ({reason}); give the folder that save_pretrained wrote"
-        ) from error
+    check_folder(folder, option)
+    check_sizes(kind, folder, load_config.dtype, option)
+    options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # refused below, with names
+    if hasattr(kind, "load_config"):  # a class of diffusers, which runs no code
+        options["torch_dtype"] = load_config.dtype
+    else:
+        options["dtype"], options["weights_only"] = load_config.dtype, True
+        options["trust_remote_code"] = load_config.trust_remote_code
+    with refusing(
+        f"the {kind.__name__} in {folder}", "one that transformers refuses",
+        "give the folder that save_pretrained wrote", option=option, folder=folder,
+    ), _without_report():  # fmt: skip
+        model, loaded = kind.from_pretrained(folder, **options)
     missing, surplus = loaded["missing_keys"], loaded["unexpected_keys"]
     reshaped = [key if isinstance(key, str) else key[0] for key in loaded["mismatched_keys"]]
-    for what, found in (
-        ("of another shape", reshaped),
-        ("missing", set(missing) - set(reshaped)),
-        ("surplus", surplus),
+    for what, found, unless in (
+        ("of another shape", reshaped, "$^"),
+        ("missing", set(missing) - set(reshaped), optional),
+        ("surplus", surplus, optional),
     ):
-        names = sorted(name for name in found if not re.search(optional, name))
+        names = sorted(name for name in found if not re.search(unless, name))
         if names:
             raise UnsupportedModelError(
-                f"model: expected the tensors of {kind.__name__} in {folder}, received {len(names)}"
-                f" {what}, such as {names[0]}; copy the folder again"
+                f"{option}: expected the tensors of {kind.__name__} in {folder}, received "
+                f"{len(names)} {what}, such as {names[0]}; copy the folder again"
             )
     return model.to(load_config.device).eval()
 
 
-def load_processor(kind: Any, folder: Path) -> Any:
-    """Load a processor or tokenizer of transformers.
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep transformers from writing a table of what `load_model` says in one line."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
+    """Load the configuration of a model of transformers.
 
     Raises:
-        UnsupportedModelError: missing or unreadable files.
+        UnsupportedModelError: a configuration that is missing, that cannot be read or has numbers
+            outside their ranges, or code that is not trusted.
     """
-    try:
-        return kind.from_pretrained(folder, local_files_only=True)
-    except unreadable() as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnsupportedModelError(
-            f"model: expected the {kind.__name__} in {folder}, received none that transformers can "
-            f"read ({reason}); copy the folder again, with its tokenizer and processor files"
-        ) from error
+    from transformers import AutoConfig
+
+    check_folder(folder)
+    with refusing(
+        f"a configuration of transformers in {folder}", "one that it refuses",
+        "copy the folder again", folder=folder,
+    ):  # fmt: skip
+        return AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code
+        )
+
+
+def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
+    """Load a processor or tokenizer of transformers.
+
+    Args:
+        kind: class of transformers.
+        folder: written by `save_pretrained`.
+        load_config: whether code of the checkpoint may run.
+
+    Raises:
+        UnsupportedModelError: missing or unreadable files, or code that is not trusted.
+    """
+    check_folder(folder)
+    with refusing(
+        f"the {kind.__name__} in {folder}", "none that transformers can read",
+        "copy the folder again, with its tokenizer and processor files", folder=folder,
+    ):  # fmt: skip
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code
+        )
 
 
 def check_size(load_config: LoadConfig, own: tuple[int, int]) -> None:
@@ -189,61 +243,110 @@ _WRAPPERS = ("model", "module", "state_dict", "ema")  # keys that hold the weigh
 _UNUSED = ("quantize.codebook_used", "freqs_cis")  # training statistics, and a computed table
 
 
-def read_weights(file: str | Path) -> dict[str, Tensor]:
+def read_weights(file: str | Path, option: str = "weights") -> dict[str, Tensor]:
     """Read the tensors of a `.pt` or `.safetensors` file, also below one of the usual keys.
+
+    No code of the file runs. Zip files, as torch.save writes them, are mapped into memory.
 
     Raises:
         OptionError: no such file.
-        UnsupportedModelError: a file without tensors.
+        UnsupportedModelError: a file without tensors, or with more than the free memory holds.
     """
     file = Path(file)
     if not file.is_file():
-        raise OptionError(f"weights: expected a file, received {str(file)!r}; check the path")
+        raise OptionError(f"{option}: expected a file, received {str(file)!r}; check the path")
+    check_memory(stored_bytes(file, option), str(file), option)
     if file.suffix == ".safetensors":
-        return _read_safetensors(file)
-    try:
-        with torch.serialization.safe_globals([Namespace]):  # training arguments
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except unreadable() as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UnsupportedModelError(
-            f"weights: expected a checkpoint of tensors, received {file} ({reason}); "
-            "download it again, or save its tensors as .safetensors"
-        ) from error
+        return _read_safetensors(file, option)
+    with (
+        refusing(f"a checkpoint of tensors in {file}", "another", AGAIN, option=option),
+        torch.serialization.safe_globals([Namespace]),  # training arguments
+    ):
+        content: Any = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+        )
     while isinstance(content, dict):
         inner = [content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)]
         if not inner:
             break
         content = inner[0]
     if not (isinstance(content, dict) and any(isinstance(v, Tensor) for v in content.values())):
-        received = sorted(map(str, content))[:5] if isinstance(content, dict) else type(content)
+        received = shorten(sorted(map(str, content))[:5] if isinstance(content, dict) else content)
         raise UnsupportedModelError(
-            f"weights: expected tensors by name in {file}, received {received}; "
+            f"{option}: expected tensors by name in {file}, received {received}; "
             f"give a checkpoint that has them, or one of {', '.join(_WRAPPERS)}"
         )
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    for name, tensor in tensors.items():
+        if not _is_whole(tensor):
+            raise UnsupportedModelError(
+                f"{option}: expected tensors whose numbers are all in {file}, received "
+                f"{shorten(name)} {list(tensor.shape)} without; save it again with torch.save"
+            )
+    return tensors
 
 
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is dense and as long as its numbers: copied, it needs no more memory."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return False
+    return tensor.nbytes <= tensor.untyped_storage().nbytes()
+
+
+def _read_safetensors(file: Path, option: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    try:
+    read_shapes(file, option)
+    received = "what safetensors cannot read"
+    with refusing(f"tensors in {file}", received, "download it again", option=option):
         return load_file(file)
-    except unreadable() as error:
-        reason = " ".join(str(error).split())[:120]
+
+
+def shape_of(weights: Mapping[str, Tensor], name: str, n_sides: int) -> tuple[int, ...]:
+    """The shape of a tensor that sizes are read from.
+
+    Raises:
+        UnsupportedModelError: no such tensor, or one of another number of sides or without numbers.
+    """
+    shape = tuple(weights[name].shape) if name in weights else None
+    if shape is None or len(shape) != n_sides or 0 in shape:
+        received = f"{list(shape)}" if shape is not None else f"only {sorted(weights)[:4]}"
         raise UnsupportedModelError(
-            f"weights: expected tensors in {file}, received what safetensors cannot read "
-            f"({reason}); download it again"
-        ) from error
+            f"weights: expected a tensor {name} with {n_sides} sides, received "
+            f"{received[:200]}; give the published file"
+        )
+    return shape
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """The number of layers that names of tensors such as `layers.7.wq.weight` count.
+
+    Raises:
+        UnsupportedModelError: numbers with gaps, which would make layers without tensors.
+    """
+    numbers = {int(n[1]) for name in names if (n := re.match(r"layers\.(\d{1,9})\.", name))}
+    if len(numbers) != max(numbers, default=-1) + 1:
+        raise UnsupportedModelError(
+            f"weights: expected tensors of layers 0..{len(numbers) - 1}, received one of layer "
+            f"{max(numbers)}; give the published file"
+        )
+    return len(numbers)
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Assign tensors to a module on the meta device: all of its tensors, and no others.
 
     Raises:
-        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
+        UnsupportedModelError: tensors that are missing, surplus or of another shape or dtype; with
+            names.
     """
     used = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
+    for name, tensor in used.items():
+        if not tensor.is_floating_point():
+            raise UnsupportedModelError(
+                f"weights: expected floating-point tensors of {type(module).__name__}, received "
+                f"{shorten(name)} of {tensor.dtype}; give the published file of this size"
+            )
     try:
         module.load_state_dict(used, strict=True, assign=True)
     except RuntimeError as error:

@@ -37,6 +37,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_processor,
     read_weights,
 )
+from mmaccel.pipelines.loading.headers import read_shapes
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -218,7 +219,7 @@ def load_body(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
     """Load and self-check the transformer, and load its text tokenizer; the VQGAN is optional."""
     from transformers import AutoTokenizer, ChameleonForConditionalGeneration
 
-    tokenizer = load_processor(AutoTokenizer, folder)
+    tokenizer = load_processor(AutoTokenizer, folder, load_config)
     model = load_model(
         ChameleonForConditionalGeneration, folder, load_config, optional=rf"^{re.escape(_DECODER)}"
     )
@@ -272,10 +273,9 @@ def _read_inside(folder: Path) -> dict[str, Tensor]:
 
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
+        names = [name for name in read_shapes(file) if name.startswith(_DECODER)]
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():
-                if name.startswith(_DECODER):
-                    found[name.removeprefix(_DECODER)] = opened.get_tensor(name)
+            found |= {name.removeprefix(_DECODER): opened.get_tensor(name) for name in names}
     for file in sorted(folder.glob("*.bin")) if not found else []:
         own = {n: t for n, t in read_weights(file).items() if n.startswith(_DECODER)}
         found |= {name.removeprefix(_DECODER): tensor for name, tensor in own.items()}

@@ -26,7 +26,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
@@ -57,6 +57,7 @@ class Emu3Images(ImageModel):
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int]) -> None:
         self.model, self.processor = model, processor
+        self._mean, self._std = pixel_scale(processor.image_processor)
         names = model.model.vocabulary_mapping
         self.window = ImageTokenWindow(model, names.image_tokens, [names.eol_token_id])
         self.set_size(size)
@@ -95,11 +96,7 @@ class Emu3Images(ImageModel):
             for row in ids
         ]
         pixels = torch.cat(parts).float()  # [B, 3, H, W]
-        config = self.processor.image_processor
-        mean, std = (
-            pixels.new_tensor(v)[:, None, None] for v in (config.image_mean, config.image_std)
-        )
-        return pixels * std + mean
+        return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
 
     def _encode(self, text: str) -> list[int]:
         width, height = self.size
@@ -125,7 +122,7 @@ def load_emu3(folder: Path, load_config: LoadConfig) -> Emu3Images:
 
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
-    processor = load_processor(Emu3Processor, folder)
+    processor = load_processor(Emu3Processor, folder, load_config)
     model = load_model(Emu3ForConditionalGeneration, folder, load_config)
     CausalLM().check(model)
     return Emu3Images(model, processor, size)

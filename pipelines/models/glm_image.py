@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmaccel.config_files import read_json, shorten
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
@@ -34,8 +35,9 @@ from mmaccel.pipelines.loading.checkpoint import (
     check_prompt,
     count_tokens,
     load_model,
-    unreadable,
 )
+from mmaccel.pipelines.loading.headers import check_folder
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -227,6 +229,26 @@ class GlmImageImages(ImageModel):
         return processor(text=[chat], target_h=height, target_w=width, return_tensors="pt")
 
 
+def _check_parts(folder: Path, load_config: LoadConfig) -> None:
+    """Check the parts that the pipeline loads itself, and that libraries have all classes."""
+    from diffusers import pipelines
+
+    check_folder(folder)
+    for part in ("processor", "tokenizer", "scheduler"):
+        check_folder(folder / part)
+    for name, value in read_json(folder / "model_index.json").items():
+        library = value[0] if isinstance(value, list) and value else None
+        is_known = library in (None, "transformers", "diffusers") or hasattr(
+            pipelines, str(library)
+        )
+        if not is_known and not load_config.trust_remote_code:
+            raise UnsupportedModelError(
+                f"model: expected parts of transformers and diffusers in {folder}, received "
+                f"{shorten(name)} of {shorten(library)}; read that code, then pass "
+                "trust_remote_code=True (--trust-remote-code) if you trust it"
+            )
+
+
 def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
     """Load a checkpoint such as zai-org/GLM-Image.
 
@@ -240,25 +262,26 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
 
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
+    _check_parts(folder, load_config)
     with warnings.catch_warnings():  # older versions of diffusers need "torch_dtype"
         warnings.simplefilter("ignore", FutureWarning)
         parts = {
-            name: load_model(kind, folder / name, load_config, dtype_name=dtype_name)
-            for name, kind, dtype_name in (
-                ("vision_language_encoder", GlmImageForConditionalGeneration, "dtype"),
-                ("text_encoder", T5EncoderModel, "dtype"),
-                ("transformer", GlmImageTransformer2DModel, "torch_dtype"),
-                ("vae", AutoencoderKL, "torch_dtype"),
+            name: load_model(kind, folder / name, load_config)
+            for name, kind in (
+                ("vision_language_encoder", GlmImageForConditionalGeneration),
+                ("text_encoder", T5EncoderModel),
+                ("transformer", GlmImageTransformer2DModel),
+                ("vae", AutoencoderKL),
             )
         }
-    try:
-        pipe = GlmImagePipeline.from_pretrained(folder, local_files_only=True, **parts)
-    except unreadable() as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UnsupportedModelError(
-            f"model: expected a GlmImagePipeline in {folder}, received one that diffusers refuses "
-            f"({reason}); copy the folder again"
-        ) from error
+    trust = load_config.trust_remote_code
+    with refusing(
+        f"a GlmImagePipeline in {folder}", "one that diffusers refuses", "copy the folder again",
+        folder=folder,
+    ):  # fmt: skip
+        pipe = GlmImagePipeline.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust, **parts
+        )
     pipe.set_progress_bar_config(disable=True)
     GlmImage().check(pipe.vision_language_encoder)
     return GlmImageImages(pipe, size)

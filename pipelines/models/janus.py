@@ -42,7 +42,7 @@ from mmaccel.pipelines.loading.checkpoint import (
 )
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
-from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -212,6 +212,7 @@ class JanusImages(ImageModel):
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
+        self._mean, self._std = pixel_scale(processor.image_processor)
         window, shape = JanusCodes(model), model.model.vision_model.config
         side = isqrt(shape.num_image_tokens)
         layout = Grid(side, side, window.vocab_size)
@@ -246,10 +247,8 @@ class JanusImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
-        config = self.processor.image_processor
-        pixels = self.model.decode_image_tokens(tokens).float()  # [B, H, W, 3]
-        mean, std = (pixels.new_tensor(v) for v in (config.image_mean, config.image_std))
-        return (pixels * std + mean).permute(0, 3, 1, 2)
+        pixels = self.model.decode_image_tokens(tokens).float().permute(0, 3, 1, 2)
+        return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
 
 
 def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
@@ -261,7 +260,7 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
     """
     from transformers import JanusForConditionalGeneration, JanusProcessor
 
-    processor = load_processor(JanusProcessor, folder)
+    processor = load_processor(JanusProcessor, folder, load_config)
     if processor.chat_template is None:
         raise UnsupportedModelError(
             f"model: expected a chat template in {folder}, received none; copy chat_template.jinja "
@@ -274,4 +273,6 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
         opening = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
         model.generation_config.generation_kwargs = {"boi_token_id": opening}
     Janus().check(model)
-    return JanusImages(model, processor)
+    images = JanusImages(model, processor)
+    images.prompt([images.encode("a")], guided=True)  # by the library's code and files
+    return images

@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, read_weights
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
@@ -32,6 +34,13 @@ from mmaccel.tokenizers_vq.frames import Frames
 _LEVELS = ((0,), (1, 4), (2, 3, 5, 6))  # slots of a frame, by level of the codec
 _SLOTS = sum(map(len, _LEVELS))
 _GENERATOR_LOCK = Lock()  # torch's generators belong to the process, not to a thread
+_SNAC_RANGES = {  # of config.json
+    "sampling_rate": Range(1000, 384000),
+    "(encoder|decoder|latent)_dim": Range(1, 2**14),
+    "(encoder|decoder)_rates|vq_strides": Range(1, 64, length=8),
+    "attn_window_size|codebook_dim": Range(1, 2**14),
+    "codebook_size": Range(2, 2**16),
+}
 _FIRST = 10  # number of the first code's token; lower numbers are control tokens
 
 
@@ -133,12 +142,19 @@ def load_orpheus(
             "codec: expected the package snac, which Orpheus' codec is in, received none; "
             "pip install snac"
         ) from error
-    try:
-        sound = SNAC.from_pretrained(str(codec)).to(load_config.device).eval()
-    except unreadable() as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UnsupportedModelError(
-            f"codec: expected config.json and pytorch_model.bin of a SNAC in {codec}, received "
-            f"what snac refuses ({reason}); copy the folder again"
-        ) from error
+    file, weights_file = codec / "config.json", codec / "pytorch_model.bin"
+    config = read_json(file, option="codec")
+    check_ranges(config, _SNAC_RANGES, file, "codec")
+    weights = read_weights(weights_file, "codec")
+    with refusing(
+        f"config.json and pytorch_model.bin of a SNAC in {codec}", "what snac refuses",
+        "copy the folder again", option="codec",
+    ):  # fmt: skip
+        with torch.device("meta"):
+            outline = SNAC(**config).state_dict()
+        wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
+        check_shapes(wanted, found, file, weights_file, "codec")
+        sound = SNAC(**config)
+        sound.load_state_dict(weights)
+    sound = sound.to(load_config.device).eval()
     return OrpheusSpeech(load_window(source, load_config), tokenizer, sound)

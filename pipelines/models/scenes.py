@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
 from mmaccel.contracts import TokenModel, VisualTokenizer
-from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model
 from mmaccel.pipelines.models.scenes_vocabulary import (
     FILE,
     CaptionWords,
@@ -108,6 +108,11 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
     tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, load_config)
     check_size(load_config, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, load_config, words.vocab_size + 1)
+    if masked["mask"] > words.vocab_size:
+        raise UnsupportedModelError(
+            f"model: expected a mask in 0..{words.vocab_size} in {folder / FILE}, received "
+            f"{masked['mask']}; the files do not belong together"
+        )
     window = MaskedLM(
         model, masked["mask"], shift=masked.get("logit_shift", 0), vocab_size=tokenizer.vocab_size
     )
@@ -122,19 +127,8 @@ def load_vocabulary(
     Raises:
         OptionError, UnsupportedModelError: as `load_words`.
     """
-    try:
-        tokenizer = load_tokenizer(tokenizer_path).to(load_config.device)
-        words = CaptionWords.load(folder, tokenizer.vocab_size)
-    except unreadable() as error:
-        if isinstance(error, MMAccelError):
-            raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        raise UnsupportedModelError(
-            f"model: expected tokenizer.json, tokenizer.safetensors and words.json in "
-            f"{tokenizer_path} as they were written, received files that cannot be read ({reason});"
-            " copy them again"
-        ) from error
-    return tokenizer, words
+    tokenizer = load_tokenizer(tokenizer_path).to(load_config.device)
+    return tokenizer, CaptionWords.load(folder, tokenizer.vocab_size)
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, n_ids: int) -> Any:

@@ -6,42 +6,71 @@ Ids 0..V-1 are the image's tokens; bos, boi, pad and the words follow in this or
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmaccel.errors import OptionError
+from mmaccel.config_files import Range, check_ranges, read_json, shorten
+from mmaccel.errors import OptionError, UnsupportedModelError
 
 FILE = "words.json"
 _N_SPECIAL = 3
+_MOST_WORDS = 2**16
+_RANGES = {"max_words": Range(1, 4096), "mask": Range(0, 2**22), "logit_shift": Range(0, 1)}
+
+
+def read_words(folder: Path) -> dict[str, Any]:
+    """The checked content of `words.json`; empty where there is no such file.
+
+    Its keys are `words`, `max_words` (not for grammar-masked), for a masked model `mask` (the mask
+    token's id) and `logit_shift`, and `picture_tokenizer` where another folder holds the image
+    tokenizer (see `tokenizer_folder`).
+
+    Raises:
+        UnsupportedModelError: a file that cannot be read, or values of other kinds.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return {}
+    content = read_json(file)
+    check_ranges(content, _RANGES, file)
+    words, sibling = content.get("words", []), content.get("picture_tokenizer")
+    is_list = isinstance(words, list) and len(words) <= _MOST_WORDS
+    if not is_list or not all(isinstance(word, str) for word in words):
+        raise UnsupportedModelError(
+            f"model: expected words as a list of at most {_MOST_WORDS} texts in {file}, received "
+            f"{shorten(words)}; copy the folder again"
+        )
+    if sibling is not None and not re.fullmatch(r"\w[\w.-]*", str(sibling)):
+        raise UnsupportedModelError(
+            f"model: expected picture_tokenizer as the name of a folder next to {folder} in "
+            f"{file}, received {shorten(sibling)}; copy the folder again"
+        )
+    return content
 
 
 def read_masked(folder: Path) -> dict[str, Any] | None:
-    """The content of `words.json` of a masked model, None for any other model.
+    """The content of `words.json` of a masked model of images, None for any other model.
 
-    Its keys are `mask` (the mask token's id), `logit_shift`, and `picture_tokenizer` where another
-    folder holds the image tokenizer (see `tokenizer_folder`).
+    Raises:
+        UnsupportedModelError: see `read_words`.
     """
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_masked = isinstance(content, dict) and "mask" in content and "max_words" in content
+    content = read_words(folder)
+    is_masked = content.get("mask") is not None and content.get("max_words") is not None
     return content if is_masked else None
 
 
 def tokenizer_folder(folder: Path) -> Path:
     """The folder of a model's image tokenizer: a sibling folder that `words.json` names as
     `picture_tokenizer`, or the model's own folder.
+
+    Raises:
+        UnsupportedModelError: see `read_words`.
     """
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return folder.parent / str(content["picture_tokenizer"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return folder
+    sibling = read_words(folder).get("picture_tokenizer")
+    return folder if sibling is None else folder.parent / str(sibling)
 
 
 def split_words(text: str) -> list[str]:
@@ -69,14 +98,15 @@ class CaptionWords:
 
         Raises:
             OptionError: the folder has no word list.
+            UnsupportedModelError: see `read_words`.
         """
-        file = Path(folder) / FILE
-        if not file.is_file():
+        content = read_words(Path(folder))
+        if content.get("max_words") is None or "words" not in content:
             raise OptionError(
-                f"model: expected {FILE} in {folder}, received none; give a text-to-image model"
+                f"model: expected {FILE} with words and max_words in {folder}, received none; "
+                "give a text-to-image model"
             )
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return cls(n_image_tokens, tuple(content["words"]), int(content["max_words"]))
+        return cls(n_image_tokens, tuple(content["words"]), content["max_words"])
 
     @property
     def bos(self) -> int:

@@ -53,6 +53,13 @@ def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
     Raises:
         UnsupportedModelError: a missing token, or ids with gaps.
     """
+    known = tokenizer.get_vocab()
+    if count > len(known):
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer with {count} tokens {name.format(first)}.., as many as "
+            f"the codec has codes, received one of {len(known)} tokens; give a checkpoint and a "
+            "codec that belong together"
+        )
     ids = find_ids(tokenizer, *(name.format(first + k) for k in range(count)))
     for k, found in enumerate(ids):
         if found != ids[0] + k:

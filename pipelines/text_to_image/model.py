@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser, kind_of
 from mmaccel.contracts import Layout, Prompt, TokenModel, check_policy
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
@@ -219,6 +219,7 @@ def encode_prompts(
     Raises:
         OptionError: a prompt that the model does not take or that is too long for it; a negative
             prompt without guidance, or for a model without negative prompts.
+        UnsupportedModelError: a tokenizer with ids that the model does not have.
     """
     encoded = [image_model.encode(text) for text in prompts]
     texts = spread_negatives(negatives, len(encoded))
@@ -229,6 +230,7 @@ def encode_prompts(
             "negative prompt: expected a guidance_scale other than 1 with it, received 1, which "
             "runs no unconditional rows; set guidance_scale, or leave it out"
         )
+    _check_ids(image_model, [*encoded, *given])
     _check_positions(image_model, [*encoded, *given])
     return Encoded(encoded, own if given else None)
 
@@ -263,6 +265,45 @@ def _encode_negative(image_model: ImageModel, text: str) -> Any:
         message = str(error)
         is_named = message.startswith("negative")
         raise OptionError(message if is_named else f"negative {message}") from error
+
+
+def check_example(image_model: ImageModel) -> None:
+    """Encode an example and the unconditional row, as a run does.
+
+    Raises:
+        UnsupportedModelError: ids that the model does not have; or another exception of a broken
+            tokenizer.
+    """
+    try:
+        encode_prompts(image_model, image_model.examples[:1], None, image_model.params)
+    except OptionError:  # an example that is too long, or in words that a small model lacks
+        return
+    if type(image_model).unconditional is not ImageModel.unconditional:
+        rows = [image_model.unconditional()]
+        _check_ids(image_model, rows)
+        stack_rows(rows, 1, image_model.layout, image_model.window.device, image_model.pad)
+
+
+def _check_ids(image_model: ImageModel, encoded: Sequence[Any]) -> None:
+    """Check that the model has embeddings for all ids of the prompts that are lists of ids."""
+    model = getattr(image_model.window, "model", None)
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    size = getattr(embeddings, "num_embeddings", None)
+    largest = max((max(item) for item in encoded if isinstance(item, list) and item), default=-1)
+    if size is not None and largest >= size:
+        raise UnsupportedModelError(
+            f"model: expected a tokenizer of the model's {size} ids, received a prompt with id "
+            f"{largest}; give a checkpoint and a tokenizer that belong together"
+        )
+
+
+def pixel_scale(image_processor: Any) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the pixels `[3, 1, 1]` that an image processor of transformers has."""
+    mean, deviation = (
+        torch.tensor(values, dtype=torch.float32).view(3, 1, 1)
+        for values in (image_processor.image_mean, image_processor.image_std)
+    )
+    return mean, deviation
 
 
 def _check_positions(image_model: ImageModel, encoded: Sequence[Any]) -> None:

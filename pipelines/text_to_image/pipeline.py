@@ -74,6 +74,7 @@ class TextToImage:
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
         sync_every: int = 1,
+        trust_remote_code: bool = False,
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
 
@@ -86,16 +87,20 @@ class TextToImage:
             decoder: a file with the image decoder, for checkpoints that have none.
             family: how the checkpoint is read; None detects it. See docs/models.md.
             cuda_graphs, sync_every: see `mmaccel.pipelines.runner.engine.Engine`.
+            trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
+                checkpoints that need it.
 
         Raises:
             OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`; a file
                 is missing.
-            UnsupportedModelError: an unknown family, or missing or surplus tensors.
+            UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
+                be read or do not fit each other, or code that is not trusted.
         """
         engine = Engine(cuda_graphs, sync_every)
         engine.check(device)
         file = Path(decoder) if isinstance(decoder, str) else decoder
-        return cls(*open_images(name, LoadConfig(device, dtype, size, file), family), engine)
+        load_config = LoadConfig(device, dtype, size, file, trust_remote_code)
+        return cls(*open_images(name, load_config, family), engine)
 
     @property
     def model(self) -> TokenModel | Denoiser:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mmaccel
+from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
@@ -63,7 +64,14 @@ def open_images(
             f"{str(load_config.decoder)!r}; leave it out"
         )
     module, _, function = IMAGE_MODELS[family].partition(":")
-    loaded: ImageModel = getattr(import_module(module), function)(source, load_config)
+    load = getattr(import_module(module), function)
+    from mmaccel.pipelines.text_to_image.model import check_example
+
+    with refusing(
+        f"a checkpoint of {family} in {source}", "files that do not fit", "copy the folder again"
+    ):
+        loaded: ImageModel = load(source, load_config)
+        check_example(loaded)
     return loaded, source
 
 
@@ -91,7 +99,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
     is_file = source.is_file() and source.suffix in _FILES
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
         return "llamagen"
-    if (source / "words.json").is_file():
+    if (source / "words.json").exists():
         return "words" if read_masked(source) is None else "masked-words"
     kind = _read(source / "model_index.json").get("_class_name")
     if kind == "GlmImagePipeline":
@@ -112,13 +120,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UnsupportedModelError(
-            f"model: expected JSON in {file}, received {error}; copy it again"
-        ) from error
-    return content if isinstance(content, dict) else {}
+    return read_json(file) if file.exists() else {}
 
 
 def _list(folder: Path) -> list[str]:

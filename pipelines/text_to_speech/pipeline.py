@@ -54,6 +54,7 @@ class TextToSpeech:
         dtype: torch.dtype = torch.float32,
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
+        trust_remote_code: bool = False,
     ) -> TextToSpeech:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -66,15 +67,19 @@ class TextToSpeech:
                 float32 and float64.
             family: how the checkpoint is read; None detects it. See docs/speech.md.
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+            trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
+                checkpoints that need it.
 
         Raises:
             OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
-            UnsupportedModelError: an unknown family, or missing or surplus tensors.
+            UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
+                be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a package that the family's codec needs is not installed.
         """
         engine = Engine(cuda_graphs)
         engine.check(device)
-        speech, source, codec_source = open_speech(name, codec, LoadConfig(device, dtype), family)
+        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)
+        speech, source, codec_source = open_speech(name, codec, load_config, family)
         return cls(speech, source, engine, codec_source)
 
     def __call__(

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import check_device, find_model
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
@@ -46,12 +47,17 @@ def open_speech(
         )
     check_device(load_config.device, load_config.dtype)
     source = find_model(name, {})
-    tokenizer = load_processor(AutoTokenizer, source)
+    tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)
     codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec")
     module, _, function = SPEECH[family].partition(":")
     load = getattr(import_module(module), function)
-    loaded: SpeechModel = load(source, tokenizer, codec_source, load_config)
+    with refusing(
+        f"a checkpoint of {family} in {source} and its codec in {codec_source}",
+        "files that do not fit", "copy both folders again",
+    ):  # fmt: skip
+        loaded: SpeechModel = load(source, tokenizer, codec_source, load_config)
+        loaded.encode("a", None)
     return loaded, source, codec_source
 
 

@@ -23,7 +23,7 @@ class Layer:
 
 
 LAYERS = (  # from the lowest to the highest
-    Layer("errors checks limits results contracts canvas_contracts", "torch"),
+    Layer("errors checks limits config_files results contracts canvas_contracts", "torch"),
     Layer("kernels", "torch"),
     Layer("tokenizers_vq", "torch einops safetensors"),
     Layer("samplers", "torch"),

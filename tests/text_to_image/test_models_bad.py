@@ -73,7 +73,7 @@ SPOILT = [
     ("emu3", _set("lm_head.weight", [41, 32]), _NO, "1 of another shape, .*lm_head"),
     ("emu3", _overwrite("pytorch_model.bin", b"", "model.safetensors"), _NO, "EOFE"),
     ("emu3", _overwrite("pytorch_model.bin", b"x" * 99, "model.safetensors"), _NO,
-     "transformers refuses"),
+     "expected a checkpoint of tensors"),
     ("glm-image", _drop("lm_head.weight", _VLM), _NO, "1 missing, such as lm_head"),
     ("glm-image", _set("extra", [2], _VLM), _NO, "1 surplus, such as extra"),
     ("glm-image", _drop(_GLM_LAYER, "transformer"), _NO, "1 missing, .*to_q"),

@@ -33,6 +33,7 @@ def exactness(
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
     device: shared.Device = "cpu",
     dtype: shared.Dtype = "float32",
+    trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,
 ) -> None:
     """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
@@ -70,7 +71,10 @@ def exactness(
         extract = load("mmaccel.evaluation.quality.features:open_extractor")(chosen_features)
     if prompts is not None:
         read_prompts(prompts)
-    pipe = open_pipeline(model, device, dtype, size=size, decoder=decoder, family=family)
+    pipe = open_pipeline(
+        model, device, dtype, size=size, decoder=decoder, family=family,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
     params = choose_params(

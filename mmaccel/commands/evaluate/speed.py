@@ -36,6 +36,7 @@ def speed(
     device: shared.Device = "cpu",
     dtype: shared.Dtype = "float32",
     cuda_graphs: shared.CudaGraphs = "auto",
+    trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
@@ -70,8 +71,9 @@ def speed(
         make_policy(policy, **options)
     open_folder(out)
     pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs
-    )
+        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
     params = choose_params(

@@ -4,7 +4,6 @@ and how far a distribution over answers is from the true one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,9 @@ from mmaccel.demo.grammar.tasks import (
 )
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
 from mmaccel.pipelines.loading.sources import check_device
+from mmaccel.pipelines.models.scenes_vocabulary import read_words
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class GrammarText:
 
     Raises:
         OptionError: no such folder or device.
+        UnsupportedModelError: files that cannot be read or do not fit each other.
     """
 
     length = CANVAS
@@ -68,18 +70,16 @@ class GrammarText:
     def __init__(self, folder: str | Path, device: torch.device | str = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
-        file = Path(folder) / "words.json"
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        said = read_words(Path(folder))
         if said.get("mask") != MASK or said.get("words") != list(WORDS):
             raise OptionError(
                 f"model: expected a masked model of images or the folder of grammar-masked, "
                 f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
                 "scripts/train_demo.py grammar-export"
             )
-        shift = said["logit_shift"]
         check_device(device, torch.float32)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.model = MaskedLM(model.to(device), MASK, shift=shift, vocab_size=MASK)
+        model = load_model(AutoModelForCausalLM, Path(folder), LoadConfig(device))
+        self.model = MaskedLM(model, MASK, shift=said.get("logit_shift", 0), vocab_size=MASK)
 
     def prompt(self, prompts: Sequence[Words]) -> Prompt:
         """Prompts of B rows; a row ends after its first `end`."""

@@ -11,7 +11,6 @@ copied from it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -22,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmaccel.config_files import Range, check_ranges, read_json
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, fill, read_weights
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, count_layers, fill, read_weights
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,10 @@ _NAMES = {  # of a layer, here and in transformers
     "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 _OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_RANGES = {  # of config.json
+    "(video|original)_latent_shape": Range(1, 4096, length=3, product=2**16),
+    "rope_theta|norm_eps|yarn_(scale|beta_fast|beta_slow)": Range(1e-12, 1e12, is_whole=False),
+}
 _YARN_LAYERS = 40  # number of layers of the published model with YaRN
 
 
@@ -145,7 +149,8 @@ def load_cosmos_window(
         )
     weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
-    config = _read_config(folder / "config.json")
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    check_ranges(config, _RANGES, folder / "config.json")
     shape = _shape_of(config, "video_latent_shape", _SHAPE, 2)
     model = _build(_sizes(weights, file), config, shape)
     fill(model, {_rename(name): value for name, value in weights.items()})
@@ -158,22 +163,11 @@ def load_cosmos_window(
     return window, shape
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(
-            f"model: expected JSON in {file}, received none ({error}); copy the folder again"
-        ) from error
-    return config if isinstance(config, dict) else {}
-
-
 def _shape_of(
     config: Mapping[str, Any], name: str, default: tuple[int, int, int], least: int
 ) -> tuple[int, int, int]:
     value = config.get(name, default)
-    is_shape = isinstance(value, (list, tuple)) and len(value) == 3
-    if not is_shape or not all(type(n) is int and n > 0 for n in value) or value[0] < least:
+    if not isinstance(value, (list, tuple)) or len(value) != 3 or value[0] < least:
         raise UnsupportedModelError(
             f"model: expected {name} of frames ({least} or more), rows and columns in its "
             f"config.json, received {value!r}; copy the folder again"
@@ -183,14 +177,8 @@ def _shape_of(
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    """A positive number of the configuration; null means the default."""
-    value = default if config.get(name) is None else config[name]
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise UnsupportedModelError(
-            f"model: expected {name} above 0 in its config.json, received {value!r}; copy the "
-            "folder again"
-        )
-    return float(value)
+    """A number of the configuration; null means the default."""
+    return float(default if config.get(name) is None else config[name])
 
 
 def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
@@ -203,20 +191,21 @@ def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
     try:
         first = {name: weights[f"layers.0.{name}.weight"].shape for name in _NAMES}
         vocab_size, dim = weights["tok_embeddings.weight"].shape
-    except (KeyError, ValueError) as error:
+        head_dim = first["attention.q_norm"][0]
+        heads, kv_heads = (first[f"attention.{n}"][0] // head_dim for n in ("wq", "wk"))
+        inner = first["feed_forward.w1"][0]
+    except (LookupError, ValueError, ZeroDivisionError) as error:
         raise UnsupportedModelError(
             f"model: expected the tensors of Cosmos' transformer in {file}, received "
             f"{', '.join(sorted(weights)[:3])} … (none as {error}); give Cosmos-Predict1-4B or 12B"
         ) from error
-    head_dim = first["attention.q_norm"][0]
-    numbers = [int(found[1]) for name in weights if (found := re.match(r"layers\.(\d+)\.", name))]
     return {
         "vocab_size": vocab_size,
         "hidden_size": dim,
-        "intermediate_size": first["feed_forward.w1"][0],
-        "num_hidden_layers": 1 + max(numbers),
-        "num_attention_heads": first["attention.wq"][0] // head_dim,
-        "num_key_value_heads": first["attention.wk"][0] // head_dim,
+        "intermediate_size": inner,
+        "num_hidden_layers": count_layers(weights),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
     }
 

@@ -14,20 +14,29 @@ frames by rounding alone.
 from __future__ import annotations
 
 import io
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmaccel.config_files import shorten
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import NumericsError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, unreadable
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.headers import check_memory
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
 FILES = ("encoder.jit", "decoder.jit")
+_CODE_LIMIT = 64 * 2**20  # bytes
+_OUTSIDE = re.compile(
+    r"\b(?:from_file|save|classes)\b|\bops\s*\.\s*(?!(?:prim|aten)\b)\w+|getattr\s*\([^)]*\\"
+)
 
 
 class JitCodec:
@@ -97,15 +106,40 @@ def _load(file: Path, load_config: LoadConfig) -> Any:
             f"codec: expected {' and '.join(FILES)} in {file.parent}, received no {file.name}; "
             "give the folder of Cosmos-Tokenize1-DV8x16x16-720p"
         )
-    try:
+    with refusing(
+        f"TorchScript in {file}", "what torch refuses", "copy the folder again", option="codec"
+    ):
+        if not load_config.trust_remote_code:
+            check_script(file)
+        check_memory(file.stat().st_size, str(file), "codec")
         module = torch.jit.load(str(file), map_location=load_config.device)
-    except unreadable() as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        return module.eval().to(load_config.dtype)
+
+
+def check_script(file: Path) -> None:
+    """Refuse TorchScript that could reach files or C++ classes; torch would run it while loading.
+
+    TorchScript is a program, but of operators on tensors. Of those torch has, `from_file` and
+    `save` open files by name; C++ classes and operators of other libraries could do anything.
+
+    Raises:
+        UnsupportedModelError: with the words found, or code of more than 64 MB.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = [m for m in archive.infolist() if m.filename.endswith(".py")]
+        if sum(member.file_size for member in members) > _CODE_LIMIT:
+            raise UnsupportedModelError(
+                f"codec: expected at most {_CODE_LIMIT} bytes of code in {file}, received more; "
+                "copy the folder again"
+            )
+        texts = [archive.read(member).decode("utf-8", "replace") for member in members]
+    found = sorted({match[0] for text in texts for match in _OUTSIDE.finditer(text)})
+    if found:
         raise UnsupportedModelError(
-            f"codec: expected TorchScript in {file}, received what torch refuses ({reason}); "
-            "copy the folder again"
-        ) from error
-    return module.eval().to(load_config.dtype)
+            f"codec: expected TorchScript of tensor operators in {file}, received code that names "
+            f"{', '.join(map(shorten, found[:3]))}, which can reach files; read that code, then "
+            "pass trust_remote_code=True (--trust-remote-code) if you trust it"
+        )
 
 
 _TIME, _SPACE = 8, 16  # frames, and pixels per side, of one token

@@ -23,12 +23,15 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
+    count_layers,
     count_tokens,
     fill,
     load_model,
     load_processor,
     read_weights,
+    shape_of,
 )
+from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from mmaccel.pipelines.models.llamagen.transformer import (
     LlamaGenConfig,
@@ -226,7 +229,7 @@ def load_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
             "download google/flan-t5-xl there"
         )
     encoder = load_model(T5EncoderModel, folders[0], load_config)
-    return load_processor(AutoTokenizer, folders[0]), encoder
+    return load_processor(AutoTokenizer, folders[0], load_config), encoder
 
 
 def load_transformer(
@@ -250,31 +253,31 @@ def load_transformer(
         OptionError: no `n_head` for a width that no published model has.
         UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
     """
-    table = weights.get("tok_embeddings.weight")
-    if table is None:
+    if "tok_embeddings.weight" not in weights:
         raise UnsupportedModelError(
             f"weights: expected a LlamaGen transformer with tok_embeddings.weight, received "
             f"{', '.join(sorted(weights)[:4])} …; give the file of the transformer"
         )
-    vocab_size, dim = table.shape
+    vocab_size, dim = shape_of(weights, "tok_embeddings.weight", 2)
     heads = _HEADS.get(dim) if n_head is None else n_head
     if heads is None:
         raise OptionError(
             f"n_head: expected the number of heads for width {dim}, received none; published "
             f"widths are {', '.join(map(str, _HEADS))}"
         )
-    labels = weights.get("cls_embedding.embedding_table.weight")
-    caption = weights.get("cls_embedding.uncond_embedding")
+    labels, caption = (
+        shape_of(weights, name, 2) if name in weights else None
+        for name in ("cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding")
+    )
     config = LlamaGenConfig(
         dim=dim,
-        n_layer=1
-        + max((int(k.split(".")[1]) for k in weights if k.startswith("layers.")), default=0),
+        n_layer=count_layers(weights) or 1,
         n_head=heads,
         vocab_size=vocab_size,
         block_size=block_size,
-        cls_token_num=1 if caption is None else caption.shape[0],
-        num_classes=1 if labels is None else labels.shape[0] - 1,
-        caption_dim=0 if caption is None else caption.shape[1],
+        cls_token_num=1 if caption is None else caption[0],
+        num_classes=1 if labels is None else labels[0] - 1,
+        caption_dim=0 if caption is None else caption[1],
     )
     with torch.device("meta"):
         model = LlamaGenTransformer(config)
@@ -292,12 +295,17 @@ def load_tokenizer(
         UnsupportedModelError: as in `load_transformer`.
     """
     if config is None:
-        names = {"n_codes": "quantize.embedding.weight", "channels": "encoder.conv_in.weight"}
+        names = {
+            "n_codes": ("quantize.embedding.weight", 2), "channels": ("encoder.conv_in.weight", 4)
+        }  # fmt: skip
         sizes: dict[str, Any] = {
-            field: weights[k].shape[0] for field, k in names.items() if k in weights
+            field: shape_of(weights, *k)[0] for field, k in names.items() if k[0] in weights
         }
         config = VQGANConfig(**sizes)
-    with torch.device("meta"):
+    with (
+        refusing("sizes of a VQGAN", f"{config}", "give the published file", option="weights"),
+        torch.device("meta"),
+    ):
         tokenizer = VQGAN(config, grid)
     fill(tokenizer, weights)
     return tokenizer.float().eval().requires_grad_(False)

@@ -1,0 +1,87 @@
+"""What a library raises for a stranger's files, as one line that says what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmaccel.config_files import read_json, shorten
+from mmaccel.errors import MissingBackendError, MMAccelError, UnsupportedModelError
+
+CONFIGS = (  # JSON objects that transformers, diffusers or mmaccel read
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "image_processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+    "scheduler_config.json",
+    "model_index.json",
+)
+
+
+@contextmanager
+def refusing(
+    expected: str, received: str, remedy: str, *, option: str = "model", folder: Path | None = None
+) -> Iterator[None]:
+    """Turn what a library raises for files that it cannot read into one error.
+
+    Args:
+        expected, received, remedy: parts of the message; the library's reason follows `received`.
+        option: name of the option in messages.
+        folder: a checkpoint whose code the library may ask to run.
+
+    Raises:
+        UnsupportedModelError: for any exception but mmaccel's own, also a panic of Rust.
+        MissingBackendError: a package is not installed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of the library tokenizers
+        if isinstance(error, MMAccelError) or not (is_panic or isinstance(error, Exception)):
+            raise
+        if isinstance(error, ImportError) and error.name:
+            raise MissingBackendError(
+                f"{option}: expected the package {error.name}, received none; "
+                f"pip install {error.name}"
+            ) from error
+        code = find_code(folder) if folder is not None and "trust_remote" in str(error) else []
+        if code:
+            raise UnsupportedModelError(
+                f"{option}: expected classes that transformers has in {folder}, received Python "
+                f"code of the checkpoint ({', '.join(code)[:200]}); read that code, then pass "
+                "trust_remote_code=True (--trust-remote-code) if you trust it"
+            ) from error
+        raise UnsupportedModelError(
+            f"{option}: expected {expected}, received {received} ({_reason(error)}); {remedy}"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What a library says, on one line, without escapes and without advice to run pickles."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    if (call := re.search(r"GLOBAL (\S+)", text)) is not None:
+        return f"a pickle that calls {call[1]}"
+    text = text.rpartition("WeightsUnpickler error: ")[2]
+    text = " ".join(f"{type(error).__name__}: {text}".split())
+    return "".join(c for c in text if c.isprintable())[:200]
+
+
+def find_code(folder: Path) -> list[str]:
+    """Python classes that a folder's configurations name, as "config.json: modeling.Model"."""
+    found = []
+    for name in CONFIGS:
+        content = read_json(folder / name) if (folder / name).is_file() else {}
+        named = content.get("auto_map")
+        values = named.values() if isinstance(named, dict) else named
+        for value in values if isinstance(values, Iterable) else ():
+            classes = value if isinstance(value, list) else [value]
+            found += [f"{name}: {shorten(c)[1:-1]}" for c in classes if isinstance(c, str)]
+    return list(dict.fromkeys(found))

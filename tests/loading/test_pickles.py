@@ -1,0 +1,133 @@
+"""Files of pickles: tensors are read, code in them never runs, and memory bounds what is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.commands.doctor import check_model
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.loading import headers
+from mmaccel.pipelines.loading.checkpoint import read_weights
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.video import build_video
+
+Parts = dict[str, tuple[Path, Path]]
+
+
+class Maker:
+    """Pickled, it makes a folder where a reader runs what the pickle says."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def _lm(folder: Path) -> Callable[[], Any]:
+    model = build_lm("llama")
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+    def load() -> None:
+        finding = check_model(str(folder))
+        if finding.state != "yes":
+            raise UnsupportedModelError(finding.detail)
+
+    return load
+
+
+@pytest.fixture
+def door(
+    request: pytest.FixtureRequest, built: Callable[[str], Path], speech_folders: Parts,
+    tmp_path: Path,
+) -> tuple[Path, Callable[[], Any]]:  # fmt: skip
+    """A copy of a file of pickles, and what loads it."""
+    name, folder = request.param, tmp_path / "copy"
+    if name == "pytorch_model.bin of transformers":
+        return folder / "pytorch_model.bin", _lm(folder)
+    if name == "pytorch_model.bin of snac":
+        model, codec = speech_folders["orpheus"]
+        shutil.copytree(codec, folder)
+        file = folder / "pytorch_model.bin"
+        return file, lambda: mmaccel.TextToSpeech.from_pretrained(model, codec=folder)
+    if name == "model.pt of Cosmos":
+        model, codec = build_video(folder)
+        file = model / "model.pt"
+        return file, lambda: mmaccel.ImageToVideo.from_pretrained(model, codec=codec)
+    if name == "vqgan.ckpt":
+        shutil.copytree(built("chameleon"), folder)
+        return folder / name, lambda: mmaccel.TextToImage.from_pretrained(folder)
+    shutil.copytree(built("llamagen-c2i").parent, folder)
+    file = (folder / "c2i_B_64.pt").rename(folder / f"c2i_B_64{name}")
+    return file, lambda: mmaccel.TextToImage.from_pretrained(file, size=(64, 64))
+
+
+DOORS = [".pt", ".pth", "vqgan.ckpt", "model.pt of Cosmos", "pytorch_model.bin of snac"]
+DOORS += ["pytorch_model.bin of transformers"]
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("door", DOORS, indirect=True)
+def test_a_pickle_is_read_and_its_code_never_runs(
+    door: tuple[Path, Callable[[], Any]], is_zip: bool, tmp_path: Path
+) -> None:
+    """The same file is read with a harmless value, so the malicious one reaches the reader."""
+    file, load = door
+    marker = tmp_path / "marker"
+    content = torch.load(file, weights_only=False)
+
+    def save(value: Any) -> None:
+        weights = next((v for v in content.values() if isinstance(v, dict)), content)
+        first = next(iter(weights.values()))
+        first.note = value  # an attribute of a tensor is pickled with it
+        torch.save(content, file, _use_new_zipfile_serialization=is_zip)
+
+    save("harmless")
+    load()
+    save(Maker(marker))
+    with pytest.raises(UnsupportedModelError, match=r"a pickle that calls posix.mkdir"):
+        load()
+    assert not marker.exists()
+    torch.load(file, weights_only=False)  # what reads anything does run it
+    assert marker.exists()
+
+
+def test_a_checkpoint_longer_than_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "a.pt")
+    monkeypatch.setattr(headers, "available_memory", lambda: 4000)
+    with pytest.raises(UnsupportedModelError, match="GiB of free memory for .*a.pt, received"):
+        read_weights(tmp_path / "a.pt")
+    monkeypatch.setattr(headers, "available_memory", lambda: 6000)
+    assert read_weights(tmp_path / "a.pt")["a"].shape == (1000,)
+
+
+def test_a_zip_is_mapped_and_the_file_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.pt"
+    torch.save({"a": torch.zeros(1000)}, file)
+    before = file.read_bytes()
+    tensor = read_weights(file)["a"]
+    tensor.add_(1)
+    assert str(file) in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert file.read_bytes() == before
+
+
+def test_a_model_larger_than_the_memory_is_refused(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "available_memory", lambda: 50_000)
+    with pytest.raises(UnsupportedModelError, match="GiB of free memory for .*smaller dtype"):
+        mmaccel.TextToImage.from_pretrained(tiny_folder)
+    monkeypatch.setattr(headers, "available_memory", lambda: 200_000)
+    mmaccel.TextToImage.from_pretrained(tiny_folder)
