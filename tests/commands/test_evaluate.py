@@ -242,7 +242,7 @@ def test_speed_refuses(tiny_folder: Path, tmp_path: Path, monkeypatch: Any, caps
         (("--runs", 19), "at least 20 and 1, received 19 and 2"),
         (("--batch-sizes", "1,x"), "integers in 1..65536"),
         (("--policy", "nonsense"), "expected one of"),
-        (("--prompts", tmp_path / "none.txt"), "a text file in UTF-8"),
+        (("--prompts", tmp_path / "none.txt"), "--prompts: expected a file that can be read"),
     ):
         assert evaluate("speed", tiny_folder, "--out", tmp_path / "s", *options) == 2
         assert words in capsys.readouterr().err
