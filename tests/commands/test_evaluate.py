@@ -423,7 +423,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path, capsys: Any) -> None:
     assert evaluate("words", tmp_path / "a", tmp_path / "b") == 0
     assert "0.00 %" in capsys.readouterr().out
     (folder / "prompts.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(OptionError, match="no UTF-8"):
+    with pytest.raises(OptionError, match="expected UTF-8, received the byte 0xff"):
         list_items(folder)
 
 
