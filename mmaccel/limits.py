@@ -179,7 +179,8 @@ def read_lines(file: str | Path, option: str) -> list[str]:
     """
     data = read_whole(file, option)
     check_text(data, f"{option} {str(file)!r}")
-    return [str(line, "utf-8").removesuffix("\n") for line in io.BytesIO(data.removeprefix(_MARK))]
+    lines = io.BytesIO(data.removeprefix(_MARK))
+    return [str(line, "utf-8").removesuffix("\n").removesuffix("\r") for line in lines]
 
 
 def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:

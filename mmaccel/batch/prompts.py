@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -285,8 +285,15 @@ def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list
                 name = f"{row.id}-{n}"
             last[key] = n
             seen.add(name.casefold())
-        found.append(row if name == row.id else replace(row, id=name))
+        found.append(row if name == row.id else _rename(row, name))
     return found
+
+
+def _rename(row: Row, id: str) -> Row:
+    """The row with another id; `dataclasses.replace` takes five times as long."""
+    return Row(
+        id, row.prompt, row.negative, row.seed, row.n, row.size, row.policy, row.params, row.line
+    )
 
 
 def _title(source: str) -> str:
@@ -334,7 +341,10 @@ def _make_id(fields: Mapping[str, Any]) -> str:
     text = _TO_JSON(fields)
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
     first = split_words(fields["prompt"][:200])[:3]
-    words = [_NOT_IN_ID.sub("", word)[:20] for word in first]
+    words = [
+        (word if word.isascii() and word.isalnum() else _NOT_IN_ID.sub("", word))[:20]
+        for word in first
+    ]
     return "-".join([*filter(None, words), digits])
 
 

@@ -242,7 +242,7 @@ def test_speed_refuses(tiny_folder: Path, tmp_path: Path, monkeypatch: Any, caps
         (("--runs", 19), "at least 20 and 1, received 19 and 2"),
         (("--batch-sizes", "1,x"), "integers in 1..65536"),
         (("--policy", "nonsense"), "expected one of"),
-        (("--prompts", tmp_path / "none.txt"), "a text file in UTF-8"),
+        (("--prompts", tmp_path / "none.txt"), "--prompts: expected a file that can be read"),
     ):
         assert evaluate("speed", tiny_folder, "--out", tmp_path / "s", *options) == 2
         assert words in capsys.readouterr().err
@@ -423,7 +423,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path, capsys: Any) -> None:
     assert evaluate("words", tmp_path / "a", tmp_path / "b") == 0
     assert "0.00 %" in capsys.readouterr().out
     (folder / "prompts.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(OptionError, match="no UTF-8"):
+    with pytest.raises(OptionError, match="expected UTF-8, received the byte 0xff"):
         list_items(folder)
 
 

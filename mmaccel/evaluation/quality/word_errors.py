@@ -74,14 +74,14 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
     levenshtein = _import_levenshtein()
     wanted, words = (_normalize("NFC", text).split() for text in (reference, heard))
     ids: dict[str, int] = {}
-    rows = [[ids.setdefault(word, len(ids)) for word in text] for text in (wanted, words)]
+    first, second = ([ids.setdefault(word, len(ids)) for word in text] for text in (wanted, words))
     # An edit weighs more than all substitutions are lighter by, so that the number of edits is the
     # least and ties go to the larger number of substitutions: weight = edit * edits - swapped.
     edit = len(wanted) + len(words) + 1
     if len(wanted) * len(words) <= _SMALL:
-        weight = levenshtein.distance(*rows, weights=(edit, edit, edit - 1))
+        weight = levenshtein.distance(first, second, weights=(edit, edit, edit - 1))
     else:
-        weight = _weigh_in_band(*rows, edit, levenshtein.distance(*rows))
+        weight = _weigh_in_band(first, second, edit, levenshtein.distance(first, second))
     edits = -(-weight // edit)
     swapped = edit * edits - weight
     lost = (edits - swapped + len(wanted) - len(words)) // 2
