@@ -168,10 +168,10 @@ def bench_window(
         probe = json_file.with_name(f"{json_file.name}.trial")  # the name may be too long
         write_whole(probe, Path.touch)
         probe.unlink()
+    card = _read_card(first_pipe.source)
     rows = measure(pipes, prompts, setups, params, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
-        card = _read_card(first_pipe.source)
         report = new_report(
             device,
             model=model,
