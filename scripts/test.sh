@@ -3,6 +3,8 @@
 #   bash scripts/test.sh                without the tests marked slow: six minutes on two cores
 #   bash scripts/test.sh --all          every test, and kernels compiled for GPUs: 25 minutes
 #   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not
+#   TRANSFORMERS_TESTS=/path/to/transformers bash scripts/test.sh --all    transformers' own generation
+#                                       tests too, from a checkout of the installed version
 #   PYTHON=python3.12 TRANSFORMERS=5.17.0 WORKERS=4 bash scripts/test.sh
 # pytest runs WORKERS processes, by default one a core; all other checks run in the background.
 set -euo pipefail
