@@ -22,7 +22,7 @@ from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_c
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
 from mmaccel.loading import open_pipeline
-from mmaccel.outputs.image_files import write_whole
+from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
 from mmaccel.pipelines.text_to_image.model import choose_params
