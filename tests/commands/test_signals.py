@@ -7,10 +7,14 @@ import random
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+from mmaccel.batch.ray_executor import RayExecutor
+from mmaccel.batch.worker import Setup
+from mmaccel.errors import OptionError
 from tests.fixtures.forking import Child, Forker
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -110,3 +114,20 @@ def test_ctrl_c_twice_at_any_moment(
         (out / "manifest.jsonl").unlink(missing_ok=True)
         made += check_whole(out)
     assert made >= 8
+
+
+def test_ray_takes_no_signal_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own handler of SIGTERM ends the driver with exit code 15."""
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    fake = SimpleNamespace(
+        is_initialized=lambda: False, init=init, cluster_resources=lambda: {"CPU": 1},
+        shutdown=lambda: None,
+    )  # fmt: skip
+    monkeypatch.setattr("mmaccel.batch.ray_executor._import_ray", lambda: fake)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(OptionError, match="--actors"):
+        RayExecutor(Setup("scenes", tmp_path), 9)
+    assert signal.getsignal(signal.SIGTERM) is before
