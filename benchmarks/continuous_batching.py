@@ -34,8 +34,8 @@ from mmaccel.catalog import make_policy
 from mmaccel.commands.options import parse_fields
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
-from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import write_whole
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
-from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import write_whole
 from mmaccel.results import Progress
 from mmaccel.samplers.window.proposers import SOURCES
 

@@ -1,6 +1,6 @@
 """How long the gallery of many images takes to open in Chromium.
 
-    python benchmarks/gallery.py --pictures 10000 --json benchmarks/results/gallery-cpu.json
+    python benchmarks/gallery.py --images 10000 --json benchmarks/results/gallery-cpu.json
 
 Images are a few, written again under many names. The time is the browser's own, from
 the navigation to the first frame after the load event; the page is opened anew each time.
@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from mmaccel.batch.gallery import draw_page, read_side
 from mmaccel.batch.manifest import sha256_of, to_line
 from mmaccel.cli import main as generate
-from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import write_whole
 from tests.fixtures.browser import open_browser
 
 _SHOWN = """
@@ -49,7 +49,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="folder of a run; by default 8 are made")
-    parser.add_argument("--pictures", type=int, default=10_000)
+    parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--json", type=Path, help="also write the result here")
     options = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
             source = Path(home) / "source"
             if generate(["generate", "--out", str(source)]):
                 raise SystemExit("no images were made")
-        multiply(source, run, options.image_modeles)
+        multiply(source, run, options.images)
         page = run / "gallery.html"
         page.write_text(draw_page(run, None, page), encoding="utf-8")
         browser = open_browser(profile)
@@ -75,7 +75,7 @@ def main() -> None:
         browser.quit()
     found: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
-        "pictures": options.image_modeles,
+        "pictures": options.images,
         "page_bytes": size,
         "chromium": version,
         "runs": options.runs,

@@ -20,6 +20,7 @@ import torch
 
 import mmaccel
 from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import write_whole
 
 
 def build_pipe(layers: int, width: int, block: int) -> Any:
@@ -103,7 +104,7 @@ def main() -> None:
     }
     text = json.dumps(report, indent=2)
     if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write_whole(options.json, lambda path: path.write_text(text + "\n", encoding="utf-8"))
     print(text)
 
 

@@ -28,8 +28,8 @@ from mmaccel.commands.files import open_folder
 from mmaccel.commands.options import check_count
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
-from mmaccel.outputs.image_files import write_whole
 from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import write_whole
 
 
 def main(

@@ -1,7 +1,7 @@
 """The command line: `mmaccel generate | speak | animate | gallery | bench | evaluate` and others.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, a guarantee was
-broken), 130 stopped with Ctrl-C.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, files are gone, a
+guarantee was broken), 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
 Errors are one line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help`
 is fast.
 """
@@ -26,12 +26,13 @@ from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
-from mmaccel.commands.process import Stopped, restored_collector
+from mmaccel.commands.process import STOPPED, Incomplete, Stopped, StopSignals, restored_collector
 from mmaccel.commands.speak import speak
+from mmaccel.commands.streams import guarded_streams, stdout_error
 from mmaccel.errors import MMAccelError, OptionError
 
 _MAX_LINE = 10_000  # characters of an error: twenty wrong rows, each with its reason
-_CODES = {1: "fatal", 2: "usage", 130: "interrupted"}
+_CODES = {1: "fatal", 2: "usage", 3: "missing", STOPPED: "interrupted"}
 
 app = typer.Typer(
     name="mmaccel",
@@ -74,16 +75,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # for names that the terminal cannot show
-            stream.reconfigure(errors="backslashreplace")
+    with StopSignals() as signals, guarded_streams():
+        try:
+            code = _finish(_run(argv))
+        except KeyboardInterrupt:  # while an error was reported
+            code = _finish(_report(argv, "stopped", STOPPED))
+        if arguments is None:
+            signals.end_process(code)
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Run a command and report its error; returns the exit code."""
     try:
         with restored_collector():
             code = _command()(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
-        return _report(argv, error, 130)
+        return _report(argv, error, STOPPED)
     except (KeyboardInterrupt, typer.Abort):
-        return _report(argv, "stopped", 130)
+        return _report(argv, "stopped", STOPPED)
+    except Incomplete as error:
+        return _report(argv, error, 3)
     except OptionError as error:
         return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:
@@ -98,9 +110,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         complaint = error.format_message().rstrip(".")
         return _report(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
-    if code == 130:  # the result of typer for Ctrl-C
-        return _report(argv, "stopped", 130)
+    if code == STOPPED:  # the result of typer for Ctrl-C
+        return _report(argv, "stopped", STOPPED)
     return code if isinstance(code, int) else 0
+
+
+def _finish(code: int) -> int:
+    """Report a result that stdout did not take; returns the exit code.
+
+    A reader that goes, such as `head`, has what it wanted.
+    """
+    error = stdout_error()
+    if error is None or isinstance(error, BrokenPipeError):
+        return code
+    print(
+        f"mmaccel: stdout: expected space for the result, received: {error.strerror}; what was "
+        "written to files is kept, free some space and run it again",
+        file=sys.stderr,
+    )
+    return code or 1
 
 
 def _report(argv: Sequence[str], error: object, code: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 import mmaccel
 from tests.architecture.source import TOP_FOLDERS
 from tests.fixtures.checkpoints import build_checkpoint
+from tests.fixtures.forking import Forker
 from tests.fixtures.speech import FAMILIES, build_speech
 from tests.fixtures.tiny_model import build_tiny
 from tests.slow import find_slow
@@ -73,6 +74,13 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random text-to-image model on disk."""
     return build_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def forker(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Starts commands in processes of their own, with the tiny model."""
+    with Forker(tiny_folder, tmp_path_factory.mktemp("forker")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

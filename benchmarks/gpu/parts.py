@@ -10,7 +10,6 @@ name. A part holds `status` ("passed" or "failed"), `message` if it failed, `sec
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 
 from mmaccel.errors import OptionError
 from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.outputs.whole_files import write_whole
 
 Report = dict[str, Any]
 
@@ -106,13 +106,13 @@ def run_parts(
         if not _is_there(done, part.name, origin):  # who is killed says no more
             begun = {"of": origin, "seconds": 0.0, "date": at, "status": "failed"}
             begun["message"] = "it began and did not end"
-            write_whole(
+            write_report(
                 file, {**facts, "date": at, "left": left, "parts": done | {part.name: begun}}
             )
         result, error = _attempt(part, device)
         done[part.name] = {"of": origin, "seconds": clock() - began, "date": at} | result
         report = {**facts, "date": _now(), "left": left, "parts": done}
-        write_whole(file, report)
+        write_report(file, report)
         print(f"{part.name}: {result['status']}, {clock() - began:.1f} s", flush=True)
         if error is not None and is_device_error(error):
             raise error
@@ -126,12 +126,11 @@ def failed_parts(report: Report) -> list[str]:
     return [name for name, part in found if part["status"] == "failed"]
 
 
-def write_whole(file: Path, report: Report) -> None:
+def write_report(file: Path, report: Report) -> None:
     """Write a report so that a reader sees the old one or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".tmp")
-    partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    text = json.dumps(report, indent=1) + "\n"
+    write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exception | None]:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,13 +28,25 @@ _SHARED = ("policy_options", "guidance_scale", "temperature", "top_k", "top_p", 
 _REQUIRED = {"prompt", "seed", "policy"}  # facts of every image that is shown
 
 Key = tuple[Any, ...]
+OnSkip = Callable[[str], None]
+"""Receives why an image or a line of a manifest is left out of a page."""
 
 
-def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, Any]]]:
+def _ignore(_: str) -> None:
+    pass
+
+
+def read_side(
+    folder: Path, on_skip: OnSkip = _ignore
+) -> tuple[dict[Key, dict[str, Any]], list[dict[str, Any]]]:
     """The facts of the images of a folder, by (id, k), and the records of failed items.
 
     Facts come from the manifests of the folder and from the text chunk of the image. Images
-    without facts are left out.
+    without facts are left out, such as sheets and those of other programs.
+
+    Args:
+        folder: of the run.
+        on_skip: called for images and lines that should be there and cannot be read.
 
     Raises:
         OptionError: no folder, or no such images in it.
@@ -42,19 +54,33 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
     if not folder.is_dir():
         raise OptionError(f"folder: expected one, received {str(folder)!r}; name a run's --out")
     past = read_manifests(folder)
+    for line in past.torn:
+        on_skip(f"{line}: no record of an image")
     images: dict[Key, dict[str, Any]] = {}
     failed = []
+    unreadable: set[str] = set()
+
+    def read_facts(file: Path) -> dict[str, Any]:
+        try:
+            return _embedded_facts(file)
+        except _Unreadable as error:
+            unreadable.add(file.name)
+            on_skip(f"{file.name}: {error}")
+            return {}
+
     for (id, k), record in past.records.items():
         if record["status"] == "failed":
             failed.append(record)
-        elif names_file_inside(record) and (folder / record["file"]).is_file():
-            facts = _embedded_facts(folder / record["file"]) | record
-            if facts.keys() >= _REQUIRED:
+        elif not (names_file_inside(record) and (folder / record["file"]).is_file()):
+            on_skip(f"{id[:100]}, image {k}: its file is not in the folder")
+        else:
+            facts = read_facts(folder / record["file"]) | record
+            if facts.keys() >= _REQUIRED and facts["file"] not in unreadable:
                 images[id, k] = facts
-    known = {record["file"] for record in images.values()}
+    known = {record["file"] for record in images.values()} | unreadable
     alike: Counter[Key] = Counter()
     for file in sorted(folder.glob("*.png")):
-        facts = {} if file.name in known else _embedded_facts(file)
+        facts = {} if file.name in known else read_facts(file)
         if facts:
             facts.setdefault("id", file.stem)
             key = str(facts["prompt"]), str(facts["seed"])
@@ -69,7 +95,7 @@ def read_side(folder: Path) -> tuple[dict[Key, dict[str, Any]], list[dict[str, A
     return images, failed
 
 
-def draw_page(folder: Path, against: Path | None, page: Path) -> str:
+def draw_page(folder: Path, against: Path | None, page: Path, on_skip: OnSkip = _ignore) -> str:
     """The HTML of the page.
 
     Args:
@@ -77,33 +103,23 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
         against: of another run, shown next to it. Images with the same id and k form a pair; of
             folders without a manifest, those with the same prompt and seed.
         page: path of the page; links are relative to it.
+        on_skip: see `read_side`.
 
     Raises:
         OptionError: see `read_side`.
     """
     folders = [folder] if against is None else [folder, against]
-    sides = [read_side(each) for each in folders]
+    sides = [read_side(each, on_skip) for each in folders]
     settings: dict[str, int] = {}
     keys = sorted({key for images, _ in sides for key in images}, key=_natural)
     items = []
     for key in keys:
         records = [images.get(key) for images, _ in sides]
-        first = next(record for record in records if record is not None)
-        shown = [
-            None if record is None else _side(record, each, page.parent, settings)
-            for record, each in zip(records, folders)
-        ]
-        hashes = [None if r is None else r.get("sha256") for r in records]
-        items.append(
-            {
-                "name": str(first["id"]) + (f", image {first['k']}" if first.get("k") else ""),
-                "prompt": str(first["prompt"]),
-                "seed": str(first["seed"]),  # a number of JavaScript has 53 bits
-                "differs": len(set(hashes)) > 1,
-                "sides": shown,
-            }
-        )
-    policies = {str(r["policy"]) for images, _ in sides for r in images.values() if "policy" in r}
+        try:
+            items.append(_pair(records, folders, page.parent, settings))
+        except (RecursionError, TypeError):
+            on_skip(f"{str(key[0])[:100]}, image {key[1]}: facts of an unknown form")
+    policies = {str(side["policy"]) for item in items for side in item["sides"] if side}
     names = [each.resolve().name for each in folders]
     data = {
         "sides": names,
@@ -111,7 +127,7 @@ def draw_page(folder: Path, against: Path | None, page: Path) -> str:
         "policies": sorted(policies),
         "settings": [json.loads(text) for text in settings],
         "failed": [
-            f"{record['id']}, image {record['k']}: {record.get('error', '')}"
+            f"{record['id']}, image {record['k']}: {_text(record.get('error'))}"
             for _, failed in sides
             for record in failed
         ],
@@ -125,18 +141,59 @@ def _natural(key: Key) -> list[Any]:
     return [[int(p) if p.isdecimal() else p for p in parts], str(key[1]).zfill(20), *key[2:]]
 
 
+class _Unreadable(Exception):
+    """A file is no image; the text says why."""
+
+
 def _embedded_facts(file: Path) -> dict[str, Any]:
-    """The facts in the text chunk of an image; empty where there are none."""
+    """The facts in the text chunk of an image; empty where there are none.
+
+    Raises:
+        _Unreadable: the file cannot be read as an image.
+    """
     from PIL import Image
 
+    if not file.is_file():  # opening a pipe or a device may wait for ever
+        raise _Unreadable("no regular file")
     try:
         with Image.open(file) as image:
             text = getattr(image, "text", {}).get("mmaccel", "{}")
-            facts = parse_json(text)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except Exception as error:  # Pillow raises errors of many kinds for broken files
+        raise _Unreadable(f"no whole image ({' '.join(str(error).split())[:80]})") from error
+    try:
+        facts = parse_json(text)
+    except ValueError:
         return {}
     is_ours = isinstance(facts, dict) and facts.keys() >= _REQUIRED
+    is_ours = is_ours and isinstance(facts["prompt"], str) and isinstance(facts["seed"], str | int)
     return facts if is_ours else {}
+
+
+def _pair(
+    records: Sequence[Mapping[str, Any] | None],
+    folders: Sequence[Path],
+    home: Path,
+    settings: dict[str, int],
+) -> dict[str, Any]:
+    """The images of one key, next to each other.
+
+    Raises:
+        RecursionError, TypeError: facts that no run writes.
+    """
+    first = next(record for record in records if record is not None)
+    if not isinstance(first["prompt"], str):
+        raise TypeError("a prompt is text")
+    hashes = [None if record is None else record.get("sha256") for record in records]
+    return {
+        "name": str(first["id"]) + (f", image {first['k']}" if first.get("k") else ""),
+        "prompt": first["prompt"],
+        "seed": str(first["seed"]),  # a number of JavaScript has 53 bits
+        "differs": len(set(hashes)) > 1,
+        "sides": [
+            None if record is None else _side(record, folder, home, settings)
+            for record, folder in zip(records, folders)
+        ],
+    }
 
 
 def _side(
@@ -149,7 +206,7 @@ def _side(
     own = {name: _plain(record[name]) for name in _OWN if record.get(name) is not None}
     return {
         "file": record["file"],
-        "src": quote(path.as_posix()),
+        "src": quote(os.fsencode(path.as_posix())),
         "policy": _plain(record.get("policy")),
         "settings": settings.setdefault(shared, len(settings)),
         "own": {name: str(v) if name == "seed" else v for name, v in own.items()},
@@ -165,6 +222,10 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def _fill(title: str, data: dict[str, Any]) -> str:
     """Put data, style and script into the page; the data is escaped so that it cannot end a tag."""
     style, script = ((_HERE / f"gallery_page.{kind}").read_text("utf-8") for kind in ("css", "js"))
@@ -174,6 +235,7 @@ def _fill(title: str, data: dict[str, Any]) -> str:
         f"default-src 'none'; img-src 'self' file:; script-src '{_hash(script)}'; "
         f"style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
     )
+    title = title.encode("utf-8", "replace").decode("utf-8")  # names of folders are bytes
     parts = {"POLICY": policy, "TITLE": html.escape(title), "STYLE": style, "SCRIPT": script}
     parts["DATA"] = text
     page = (_HERE / "gallery_page.html").read_text("utf-8")

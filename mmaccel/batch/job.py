@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmaccel.batch.manifest import Key, Manifest, Past, Record, WriteError, is_complete
+from mmaccel.batch.manifest import (
+    Key,
+    Manifest,
+    Past,
+    Record,
+    WriteError,
+    is_complete,
+    read_manifests,
+)
 from mmaccel.batch.prompts import Item
 from mmaccel.errors import MMAccelError, OptionError
 
@@ -89,6 +97,8 @@ class Job:
     retries: int = 1
     max_failures: int | None = None
     outcome: Outcome = field(default_factory=Outcome)
+    _left: dict[Key, Item] = field(default_factory=dict)  # neither finished nor failed
+    _failed: set[Key] = field(default_factory=set)
 
     def run(self, executor: Executor) -> Outcome:
         """Generate all items.
@@ -96,7 +106,7 @@ class Job:
         Raises:
             WriteError: an image or the manifest cannot be written; its records stay.
         """
-        left = {item.key: item for item in self.items}
+        left = self._left = {item.key: item for item in self.items}
 
         def finish(record: Record) -> None:
             self._append(record)
@@ -125,6 +135,11 @@ class Job:
                         break
         return self.outcome
 
+    def list_finished(self, items: Iterable[Item]) -> list[Item]:
+        """Those of `items` that this job or an earlier one generated."""
+        without = self._left.keys() | self._failed
+        return [item for item in items if item.key not in without]
+
     def _retry(
         self,
         item: Item,
@@ -151,6 +166,7 @@ class Job:
         }
         self._append(record)
         self.outcome.failed += 1
+        self._failed.add(item.key)
         self.reporter.failed(record)
         most = self.max_failures
         self.outcome.is_cut = most is not None and self.outcome.failed > most
@@ -191,6 +207,50 @@ def find_missing(
     return missing
 
 
+@dataclass(frozen=True)
+class Lost:
+    """What a folder lacks of finished items.
+
+    Attributes:
+        files: names of images that are not there, or have not the size that was written.
+        lines: names of images without a record in the manifests.
+    """
+
+    files: list[str]
+    lines: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The images concerned, each once."""
+        return list(dict.fromkeys(self.files + self.lines))
+
+
+def find_lost(items: Iterable[Item], fingerprints: dict[Key, str], folder: Path) -> Lost:
+    """Count what lies in a folder at the end of a job.
+
+    The folder or a manifest may have been removed while the job ran; open files do not show that.
+    Checksums are not computed again.
+
+    Args:
+        items: those that are finished.
+        fingerprints: of every item.
+        folder: of the job.
+
+    Raises:
+        OSError: a manifest cannot be read.
+    """
+    past, lost = read_manifests(folder), Lost([], [])
+    for item in items:
+        record = past.records.get(item.key, {})
+        if record.get("status") != "ok" or record.get("fingerprint") != fingerprints[item.key]:
+            lost.lines.append(item.file)
+        file = folder / item.file
+        size = file.stat().st_size if file.is_file() else None
+        if size is None or size != record.get("bytes", size):
+            lost.files.append(item.file)
+    return lost
+
+
 def check_unknown(items: Sequence[Item], past: Past, folder: Path) -> None:
     """Refuse items that a manifest of the folder has; for jobs without --resume.
 
@@ -216,7 +276,7 @@ def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
     own = {item.file for item in items}
     for file in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(file.name)
-        if found is not None and found["file"] in own:
+        if found is not None and found["file"] in own and not file.is_dir():
             file.unlink(missing_ok=True)
 
 

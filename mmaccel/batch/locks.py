@@ -47,10 +47,12 @@ def _check_shards(file: Path) -> None:
         count = _n_shards(other)
         if other.name == file.name or count is None or (count == own and own > 1):
             continue
+        if not other.is_file():  # opening a pipe or a device may wait, or do something
+            continue
         try:
             with other.open("rb+", buffering=0) as opened:
                 is_free = _try_lock(opened.fileno())
-        except OSError:  # a folder, or a file without write permission
+        except OSError:  # no write permission
             continue
         if not is_free:
             raise BusyError(

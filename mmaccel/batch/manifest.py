@@ -17,6 +17,7 @@ from typing import Any
 from mmaccel.batch.locks import claim
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.limits import parse_json
+from mmaccel.outputs.whole_files import check_target
 
 NAME = "manifest.jsonl"
 _MAX_NAME = 255  # bytes; the limit of file systems
@@ -100,7 +101,7 @@ class Manifest:
         WriteError: the file cannot be written.
         BusyError: another process has it open, or a process with another number of shards works in
             the same folder.
-        OptionError: the file is a link, whose target must not be changed.
+        OptionError: the name is that of a folder, device, pipe, socket or link.
     """
 
     def __init__(self, file: Path) -> None:
@@ -109,6 +110,7 @@ class Manifest:
                 f"{file}: expected a file of its folder, received a link, whose target must not "
                 "change; put the file itself there"
             )
+        check_target(file, "--out")
         self.file = file
         try:
             self._opened = file.open("ab+", buffering=0)

@@ -7,12 +7,14 @@ replaces one that dies, and items whose records arrived are not generated again.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Queue
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any
 
 from mmaccel.batch.job import ItemsFailed, is_out_of_memory
@@ -41,9 +43,11 @@ class RayExecutor:
         ray = _import_ray()
         self._ray, self._is_own = ray, not ray.is_initialized()
         if self._is_own:
-            ray.init(
-                address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False
-            )
+            with _kept_handler():
+                ray.init(
+                    address=os.environ.get("RAY_ADDRESS"), include_dashboard=False,
+                    log_to_driver=False,
+                )  # fmt: skip
         self._setup = replace(setup, out=setup.out.resolve())
         kind = "GPU" if setup.device.startswith("cuda") else "CPU"
         n_devices = int(ray.cluster_resources().get(kind, 0))
@@ -214,6 +218,15 @@ def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
         if kind == "error":
             raise value
         return
+
+
+@contextmanager
+def _kept_handler() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which Ray replaces by an exit without a word."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread() and before is not None:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _first_line(error: Exception) -> str:

@@ -43,12 +43,13 @@ def bench(
     json_file: shared.JsonFile = None,
 ) -> None:
     """Measure forward passes and seconds against token by token, interleaved image by image."""
-    from mmaccel.commands.files import check_file_name
     from mmaccel.errors import OptionError
+    from mmaccel.outputs.whole_files import check_target
 
     shared.check_count("count", count, MAX_MEASURED)
     shared.check_count("batch-size", batch_size, MAX_BATCH)
-    check_file_name("--json", json_file)
+    if json_file is not None:
+        check_target(json_file, "--json")
     if family != "canvas":
         from mmaccel.commands.bench_window import bench_window
 

@@ -23,7 +23,7 @@ from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json, read_whole
 from mmaccel.loading import open_pipeline
-from mmaccel.outputs.image_files import write_whole
+from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
 from mmaccel.pipelines.text_to_image.model import choose_params

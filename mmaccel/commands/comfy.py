@@ -16,6 +16,7 @@ import mmaccel
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json, read_whole
+from mmaccel.outputs.whole_files import write_whole
 
 _FOLDER = "mmaccel-nodes"  # not a name that Python can import, so that it never hides the library
 _LIST = ".mmaccel.json"  # hashes of the written files, so that no other file is ever replaced
@@ -80,6 +81,8 @@ def check_own(folder: Path) -> None:
     try:
         if folder.is_symlink():
             raise ValueError("a link")
+        if not (folder / _LIST).is_file():  # reading a pipe would wait for ever
+            raise ValueError(f"without {_LIST}")
         written: dict[str, str] = dict(parse_json(read_whole(folder / _LIST, "list")))
     except (OSError, ValueError, TypeError) as error:
         raise OptionError(
@@ -90,7 +93,8 @@ def check_own(folder: Path) -> None:
     strange = [
         name for name, file in found.items()
         if name != _LIST and _CACHE not in file.parts
-        and (file.is_symlink() or written.get(name) != _digest(file.read_bytes()))
+        and (file.is_symlink() or not file.is_file()
+             or written.get(name) != _digest(file.read_bytes()))
     ]  # fmt: skip
     if strange:
         raise OptionError(
@@ -109,13 +113,15 @@ def install(folder: Path) -> None:
     # ComfyUI ignores names with this ending, in case it starts in this moment.
     fresh = folder.with_name(f"{_FOLDER}.{os.getpid()}.new.disabled")
     old = folder.with_name(f"{_FOLDER}.{os.getpid()}.old.disabled")
+    shutil.rmtree(fresh, ignore_errors=True)
     try:
+        fresh.mkdir()
         for name, content in files.items():
             file = fresh / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
+            _write(file, content)
         listed = {name: _digest(content) for name, content in files.items()}
-        (fresh / _LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+        _write(fresh / _LIST, json.dumps(listed, indent=1).encode("utf-8"))
         if folder.exists():
             os.rename(folder, old)
         try:
@@ -132,6 +138,10 @@ def install(folder: Path) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(file: Path, content: bytes) -> None:
+    write_whole(file, lambda path: path.write_bytes(content))
 
 
 def _digest(content: bytes) -> str:

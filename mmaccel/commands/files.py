@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmaccel.errors import OptionError
-from mmaccel.outputs.image_files import write_whole
+from mmaccel.commands.process import Incomplete
 from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import check_target, write_whole
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
@@ -53,30 +53,52 @@ def _not_writable(folder: Path, option: str, reason: str | None) -> OSError:
     )
 
 
-def check_file_name(option: str, file: Path | None) -> None:
-    """Refuse a path that no file can have; None is accepted.
-
-    Raises:
-        OptionError: a folder, a device, no name, or "-", because results go into files only.
-    """
-    if file is None:
-        return
-    if not file.name or str(file) == "-" or (file.exists() and not file.is_file()):
-        raise OptionError(
-            f"{option}: expected a file name, received {str(file)!r}; name a file in a folder"
-        )
-
-
 def check_file(option: str, file: Path | None) -> None:
     """Refuse a file that cannot be written, before anything is measured; None is accepted.
 
     Raises:
-        OptionError: see `check_file_name`.
+        OptionError: see `mmaccel.outputs.whole_files.check_target`.
         OSError: its folder cannot be written.
     """
-    check_file_name(option, file)
     if file is not None:
+        check_target(file, option)
         open_folder(file.parent, option)
+
+
+def check_written(files: Sequence[Path], folder: Path) -> None:
+    """Look for written files before a command says that it is done.
+
+    Raises:
+        Incomplete: with the names of the first that are gone.
+    """
+    gone = [file.name for file in files if not file.is_file()]
+    if gone:
+        raise Incomplete(
+            f"--out: expected the {len(files)} written files in {str(folder)!r}, received a folder "
+            f"without {len(gone)} of them ({first_of(gone)}), which something else removed; "
+            "run it again"
+        )
+
+
+def not_written(name: str, folder: Path, state: str, error: OSError) -> OSError:
+    """The error of a run that cannot write a file.
+
+    Args:
+        name: of the file.
+        folder: of the run.
+        state: how many files are written, such as "3 of 8 images are".
+        error: of the system.
+    """
+    return OSError(
+        f"--out: expected space for {name} in {str(folder)!r}, received {error.strerror or error}; "
+        f"{state} written; free some space, and run it again"
+    )
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """The first names of a list, with commas."""
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def new_report(device: str = "cpu", **facts: Any) -> dict[str, Any]:
@@ -86,8 +108,19 @@ def new_report(device: str = "cpu", **facts: Any) -> dict[str, Any]:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file."""
-    write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
+    """Write a text file.
+
+    Raises:
+        OptionError: see `mmaccel.outputs.whole_files.check_target`.
+        OSError: it cannot be written.
+    """
+    try:
+        write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise OSError(
+            f"{file}: expected space and permission to write this file, received: "
+            f"{error.strerror or error}; free some space, or choose another folder"
+        ) from error
 
 
 def write_json(file: Path | None, report: Mapping[str, Any]) -> None:

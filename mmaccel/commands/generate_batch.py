@@ -16,8 +16,10 @@ import typer
 from mmaccel.batch.job import (
     Executor,
     Job,
+    Lost,
     Outcome,
     check_unknown,
+    find_lost,
     find_missing,
     remove_temporaries,
 )
@@ -33,9 +35,16 @@ from mmaccel.batch.manifest import (
 )
 from mmaccel.batch.prompts import Item, make_items, read_prompts, show, take_shard
 from mmaccel.batch.worker import Setup, Worker
-from mmaccel.commands.files import open_folder
-from mmaccel.commands.process import Stopped, resume_collector, terminate_as_interrupt
-from mmaccel.commands.terminal import count_of, print_envelope, progress_bar, stderr_console
+from mmaccel.commands.files import first_of, open_folder
+from mmaccel.commands.process import Stopped, resume_collector
+from mmaccel.commands.streams import stdout_error
+from mmaccel.commands.terminal import (
+    count_of,
+    one_line,
+    print_envelope,
+    progress_bar,
+    stderr_console,
+)
 
 DONE, FATAL, WITH_FAILURES = 0, 1, 3  # exit codes
 
@@ -73,18 +82,26 @@ def run_batch(options: BatchOptions) -> None:
     """Generate the images of a prompt file.
 
     Raises:
-        typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items failed.
-        Stopped: Ctrl-C or SIGTERM; finished images remain.
+        typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items failed, or where images
+            or records are gone at the end.
+        Stopped: by a signal; finished images remain.
         OptionError: a wrong option or row, before any image is generated.
     """
-    with terminate_as_interrupt():
-        data, code = _run(options)
+    data, code = _run(options)
     if options.is_json or options.is_streaming:
-        name = "fatal" if code == FATAL else "failures"
-        message = f"{count_of(data.get('failed', 0), 'item')} failed"
-        print_envelope(data, {"code": name, "message": message} if code else None)
+        print_envelope(data, _describe_error(data, code) if code else None)
     if code:
         raise typer.Exit(code)
+
+
+def _describe_error(data: dict[str, Any], code: int) -> dict[str, str]:
+    """The error of a job that ended, for programs."""
+    failed, missing = data["failed"], data["missing"]
+    parts = [f"{count_of(failed, 'item')} failed"] if failed else []
+    if missing:
+        parts.append(f"{count_of(missing, 'image')} missing in {data['out']} or in its manifest")
+    name = "fatal" if code == FATAL else "failures" if failed else "missing"
+    return {"code": name, "message": ", ".join(parts)}
 
 
 def _run(options: BatchOptions) -> tuple[dict[str, Any], int]:
@@ -139,17 +156,21 @@ def _generate(
                 outcome = job.run(executor)
             except KeyboardInterrupt:
                 raise Stopped(_summary(job.outcome, facts) + "; continue with --resume") from None
+        lost = find_lost(job.list_finished(items), fingerprints, folder)
     finally:
         manifest.close()
     facts |= {"made": outcome.finished, "failed": outcome.failed, "is_cut": outcome.is_cut}
-    facts |= {"manifest": str(manifest.file), "seconds": round(time.perf_counter() - began, 3)}
-    remedy = ""
+    facts |= {"missing": len(lost.names), "manifest": str(manifest.file)}
+    facts["seconds"] = round(time.perf_counter() - began, 3)
+    summary = _summary(outcome, facts) + _describe_lost(lost)
     if outcome.is_cut:
-        remedy = f": more than --max-failures {options.max_failures}, so the job ended"
-    elif outcome.failed:
-        remedy = "; try them again with --resume"
-    _print_to_stderr(_summary(outcome, facts) + remedy)
-    return facts, FATAL if outcome.is_cut else WITH_FAILURES if outcome.failed else DONE
+        summary += f": more than --max-failures {options.max_failures}, so the job ended"
+    elif outcome.failed or lost.names:
+        summary += "; try them again with --resume"
+    _print_to_stderr(summary)
+    if outcome.is_cut:
+        return facts, FATAL
+    return facts, WITH_FAILURES if outcome.failed or lost.names else DONE
 
 
 def _find_missing(
@@ -180,6 +201,16 @@ def _summary(outcome: Outcome, facts: dict[str, Any]) -> str:
     text = f"{count_of(outcome.finished, 'image')} generated in {facts['out']}"
     text += f", {facts['made_before']} before" if facts["made_before"] else ""
     return text + (f", {outcome.failed} failed" if outcome.failed else "")
+
+
+def _describe_lost(lost: Lost) -> str:
+    if not lost.names:
+        return ""
+    return (
+        f", but {count_of(len(lost.files), 'image')} and {count_of(len(lost.lines), 'record')} of "
+        f"the manifest are missing there ({first_of(lost.names)}): something else changed the "
+        "folder"
+    )
 
 
 def _print_to_stderr(text: str) -> None:
@@ -251,23 +282,18 @@ class Reports:
         """Print an event as a line of JSON, if streaming.
 
         Raises:
-            WriteError: the reader of stdout is gone.
+            WriteError: the reader of stdout is gone, or has no space.
         """
         if not self._is_streaming:
             return
-        try:
-            print(json.dumps({"event": event, **facts}), flush=True)
-        except BrokenPipeError as error:
+        print(json.dumps({"event": event, **facts}))
+        error = stdout_error()
+        if error is not None:
             raise WriteError(
-                "--json-stream: expected a reader of stdout, received none any more; the images in "
-                "the manifest are complete, continue with --resume"
-            ) from error
+                f"--json-stream: expected a reader of stdout, received: {error.strerror}; the "
+                "images in the manifest are complete, continue with --resume"
+            )
 
     def _advance(self) -> None:
         rate = self._finished / max(time.perf_counter() - self._began, 1e-9)
         self._bar.update(self._task, advance=1, rate=f"{rate:.2f}/s")
-
-
-def one_line(text: str) -> str:
-    """A text on one line, at most 500 characters, without control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:500]

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.commands.files import check_written, not_written
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, say, wide_console
 from mmaccel.outputs.image_files import (
@@ -20,8 +21,8 @@ from mmaccel.outputs.image_files import (
     image_name,
     short_hash,
     write_png,
-    write_whole,
 )
+from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.contact_sheet import (
     describe_difference,
@@ -64,7 +65,7 @@ class ImageJob:
         decoder: file of the image decoder, where it was given.
         negative: negative prompt.
         compare: whether every batch is also generated token by token.
-        written: number of image files.
+        files: the images that are written.
     """
 
     pipe: TextToImage
@@ -81,13 +82,15 @@ class ImageJob:
     decoder: Path | None = None
     negative: str | None = None
     compare: bool = False
-    written: int = 0
+    files: list[Path] = field(default_factory=list)
 
     def run(self) -> None:
         """Generate and write all images and a sheet, and print a summary.
 
         Raises:
-            Stopped: Ctrl-C came before the last image; the written ones remain.
+            Stopped: a signal came before the last image; the written ones remain.
+            OSError: a file cannot be written; the message has the number of written images.
+            Incomplete: written files are gone.
         """
         finished: list[ImageOutput] = []
         plain: list[ImageOutput] = []
@@ -109,14 +112,18 @@ class ImageJob:
             images = join(finished)
             file = self.write_sheet(images, join(plain) if self.compare else None)
         except KeyboardInterrupt:
-            raise Stopped(
-                f"stopped; {self.written} of {len(self.prompts)} images are in {self.out}"
-            ) from None
+            raise Stopped(f"stopped; {self.state} in {self.out}") from None
+        check_written([*self.files, file], self.out)
         if self.compare:
             print_comparison(self.name, join(plain), images, self.dtype)
-        say(f"{count_of(self.written, 'image')} in {self.out}, and {file}")
+        say(f"{count_of(len(self.files), 'image')} in {self.out}, and {file}")
         for note in images.stats.notes:
             say(f"note: {note}")
+
+    @property
+    def state(self) -> str:
+        """How many of the images are written."""
+        return f"{len(self.files)} of {len(self.prompts)} images are"
 
     def batches(self, policy: Any, on_step: Any) -> Iterator[ImageOutput]:
         """All images by a policy, batch by batch; an image depends on its prompt and seed alone."""
@@ -136,8 +143,11 @@ class ImageJob:
             seed = self.seed + batch.first + k
             facts = describe(prompt, seed, self.settings, batch, k)
             name = image_name(seed, prompt, self.name, self.name_settings(len(batch.prompts)))
-            write_png(self.out / name, image, facts)
-            self.written += 1
+            try:
+                write_png(self.out / name, image, facts)
+            except OSError as error:
+                raise not_written(name, self.out, self.state, error) from error
+            self.files.append(self.out / name)
 
     def write_sheet(self, images: ImageOutput, plain: ImageOutput | None) -> Path:
         """Write a sheet of the images, next to the plain ones if given; returns its path."""
@@ -150,7 +160,10 @@ class ImageJob:
         run = {"captions": self.prompts, "seed": self.seed % 2**64}
         run |= self.name_settings(self.batch_size)
         file = self.out / f"{kind}-{self.name}-{short_hash(run)}.png"
-        write_whole(file, lambda path: sheet.save(path, format="PNG"))
+        try:
+            write_whole(file, lambda path: sheet.save(path, format="PNG"))
+        except OSError as error:
+            raise not_written(file.name, self.out, self.state, error) from error
         return file
 
     @cached_property

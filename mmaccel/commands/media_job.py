@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import make_policy
+from mmaccel.commands.files import check_written, not_written
 from mmaccel.commands.options import given, merge_fields, parse_window
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
@@ -66,7 +67,7 @@ def open_pipe(pipeline: Any, model: str, *, cuda_graphs: str, **options: Any) ->
 
 @dataclass(kw_only=True)
 class MediaJob(ABC):
-    """Checked settings of a run, and the number of files that are written.
+    """Checked settings of a run, and the files that are written.
 
     Attributes:
         pipe: a `TextToSpeech` or an `ImageToVideo`, loaded by name.
@@ -77,7 +78,7 @@ class MediaJob(ABC):
         batch_size: largest number of rows decoded together.
         out: folder for the files.
         model, dtype: as given on the command line.
-        written: number of files.
+        files: of the payloads that are written; each has a JSON file next to it.
     """
 
     pipe: Any
@@ -89,7 +90,7 @@ class MediaJob(ABC):
     out: Path
     model: str
     dtype: str
-    written: int = 0
+    files: list[Path] = field(default_factory=list)
 
     @property
     @abstractmethod
@@ -113,7 +114,7 @@ class MediaJob(ABC):
     @property
     def summary(self) -> str:
         """What was written, without the folder."""
-        return count_of(self.written, self.unit)
+        return count_of(len(self.files), self.unit)
 
     @property
     def notes(self) -> list[str]:
@@ -124,13 +125,16 @@ class MediaJob(ABC):
         """Decode and write all payloads, then print a summary.
 
         Raises:
-            Stopped: Ctrl-C came before the last payload; the written ones remain.
+            Stopped: a signal came before the last payload; the written ones remain.
+            Incomplete: written files are gone.
         """
         try:
             with _progress(self.unit, self.n_files) as bar:
                 stats = self.decode(bar)
         except KeyboardInterrupt:
             raise Stopped(f"stopped; {self.state} in {self.out}") from None
+        facts = [file.with_suffix(".json") for file in self.files]
+        check_written([*self.files, *facts], self.out)
         say(f"{self.summary} in {self.out}")
         say(stats)
         for note in self.notes:
@@ -139,7 +143,7 @@ class MediaJob(ABC):
     @property
     def state(self) -> str:
         """How many of the files are written."""
-        return f"{self.written} of {self.n_files} {self.unit}s are"
+        return f"{len(self.files)} of {self.n_files} {self.unit}s are"
 
     def common_settings(self, params: SamplingParams) -> dict[str, Any]:
         """What a payload depends on, apart from its seed and input; ready for JSON."""
@@ -194,11 +198,8 @@ class MediaJob(ABC):
         try:
             write(self.out / name, facts=content)
         except OSError as error:
-            raise OSError(
-                f"--out: expected space for {name} in {str(self.out)!r}, received "
-                f"{error.strerror}; {self.state} written; free some space, and run it again"
-            ) from error
-        self.written += 1
+            raise not_written(name, self.out, self.state, error) from error
+        self.files.append(self.out / name)
 
 
 @dataclass(kw_only=True)

@@ -27,11 +27,26 @@ _HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
+
+def parse_path(text: str) -> Path:
+    """A path that has a name: an empty text, often a variable of the shell that is not set, would
+    be the current folder.
+
+    Raises:
+        typer.BadParameter: an empty text.
+    """
+    if not str(text).strip():
+        raise typer.BadParameter(
+            f"expected a path, received {str(text)!r}; name one, or leave the option out"
+        )
+    return Path(text)
+
+
 Policy = Annotated[str | None, typer.Option(help=_HELP_ANY)]
 WindowPolicy = Annotated[str | None, typer.Option(help=_HELP_WINDOW)]
 SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
 Window = Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')]
-Out = Annotated[Path, typer.Option(help="folder for the files")]
+Out = Annotated[Path, typer.Option(help="folder for the files", parser=parse_path, metavar="PATH")]
 Guidance = Annotated[float | None, typer.Option(help="classifier-free guidance; 1 is off")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy")]
 TopK = Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")]
@@ -43,7 +58,10 @@ TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="write figures here")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", help="write figures here", parser=parse_path, metavar="FILE"),
+]
 
 
 def given(**options: Any) -> dict[str, Any]:

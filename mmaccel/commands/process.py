@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+STOPPED = 130  # exit code
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not on Windows
 
 
 class Stopped(Exception):
-    """Ctrl-C stopped a command; the text says which results remain."""
+    """A signal stopped a command; the text says which results remain."""
+
+
+class Incomplete(Exception):
+    """Files that a command wrote are gone at its end; the text says which."""
 
 
 def pause_collector() -> None:
@@ -40,20 +50,55 @@ def restored_collector() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt for SIGTERM, which job queues send, inside the block."""
-    import signal
+class StopSignals:
+    """Signals that stop a command: Ctrl-C, SIGTERM of job queues, SIGHUP of a closed terminal.
 
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+    The first raises KeyboardInterrupt. The second is ignored, because the command is ending and
+    must not be stopped while it puts its files in order. The third ends the process at once. A
+    signal that the process ignored before, as under `nohup`, stays ignored.
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    Use it as a context manager, which restores the handlers of before.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._received = 0
+        self._code: int | None = None
+
+    def __enter__(self) -> Self:
+        with suppress(ValueError):  # not in the main thread
+            for name in _SIGNALS:
+                number = getattr(signal, name, None)
+                if number is None or signal.getsignal(number) in (None, signal.SIG_IGN):
+                    continue
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._code is None:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def end_process(self, code: int) -> None:
+        """From here on, and after the block too, a signal ends the process with this exit code:
+        nothing is left to do but to tear Python down.
+        """
+        self._code = code
+
+    def _receive(self, *_: object) -> None:
+        self._received += 1
+        if self._code is not None:
+            os._exit(self._code)
+        if self._received == 1:
+            raise KeyboardInterrupt
+        if self._received == 2:
+            _write("mmaccel: stopping; another signal ends the process at once\n")
+            return
+        _write("mmaccel: ended at once\n")
+        os._exit(STOPPED)
+
+
+def _write(text: str) -> None:
+    """Write to stderr from a signal handler, which may have interrupted a write to `sys.stderr`."""
+    with suppress(OSError):
+        os.write(2, text.encode("ascii"))

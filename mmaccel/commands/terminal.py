@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -82,7 +81,11 @@ def count_of(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
+def one_line(text: str) -> str:
+    """A text on one line, at most 500 characters, without control characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)[:500]
+
+
 def print_envelope(data: dict[str, Any] | None, error: dict[str, str] | None) -> None:
     """Print the last JSON object of a command: its result, or its error."""
-    with suppress(BrokenPipeError):  # the exit code has the result too
-        print(json.dumps({"ok": error is None, "data": data, "error": error}), flush=True)
+    print(json.dumps({"ok": error is None, "data": data, "error": error}), flush=True)

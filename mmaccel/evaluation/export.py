@@ -173,12 +173,14 @@ def _read_geneval(file: Path) -> list[Prompt]:
 
 
 def _read_dpg(folder: Path) -> list[Prompt]:
-    files = sorted(folder.glob("*.txt"))
+    files = sorted(filter(Path.is_file, folder.glob("*.txt")))
     return [Prompt(str(read_whole(file, "prompts"), "utf-8").strip(), file.stem) for file in files]
 
 
 def _read_hpsv2(source: Path) -> list[Prompt]:
-    files = sorted(source.glob("*.json")) if source.is_dir() else [source]
+    files = [source]
+    if source.is_dir():
+        files = sorted(filter(Path.is_file, source.glob("*.json")))
     found = []
     for file in files:
         texts = parse_json(read_whole(file, "prompts"))
@@ -243,6 +245,13 @@ def write_files(out: Path, plan: dict[str, Callable[[Path], object]], write: Wri
             file = partial / name
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file, make)
+        gone = [name for name in plan if not (partial / name).is_file()]
+        if gone:
+            raise OSError(
+                f"--out: expected {len(plan)} written files for {str(out)!r}, received a folder "
+                f"without {len(gone)} of them (the first is {gone[0]}), which something else "
+                "removed; run it again"
+            )
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)

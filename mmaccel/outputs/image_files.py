@@ -1,17 +1,16 @@
-"""Image files: written whole or not at all, with text chunks that say how they were generated."""
+"""Image files: their names, and text chunks that say how they were generated."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.outputs.machine import versions
+from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 from mmaccel.results import exactness_in
 
@@ -26,52 +25,6 @@ SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 _LISTED = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _MAX_WORD = 20  # characters of a word in a file name
 _MAX_BYTES = 60  # of a word, so that three of them, the seed and the rest fit into 255
-
-
-def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name in the same folder, wait for the disk, then rename.
-
-    Args:
-        file: the final name.
-        write: writes the path it receives. If it raises, no file remains; only a killed process
-            leaves its `.tmp`.
-    """
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        write(partial)
-        _sync(partial)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync(file.parent)
-
-
-def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path], object]) -> None:
-    """Write `facts` as JSON under the name of `file` with the suffix `.json`, then `file` itself.
-
-    Args:
-        file: the final name. If writing it fails, the JSON file stays.
-        facts: ready for JSON.
-        write: writes the path it receives; see `write_whole`.
-    """
-    text = json.dumps(dict(facts), indent=1) + "\n"
-    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
-    write_whole(file, write)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, on systems that support it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # not every system opens folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
-            raise
-    finally:
-        os.close(handle)
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:

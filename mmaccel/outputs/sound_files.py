@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.outputs.image_files import write_with_facts
+from mmaccel.outputs.whole_files import write_with_facts
 
 _FULL = 2**15 - 1  # largest value of 16 bits
 

@@ -14,7 +14,7 @@ from zlib import error as zlib_error
 from torch import Tensor
 
 from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
-from mmaccel.outputs.image_files import write_with_facts
+from mmaccel.outputs.whole_files import write_with_facts
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
 from mmaccel.pipelines.loading.checkpoint import unreadable
 

@@ -18,7 +18,7 @@ import mmaccel
 from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
-from mmaccel.outputs import image_files as image_files
+from mmaccel.outputs import whole_files
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 ROOT = Path(__file__).parents[2]
@@ -199,7 +199,7 @@ def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     arguments, made = command(tmp_path, ROWS, tiny_folder), []
-    sync = image_files._sync
+    sync = whole_files._sync
 
     def full(path: Path) -> None:
         if path.suffix == ".tmp":
@@ -208,7 +208,7 @@ def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
                 raise OSError(28, "No space left on device")
         sync(path)
 
-    monkeypatch.setattr(image_files, "_sync", full)
+    monkeypatch.setattr(whole_files, "_sync", full)
     assert main([*arguments, "--json"]) == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["error"]["code"] == "fatal"

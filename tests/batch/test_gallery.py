@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from mmaccel.batch.manifest import sha256_of, to_line
 from mmaccel.cli import main
+from tests.architecture.source import ROOT
 from tests.fixtures.browser import open_browser
 
 NASTY = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'"
@@ -185,6 +189,57 @@ def test_a_folder_without_images_is_refused(
         assert main(["gallery", str(folder)]) == 2
         assert "mmaccel: folder: expected" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_broken_images_and_lines_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", ["one", "two", "three"])
+    whole = (run / "r1_0_101.png").read_bytes()
+    (run / "r1_0_101.png").write_bytes(whole[: len(whole) // 2])
+    (run / "no.png").write_bytes(b"no image")
+    (run / "header.png").write_bytes(whole[:8] + b"\0\0\0\1IHDR\0" + whole[16:])
+    text = whole.index(b"tEXt")
+    (run / "chunk.png").write_bytes(whole[: text - 4] + b"\0\0\0\0pHYs" + whole[text + 4 :])
+    own = json.loads((run / "manifest.jsonl").read_bytes().splitlines()[0])
+    deep = json.loads("[" * 600 + "]" * 600)
+    with (run / "manifest.jsonl").open("a") as manifest:
+        manifest.write("{no record\n")
+        for name, value in (("sha256", []), ("temperature", deep), ("prompt", deep)):
+            manifest.write(json.dumps(own | {"id": f"odd {name}", name: value}) + "\n")
+        failed = {"id": "f", "k": 0, "status": "failed", "error": deep}
+        manifest.write(json.dumps(failed) + "\n")
+        manifest.write(json.dumps(own | {"id": "gone", "file": "gone.png"}) + "\n")
+    assert main(["gallery", str(run)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{run / 'gallery.html'}\n"
+    items = data_of(run / "gallery.html")["items"]
+    assert [item["prompt"] for item in items] == ["one", "three"]
+    named = {line.removeprefix("left out: ").partition(":")[0] for line in said.err.splitlines()}
+    assert named == {
+        "manifest.jsonl, line 4", "r1_0_101.png", "no.png", "header.png", "chunk.png",
+        "gone, image 0", "odd sha256, image 0", "odd temperature, image 0", "odd prompt, image 0",
+    }  # fmt: skip
+
+
+def test_pipes_in_a_folder_hold_up_no_gallery(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ["one"])
+    os.mkfifo(run / "a.png")
+    os.mkfifo(run / "manifest.old.jsonl")
+    (run / "b.png").symlink_to("a.png")
+    done = subprocess.run(
+        [sys.executable, "-m", "mmaccel.cli", "gallery", str(run)],
+        cwd=ROOT, capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and len(data_of(run / "gallery.html")["items"]) == 1
+    assert done.stderr.splitlines() == [f"left out: {n}.png: no regular file" for n in "ab"]
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / os.fsdecode(b"\xff"), ["one"])
+    assert main(["gallery", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    (item,) = data_of(tmp_path / "page.html")["items"]
+    assert item["sides"][0]["src"] == "%FF/r0_0_100.png"
 
 
 def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:

@@ -268,6 +268,5 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "manifest.jsonl").mkdir()
-    with pytest.raises(WriteError, match="expected a manifest that can be written, received: Is a"):
-        Manifest(tmp_path / "manifest.jsonl")
+    with pytest.raises(WriteError, match="expected a manifest that can be written, received: No s"):
+        Manifest(tmp_path / "none" / "manifest.jsonl")

@@ -215,6 +215,23 @@ def test_written_files_remain(
     assert len(command.files()) == 1
 
 
+def test_files_removed_meanwhile_are_missing_at_the_end(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def remove_others(write: Callable[..., None], file: Path, **facts: Any) -> None:
+        for other in command.files():
+            other.unlink()
+        write(file, **facts)
+
+    for name in ("write_sound", "write_video"):
+        own = partial(remove_others, getattr(media_job, name))
+        monkeypatch.setattr(media_job, name, own)
+    assert command.run(2, "--batch-size", 2) == 3
+    said = capsys.readouterr()
+    assert f"expected the 4 written files in '{command.out}'" in said.err and said.out == ""
+    assert "a folder without 1 of them (" in said.err
+
+
 BOTH = [
     (["--policy", "entropy-bounded"], "policy: expected one of"),
     (["--policy", "nonsense"], "policy: expected one of"),

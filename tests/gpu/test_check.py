@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import parts
 from benchmarks.gpu.machine import describe, slug
 from benchmarks.gpu.parts import CheckError, Part, Report, failed_parts, run_parts
 from benchmarks.gpu.tables import FIGURES
@@ -159,7 +158,7 @@ def test_the_report_is_replaced_whole(bench: Bench, monkeypatch: pytest.MonkeyPa
     def refuse(*names: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(parts.os, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     before = bench.file.read_text(encoding="utf-8")
     with pytest.raises(OSError, match="full"):
         bench.run(only=["c"])

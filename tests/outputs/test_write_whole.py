@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel.outputs.image_files import write_whole
+from mmaccel.errors import OptionError
+from mmaccel.outputs.whole_files import write_whole
+from tests.fixtures.special_files import SPECIAL, make_special, time_limit
 
 NEW, OLD = b"new bytes" * 1000, b"old bytes"
 
@@ -117,3 +119,36 @@ def test_a_rename_that_fails_leaves_the_old_file(
     with pytest.raises(PermissionError):
         write_whole(target, write)
     assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    file = make_special(kind, tmp_path)
+    before, there = os.lstat(file), sorted(tmp_path.rglob("*"))
+    match = f"received '{file}', a .*; name a file in a folder"
+    with pytest.raises(OptionError, match=match), time_limit(20):
+        write_whole(file, lambda path: pytest.fail("it was written"))
+    assert (os.lstat(file).st_ino, os.lstat(file).st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+@pytest.mark.parametrize("name", [".", "/", "-", ".."])
+def test_a_name_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(OptionError, match="file: expected a file name, received"):
+        write_whole(Path(name), lambda path: pytest.fail("it was written"))
+
+
+def test_a_link_within_its_folder_is_replaced(target: Path) -> None:
+    link = target.with_name("link.png")
+    link.symlink_to(target.name)
+    write_whole(link, write)
+    assert not link.is_symlink() and link.read_bytes() == NEW and target.read_bytes() == OLD
+
+
+def test_a_link_with_the_temporary_name_is_not_followed(target: Path) -> None:
+    other = target.parent / "other"
+    other.mkdir()
+    (other / "mine").write_bytes(OLD)
+    target.with_name(f".{target.name}.{os.getpid()}.tmp").symlink_to(other / "mine")
+    write_whole(target, write)
+    assert (other / "mine").read_bytes() == OLD and target.read_bytes() == NEW

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mmaccel.commands.options import parse_path
 from mmaccel.limits import MAX_IMAGES
 
 _HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
@@ -17,7 +18,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="images or clips, with their prompts")],
     suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")],
     prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)],
-    out: Annotated[Path, typer.Option(help="folder to create")],
+    out: Annotated[Path, typer.Option(help="folder to create", parser=parse_path, metavar="PATH")],
     per_prompt: Annotated[
         int | None,
         typer.Option(help="images of a prompt; by default those of the suite"),
@@ -28,18 +29,23 @@ def export(
 ) -> None:
     """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
     from mmaccel.catalog import load
-    from mmaccel.commands.files import open_folder
+    from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.options import check_count
     from mmaccel.commands.terminal import say
     from mmaccel.errors import OptionError
-    from mmaccel.outputs.image_files import write_whole
+    from mmaccel.outputs.whole_files import write_whole
 
     module = "mmaccel.evaluation.export:"
+    if not out.name:
+        raise OptionError(
+            f"--out: expected the name of a folder to create, received {str(out)!r}; name one"
+        )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise OptionError(
             f"--out: expected an empty folder, or none yet, received {str(out)!r}, whose files "
             "would be counted too; choose another"
         )
+    check_folder(out)
     if partial and suite == "hpsv2":
         raise OptionError(
             "--partial: expected all prompts of a style for hpsv2, whose code scores the next "

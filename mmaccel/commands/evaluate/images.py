@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.commands.options import JsonFile, check_count
+from mmaccel.commands.options import JsonFile, check_count, parse_path
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 
@@ -31,7 +31,10 @@ def images(
     seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0,
     json_file: JsonFile = None,
     items_file: Annotated[
-        Path | None, typer.Option("--items", help="write a line for each image here")
+        Path | None,
+        typer.Option(
+            "--items", help="write a line for each image here", parser=parse_path, metavar="FILE"
+        ),
     ] = None,
 ) -> None:
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images

@@ -28,7 +28,9 @@ def speed(
     seed: Annotated[int, typer.Option(help="of the first image")] = 0,
     guidance: shared.Guidance = None,
     temperature: shared.Temperature = None,
-    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("speed"),
+    out: Annotated[
+        Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
+    ] = Path("speed"),
     plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True,
     size: shared.Size = None,
     decoder: shared.Decoder = None,
@@ -155,7 +157,7 @@ def _write_runs(out: Path, report: dict[str, Any], finished: list[Any], plots: b
     """Write all runs, and a report of the sizes whose runs are complete."""
     from mmaccel.catalog import load
     from mmaccel.commands.files import write_json, write_lines, write_text
-    from mmaccel.outputs.image_files import write_whole
+    from mmaccel.outputs.whole_files import write_whole
 
     lines = [run.to_dict() for run in finished]
     if lines:

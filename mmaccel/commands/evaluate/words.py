@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mmaccel.commands.options import JsonFile
+from mmaccel.commands.options import JsonFile, parse_path
 from mmaccel.limits import read_lines
 
 
@@ -20,7 +20,13 @@ def words(
     ] = False,
     json_file: JsonFile = None,
     items_file: Annotated[
-        Path | None, typer.Option("--items", help="write a line for each utterance here")
+        Path | None,
+        typer.Option(
+            "--items",
+            help="write a line for each utterance here",
+            parser=parse_path,
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     """Word error rate: substituted, deleted and inserted words over words of the reference."""

@@ -1,0 +1,121 @@
+"""Files written whole or not at all, and never over something that is no file.
+
+Every file that a user asks for is written by `write_whole`: under a temporary name in the same
+folder, then renamed. A rename replaces whatever has the name, a device such as `/dev/null` too, so
+that the name is checked first.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmaccel.errors import OptionError
+
+_NO_FILES = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def check_target(file: Path, option: str = "file") -> None:
+    """Refuse a name under which no file can be written without harm to something else.
+
+    Nothing is opened or created. A link to a file in its own folder is accepted: writing replaces
+    the link.
+
+    Args:
+        file: the final name.
+        option: begins the message.
+
+    Raises:
+        OptionError: no name, or "-"; a folder, device, pipe or socket, or a link to one; a link
+            that leads out of its folder.
+    """
+    obstacle = _find_obstacle(file)
+    if obstacle:
+        raise OptionError(
+            f"{option}: expected a file name, received {str(file)!r}, {obstacle}; "
+            "name a file in a folder"
+        )
+
+
+def _find_obstacle(file: Path) -> str | None:
+    """What keeps a name from being that of a file, in words; None where nothing does."""
+    if str(file) == "-":
+        return "but results go into files only"
+    if not file.name:
+        return "a folder"
+    try:
+        mode = os.lstat(file).st_mode
+    except OSError:  # there is no such file, or writing it will say why
+        return None
+    if not stat.S_ISLNK(mode):
+        return _NO_FILES.get(stat.S_IFMT(mode))
+    target, home = os.path.realpath(file), os.path.realpath(file.parent)
+    if os.path.commonpath([target, home]) != home:
+        return f"a link out of its folder to {target!r}"
+    try:
+        kind = _NO_FILES.get(stat.S_IFMT(os.stat(file).st_mode))
+    except OSError:  # it leads to no file
+        return None
+    return kind and f"a link to {kind}"
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write under a temporary name in the same folder, wait for the disk, then rename.
+
+    Args:
+        file: the final name.
+        write: writes the path it receives. If it raises, no file remains; only a killed process
+            leaves its `.tmp`.
+
+    Raises:
+        OptionError: see `check_target`; nothing is written.
+    """
+    check_target(file)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    partial.unlink(missing_ok=True)  # of a killed process with this number; it may be a link
+    try:
+        write(partial)
+        _sync(partial)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
+def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path], object]) -> None:
+    """Write `facts` as JSON under the name of `file` with the suffix `.json`, then `file` itself.
+
+    Args:
+        file: the final name. If writing it fails, the JSON file stays.
+        facts: ready for JSON.
+        write: writes the path it receives; see `write_whole`.
+    """
+    text = json.dumps(dict(facts), indent=1) + "\n"
+    write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))
+    write_whole(file, write)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, on systems that support it."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # not every system opens folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+    finally:
+        os.close(handle)

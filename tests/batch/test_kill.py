@@ -1,0 +1,92 @@
+"""kill -9 at random moments: what a resumed job leaves is what an undisturbed one leaves."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.batch.test_batch import content, lines
+from tests.fixtures.forking import Child, Forker
+from tests.fixtures.tiny_model import CAPTIONS
+
+N_FOLDERS, N_KILLS = 4, 3  # of generate
+N_PAGES = 4  # killed runs of gallery, and of evaluate
+N_IMAGES = 40
+
+
+def run_whole(child: Child) -> float:
+    """Seconds of a run that nothing disturbs."""
+    began = time.perf_counter()
+    assert child.wait() == 0, child.printed()
+    return time.perf_counter() - began
+
+
+def kill_after(child: Child, seconds: float) -> bool:
+    """Kill a run; whether it was still running."""
+    time.sleep(seconds)
+    child.send(9)
+    code = child.wait()
+    assert code in (-9, 0), child.printed()
+    return code == -9
+
+
+@pytest.mark.slow
+def test_killed_jobs_of_images_resume_to_the_same_files(
+    forker: Forker, tiny_folder: Path, tmp_path: Path
+) -> None:
+    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": N_IMAGES // 10} for k in range(10)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+
+    def start(out: Path, *more: str) -> Child:
+        fixed = ["--model", str(tiny_folder), "--batch-size", "4", "--out", str(out), *more]
+        return forker.start("generate", "--prompts", str(prompts), *fixed)
+
+    whole = tmp_path / "whole"
+    seconds, draw, killed = run_whole(start(whole)), random.Random(23), []
+    for k in range(N_FOLDERS):
+        out = tmp_path / f"out{k}"
+        for _ in range(N_KILLS):
+            killed.append(kill_after(start(out, "--resume"), seconds * draw.random()))
+        run_whole(start(out, "--resume"))
+        assert content(out) == content(whole) and len(content(out)) == N_IMAGES
+        assert lines(out) == lines(whole)
+    assert sum(killed) >= len(killed) // 2, "the kills came too late"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["gallery", "evaluate"])
+def test_killed_reports_are_whole_or_those_of_before(
+    forker: Forker, tiny_folder: Path, tmp_path: Path, command: str
+) -> None:
+    run = tmp_path / "run"
+    fixed = ["--model", str(tiny_folder), "--out", str(run)]
+    arguments = ["--count", str(N_IMAGES), "--batch-size", "8"]
+    run_whole(forker.start("generate", *CAPTIONS, *arguments, *fixed))
+    (tmp_path / "new").mkdir()
+    names = {"gallery": ["page.html"], "evaluate": ["report.json", "items.jsonl"]}[command]
+    files = [tmp_path / "new" / name for name in names]
+
+    def start() -> Child:
+        if command == "gallery":
+            return forker.start("gallery", str(run), "--out", str(files[0]))
+        options = ["--json", str(files[0]), "--items", str(files[1])]
+        return forker.start("evaluate", "pictures", str(run), *options)
+
+    seconds, draw = run_whole(start()), random.Random(command)
+    whole = [file.read_bytes() for file in files]
+    for k in range(N_PAGES):
+        before = [b"of before"] * len(files) if k % 2 else [None] * len(files)
+        for file, old in zip(files, before):
+            file.unlink()
+            if old is not None:
+                file.write_bytes(old)
+        kill_after(start(), seconds * draw.uniform(0.2, 1.1))
+        for file, old, new in zip(files, before, whole):
+            assert (file.read_bytes() if file.exists() else None) in (old, new)
+        run_whole(start())
+        assert [file.read_bytes() for file in files] == whole
