@@ -94,6 +94,7 @@ def build_case(seed: int, folder: Path) -> Case:
         (_text_file, 1),
         (_comfy, 1),
         (_card, 1),
+        (_checkpoint, 2),
         (_names, 2),
         (_callables, 1),
         (_odd, 2),
@@ -416,6 +417,31 @@ def _card(rng: random.Random, folder: Path) -> Case:
         ],
         ANY | {1, 130},
     )
+
+
+def _checkpoint(rng: random.Random, folder: Path) -> Case:
+    """A tiny checkpoint in which one or two files are spoiled."""
+    name = rng.choice(("generate", "doctor", "speak", "animate", "bench"))
+    kind = {"speak": "speech", "animate": "video"}.get(name, "image")
+    own = folder / "own"
+    own.mkdir()
+    for file in sorted((folder / MODELS / kind).iterdir()):
+        (own / file.name).symlink_to(file.resolve())
+    for file in rng.sample(sorted(own.iterdir()), 2 if rng.random() < 0.2 else 1):
+        data = file.read_bytes()
+        file.unlink()
+        if file.suffix == ".json" and rng.random() < 0.6 and data[:1] == b"{":
+            text = hostile.mutate_object(json.loads(data), rng)
+            file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        elif rng.random() < 0.1:
+            hostile.odd_file(file, rng)
+        elif rng.random() < 0.5:
+            file.write_bytes(hostile.mutate(data, rng))
+        else:
+            file.write_bytes(hostile.some_bytes(rng))
+    words, arguments = command_line(name, rng)
+    prompt = ["a red circle"] if name == "bench" else []
+    return Case([*words, *prompt, *arguments, "--model", "own"], ANY | {1, 130})
 
 
 def _names(rng: random.Random, folder: Path) -> Case:

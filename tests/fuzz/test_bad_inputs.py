@@ -48,7 +48,7 @@ def watch() -> Watch:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _stubbed() -> None:  # of all tests here
+def _stubbed() -> Iterator[None]:  # for all tests here
     with pytest.MonkeyPatch.context() as patch:
         stub_work(patch)
         yield
