@@ -48,6 +48,8 @@ SWEEPS = {
     "tests/exactness/test_frames.py": 4,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/exactness/test_the_test.py::test_without_a_bug_nothing_is_rejected": 3,
+    "tests/loading/test_hostile_folders.py": 3,
+    "tests/loading/test_pickles.py": 5,
     "tests/logits/test_repetition.py": 3,
     "tests/models/test_pickled.py": 5,
     "tests/runner/test_graph_families.py": 3,

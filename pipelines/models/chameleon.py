@@ -271,7 +271,7 @@ def _read_inside(folder: Path) -> dict[str, Tensor]:
     """The `vqmodel` tensors of a checkpoint; empty if it has none."""
     from safetensors import safe_open
 
-    found = {}
+    found: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         names = [name for name in read_shapes(file) if name.startswith(_DECODER)]
         with safe_open(file, framework="pt") as opened:

@@ -286,7 +286,7 @@ def check_example(image_model: ImageModel) -> None:
 
 def _check_ids(image_model: ImageModel, encoded: Sequence[Any]) -> None:
     """Check that the model has embeddings for all ids of the prompts that are lists of ids."""
-    model = getattr(image_model.window, "model", None)
+    model: Any = getattr(image_model.window, "model", None)
     embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     size = getattr(embeddings, "num_embeddings", None)
     largest = max((max(item) for item in encoded if isinstance(item, list) and item), default=-1)
