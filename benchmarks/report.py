@@ -33,7 +33,6 @@ _FIRST_SCREEN = (
     ("jacobi", 16),
     ("jacobi", 32),
     ("jacobi", 64),
-    ("jacobi", "adaptive"),
     ("mc-sjd", 32),
 )
 _DISTANCES = (0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 47, 48, 56, 62)
@@ -78,7 +77,7 @@ def read_reports(folder: Path) -> dict[str, Report]:
 def first_screen_table(report: Report) -> str:
     """The README's rows: batch 1, guidance on, the policies most people want."""
     is_plain = report["batch_size"] == 1 and all(_is_exact(row) for row in report["rows"])
-    if not is_plain or not any(row["policy"] == "jacobi" for row in report["rows"]):
+    if not is_plain or not any(row["policy"] == "mc-sjd" for row in report["rows"]):
         return ""
     scale = max(row["guidance"] for row in report["rows"])
     rows = [

@@ -20,7 +20,9 @@ def bench(
         str | None, typer.Argument(help="of all images; without it, fresh prompts")
     ] = None,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    policies: Annotated[str, typer.Option(help="short names with commas")] = ALL,
+    policies: Annotated[
+        str, typer.Option(help="short names, or setups of canvas, with commas")
+    ] = ALL,
     windows: Annotated[str, typer.Option(help="with commas")] = _WINDOWS,
     guidance: Annotated[
         str | None, typer.Option(help="scales with commas; by default 1 and the model's own")

@@ -1,6 +1,6 @@
 """`mmaccel bench --family canvas`: cost and quality of canvas policies, a table per model.
 
-`SETUPS` lists the policies by label.
+`SETUPS` lists what "all" measures, by label. A short name of the catalog is a label too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import find_policy, load, make_policy
+from mmaccel.catalog import find_policy, load, make_policy, policy_names
 from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import make_table, stderr_console, wide_console
@@ -61,8 +61,9 @@ def bench_canvas(
     Args:
         model: one of `MODELS`, the folder of a masked model, or "all". "scenes", the default of the
             command, is not a masked model and means "all" too.
-        labels: keys of `SETUPS` with commas, or "all". Window policies need a next-token model next
-            to a masked image model, and those with `end_threshold` a token that ends a row.
+        labels: keys of `SETUPS` or short names of canvas policies, with commas; or "all". Window
+            policies need a next-token model next to a masked image model, and those with
+            `end_threshold` a token that ends a row.
         count: number of prompts; for text models, of each task.
         seed: of the first image, and of all answers.
         batch_size: images generated together.
@@ -118,20 +119,21 @@ def bench_canvas(
 
 
 def _pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The setups of a list with commas, or "all".
+    """The setups of a list with commas, or "all". A short name has its policy's defaults.
 
     Raises:
         OptionError: an unknown label, or none.
     """
     wanted = [text.strip() for text in labels.split(",") if text.strip()]
     wanted = list(SETUPS) if labels == "all" else wanted
-    unknown = [label for label in wanted if label not in SETUPS]
+    known = {name: (name, {}) for name in policy_names("canvas")} | SETUPS
+    unknown = [label for label in wanted if label not in known]
     if unknown or not wanted:
         raise OptionError(
-            f"--policies: expected labels out of {', '.join(SETUPS)}, received "
+            f"--policies: expected labels out of {', '.join(known)}, received "
             f"{', '.join(unknown) or 'none'}; leave it out for all"
         )
-    return {label: SETUPS[label] for label in wanted}
+    return {label: known[label] for label in wanted}
 
 
 def _measure(

@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
-from mmaccel.contracts import check_window
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
@@ -55,9 +53,8 @@ class GroupedSpeculative(WindowPolicy):
     is_capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_window(self.window, adaptive=False)
+        super().__post_init__()
         check_coupling(self.coupling)
-        check_source(self.drafts)
         check_int("group", self.group, 0, 2**31 - 1, hint="0 is exact")
         check_number("max_gap", self.max_gap, 1e-6, 1, "1 turns the limit off")
 

@@ -19,11 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmaccel.contracts import check_window
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import open_draws
 
@@ -42,10 +40,6 @@ class Jacobi(WindowPolicy):
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_window(self.window, adaptive=True)
-        check_source(self.drafts)
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""

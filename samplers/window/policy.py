@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 
 
 class WindowPolicy:
     """Base of window policies; a child is a frozen dataclass that implements `decode`.
+
+    The fields `window` and `drafts` are checked here where a child has them. "adaptive" is a window
+    of bitwise policies only: under others the tokens depend on the width.
 
     Attributes:
         exactness: what the policy guarantees.
@@ -21,6 +25,12 @@ class WindowPolicy:
 
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if hasattr(self, "window"):
+            check_window(self.window, adaptive=self.exactness == "bitwise")
+        if hasattr(self, "drafts"):
+            check_source(self.drafts)
 
     def sample(
         self,

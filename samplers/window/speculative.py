@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import TokenModel, check_window
+from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import count_leading, draw, is_kept, one_hot, residual
@@ -42,7 +42,7 @@ class Speculative(WindowPolicy):
     drafts: ClassVar[str] = "ngram"
 
     def __post_init__(self) -> None:
-        check_window(self.window, adaptive=False)
+        super().__post_init__()
         if self.draft_model is not None and not isinstance(self.draft_model, TokenModel):
             raise OptionError(
                 f"draft_model: expected a TokenModel or None, received "

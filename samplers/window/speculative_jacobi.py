@@ -33,7 +33,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import check_window
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.couple import couple
 from mmaccel.results import Exactness, Generation
@@ -47,7 +46,6 @@ from mmaccel.samplers.acceptance import (
     residual,
 )
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
@@ -75,9 +73,8 @@ class SpeculativeJacobi(WindowPolicy):
     is_capturable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_window(self.window, adaptive=False)
+        super().__post_init__()
         check_coupling(self.coupling)
-        check_source(self.drafts)
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""

@@ -35,8 +35,8 @@ def test_tables_are_those_of_the_results(page: Path) -> None:
 
 def test_a_changed_figure_changes_the_table() -> None:
     reports = read_reports(ROOT / "benchmarks" / "results")
-    report = next(report for report in reports.values() if "rows" in report)
-    row = next(row for row in report["rows"] if row["policy"] == "gsd")
+    rows = (row for report in reports.values() for row in report.get("rows", ()))
+    row = next(row for row in rows if row["policy"] == "gsd")
     row["passes"] = 123.4
     marked = "<!-- table: grouped-speculative -->\nold\n<!-- end -->"
     filled = fill_tables(marked, reports)

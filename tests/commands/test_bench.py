@@ -15,7 +15,7 @@ import torch
 from mmaccel import TextToImage, loading
 from mmaccel.cli import main
 from mmaccel.commands import bench_window
-from mmaccel.commands.bench_canvas import SETUPS
+from mmaccel.commands.bench_canvas import SETUPS, _pick_setups
 from mmaccel.demo import canvas_benchmark
 from mmaccel.demo.grammar.evaluate import AnswerWords, GrammarText, is_right
 from mmaccel.demo.grammar.tasks import (
@@ -382,3 +382,11 @@ def test_every_setup_is_a_policy() -> None:
 
     for name, options in SETUPS.values():
         assert find_policy(name).kind == getattr(make_policy(name, **options), "kind", "window")
+
+
+def test_a_short_name_is_a_setup() -> None:
+    assert "adaptive-block" not in SETUPS
+    assert _pick_setups("adaptive-block,threshold 0.9") == {
+        "adaptive-block": ("adaptive-block", {}),
+        "threshold 0.9": SETUPS["threshold 0.9"],
+    }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +26,8 @@ from mmaccel import (
     SpeculativeJacobi,
 )  # fmt: skip
 from mmaccel.contracts import Policy
-from mmaccel.results import Progress
+from mmaccel.results import Exactness, Progress
+from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -248,3 +252,25 @@ def test_passes_of_a_draft_model_are_counted() -> None:
     assert made.stats.draft_passes == drafter.passes == 7
     assert drafter.widths == [1, 1, 1, 1, 2, 1, 1]
     assert target.widths == [1, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("exactness", "fields", "message"),
+    [
+        ("bitwise", {"window": 0}, "window: expected an integer in 1..4096"),
+        ("bitwise", {"drafts": "up"}, "drafts: expected one of"),
+        ("relaxed", {"window": "adaptive"}, "window: expected an integer in 1..4096"),
+    ],
+)
+def test_the_base_class_checks_window_and_drafts(
+    exactness: Exactness, fields: dict[str, Any], message: str
+) -> None:
+    @dataclass(frozen=True)
+    class Own(WindowPolicy):
+        window: int | str = 8
+        drafts: str = "left"
+
+    Own.exactness = exactness
+    assert Own() == Own(window=8)
+    with pytest.raises(OptionError, match=re.escape(message)):
+        Own(**fields)
