@@ -148,7 +148,7 @@ def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., An
 
     method = functools.wraps(like)(method)
     if new:  # the class outlives what replaces its methods
-        del method.__wrapped__  # type: ignore[attr-defined]
+        del method.__wrapped__
         method.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
     return method
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError, OptionError
+from mmaccel.pipelines.attach.fallback import PassCounter as PassesOfALoop
+from mmaccel.pipelines.attach.fallback import has_own
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
@@ -216,6 +218,21 @@ def test_a_loop_of_the_callers_own_is_noticed() -> None:
         with pytest.raises(AttachError, match="custom_generate"):
             model.generate(**PROMPTS, **SHORT, custom_generate=own)
     assert not run.history
+
+
+def test_counters_of_two_threads_leave_the_callers_own_method() -> None:
+    """Passes are counted in an attribute of the model, which another thread may replace."""
+    model, calls = build_lm("llama"), []
+    model.prepare_inputs_for_generation = lambda *args, **options: calls.append(args)
+    for first_ends_first in (True, False):
+        counters = [PassesOfALoop(model).__enter__() for _ in range(2)]
+        model.prepare_inputs_for_generation(7)
+        assert [counter.passes for counter in counters] == [1, 1]
+        for counter in counters if first_ends_first else counters[::-1]:
+            counter.__exit__(None, None, None)
+        assert has_own(model, "prepare_inputs_for_generation")
+    model.prepare_inputs_for_generation(8)
+    assert calls == [(7,), (7,), (8,)]
 
 
 def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None:
