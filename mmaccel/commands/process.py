@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -80,10 +81,15 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def end_process(self, code: int) -> None:
-        """From here on, and after the block too, a signal ends the process with this exit code:
-        nothing is left to do but to tear Python down.
+        """From here on, and after the block too, signals do not change the exit code: they end the
+        process with it, and are ignored while Python is torn down, which takes long with torch.
         """
         self._code = code
+        atexit.register(self._ignore)
+
+    def _ignore(self) -> None:
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
 
     def _receive(self, *_: object) -> None:
         self._received += 1

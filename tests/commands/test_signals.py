@@ -77,6 +77,20 @@ def test_the_third_signal_ends_the_process_at_once(
     assert "ended at once" in child.printed()[1] and "Traceback" not in child.printed()[1]
 
 
+def test_a_signal_at_the_very_end_changes_nothing(forker: Forker) -> None:
+    """Python resets handlers before it frees modules, which takes about a second with torch."""
+    before = f"""
+import os, sys, types
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {TERM})
+sys.modules["late"] = types.ModuleType("late")
+sys.modules["late"].late = Late()
+"""
+    child = forker.start("--version", before=before)
+    assert child.wait() == 0 and child.printed()[1] == ""
+
+
 def test_under_nohup_a_closed_terminal_stops_nothing(
     forker: Forker, tiny_folder: Path, tmp_path: Path
 ) -> None:
