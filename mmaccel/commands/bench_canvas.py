@@ -126,7 +126,9 @@ def _pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """
     wanted = [text.strip() for text in labels.split(",") if text.strip()]
     wanted = list(SETUPS) if labels == "all" else wanted
-    known = {name: (name, {}) for name in policy_names("canvas")} | SETUPS
+    known: dict[str, tuple[str, dict[str, Any]]] = {
+        name: (name, {}) for name in policy_names("canvas")
+    } | SETUPS
     unknown = [label for label in wanted if label not in known]
     if unknown or not wanted:
         raise OptionError(
