@@ -132,19 +132,22 @@ def _weigh_in_band(wanted: list[int], words: list[int], edit: int, edits: int) -
             "sentence on a line of its own"
         )
     heard = np.array(words, dtype=np.int64)
-    # above[j]: least weight of the words so far and the first j of the transcript, less j * edit,
-    # so that an insertion weighs 0; entries right of the band are larger than any weight
-    above = np.full(len(words) + 1, 2 * edit * edit, dtype=np.int64)
-    above[: n_new + 1] = 0
-    for i, word in enumerate(wanted, 1):
+    order = np.argsort(heard, kind="stable")  # the places of a word in the transcript are a slice
+    begins, ends = (np.searchsorted(heard[order], wanted, side) for side in ("left", "right"))
+    # row[j]: least weight of the first i words and the first j of the transcript, less
+    # (i + j) * edit, so that deletions and insertions weigh 0; right of the band it is too large
+    row = np.full(len(words) + 1, edit, dtype=np.int64)
+    row[: n_new + 1] = 0
+    for i in range(1, len(wanted) + 1):
         low, high = max(i - n_lost, 0), min(i + n_new, len(words))
-        row = above[low : high + 1] + edit  # a deletion
-        # from j - 1 to j: the weight of the substitution, less that of the insertion
         first = max(low, 1)
-        swap = above[first - 1 : high] - (heard[first - 1 : high] == word) * (edit - 1) - 1
-        np.minimum(row[first - low :], swap, out=row[first - low :])
-        np.minimum.accumulate(row, out=above[low : high + 1])
-    return int(above[len(words)]) + edit * len(words)
+        swap = row[first - 1 : high] - (edit + 1)  # from j - 1 to j
+        places = order[begins[i - 1] : ends[i - 1]] - (first - 1)
+        swap[places[(places >= 0) & (places < len(swap))]] -= edit - 1
+        np.minimum(row[first : high + 1], swap, out=row[first : high + 1])
+        band = row[low : high + 1]
+        np.minimum.accumulate(band, out=band)
+    return int(row[-1]) + edit * (len(wanted) + len(words))
 
 
 def _import_levenshtein() -> Any:
