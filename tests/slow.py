@@ -37,6 +37,8 @@ SWEEPS = {
     "tests/attach/test_distribution.py": 4,
     "tests/attach/test_fake_device.py": 5,
     "tests/attach/test_layout.py": 4,
+    "tests/attach/test_own_prompts.py": 7,
+    "tests/attach/test_step_outputs.py": 5,
     "tests/canvas/test_model.py": 5,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_canvas_batching.py": 5,

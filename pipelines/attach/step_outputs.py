@@ -76,8 +76,8 @@ class StepOutputs:
         self._windows: list[int | None] | None = None
         self._is_uncached = False
         self._steps: dict[str, list[Any]] = {name: [] for name in names}
-        self._noted: dict[str, Any] = {}
-        self._width, self._n_steps = 0, 0
+        self._noted: dict[str, tuple[Any, int]] = {}  # value, entries skipped
+        self._n_steps = 0
 
     def take_prompt(self, output: Any, cache: Any) -> None:
         """Take the values of step 0 from the model's output of the prompt's pass.
@@ -92,12 +92,10 @@ class StepOutputs:
         if cache is not None:
             self._windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
 
-    def record(self, name: str, value: Any) -> None:
+    def record(self, name: str, value: Any, skipped: int = 0) -> None:
         """See `StepRecorder.record`; values per layer are tuples of tensors with R rows."""
-        if name == "logits":
-            self._width = value.shape[1]
-        if name in self._steps:
-            self._noted[name] = value
+        if name in self._steps and value is not None:
+            self._noted[name] = value, skipped
 
     def accept(self, first: Tensor, n_new: Tensor) -> None:
         """See `StepRecorder.accept`. Cost: one host synchronisation, one copy per slot."""
@@ -108,14 +106,14 @@ class StepOutputs:
         for step in range(first_step, max((ends[row] for row in gained), default=0)):
             rows = [row for row in gained if starts[row] <= step < ends[row]]
             entries = [step - starts[row] for row in rows]
-            for name, value in self._noted.items() if rows else ():
-                steps = self._steps[name]
+            for name, (value, skipped) in self._noted.items() if rows else ():
+                at, steps = [entry - skipped for entry in entries], self._steps[name]
                 steps += [None] * (step + 1 - len(steps))
                 if name in PER_STEP.values():
-                    part = value[rows, entries].float()  # [n, V]
+                    part = value[rows, at].float()  # [n, V]
                     steps[step] = _put(steps[step], part, rows, len(starts))
-                elif step > 0 and value is not None:
-                    steps[step] = self._store_layers(name, step, value, rows, entries)
+                elif step > 0:
+                    steps[step] = self._store_layers(name, step, value, rows, at)
         self._noted = {}
 
     def finish(self, run: WindowRun) -> None:
@@ -137,7 +135,9 @@ class StepOutputs:
         for name, steps in self._steps.items():
             if name in PER_LAYER.values():
                 steps[:1] = [getattr(self._prompt_output, name)]
-                if self._is_uncached:
+                if steps[0] is None:  # the model gives out none
+                    steps = [None] * self._n_steps
+                elif self._is_uncached:
                     steps = list(accumulate(steps, _GROW[name]))
             found[name] = tuple(steps[: self._n_steps])
         return found | ({} if self._cache is None else {"past_key_values": self._cache})
@@ -147,8 +147,6 @@ class StepOutputs:
     ) -> tuple[Tensor, ...]:
         """Values per layer of a step, with those of some rows in them."""
         before, batch = self._steps[name][step], len(self._columns.mask)
-        missing = self._width - layers[0].shape[-2]  # the first pass may begin after slot 0
-        entries = [entry - missing for entry in entries]
         if name == "hidden_states":  # [R, W, C] -> [B, 1, C]
             parts = [value[rows, entries][:, None] for value in layers]
         else:  # [R, H, W, S] -> [B, H, 1, T + step]

@@ -145,9 +145,9 @@ class CausalLMWindow(StaticModelBuffers):
         if tokens.shape[1] == 1:
             return known
         # the prompt's last token is in the cache
-        return torch.cat([known, self._forward(tokens[:, 1:], start + 1)], 1)
+        return torch.cat([known, self._forward(tokens[:, 1:], start + 1, skipped=1)], 1)
 
-    def _forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def _forward(self, tokens: Tensor, start: Tensor, skipped: int = 0) -> Tensor:
         if self.attention_reason:
             output = self._pass(tokens, start, **self.pass_options)
         else:
@@ -157,7 +157,7 @@ class CausalLMWindow(StaticModelBuffers):
         for option in self.pass_options:
             assert self.recorder is not None
             name = option.removeprefix("output_")
-            self.recorder.record(name, getattr(output, name))
+            self.recorder.record(name, getattr(output, name), skipped)
         logits: Tensor = output.logits  # [R, W, V]
         return logits
 

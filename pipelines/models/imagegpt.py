@@ -31,7 +31,6 @@ class ImageGPT(CausalLM):
     """`ImageGPTForCausalImageModeling`."""
 
     name: ClassVar[str] = "imagegpt"
-    takes_own_prompt: ClassVar[bool] = False
 
     def wrap(self, model: Any) -> CausalLMWindow:
         """The model as a token model that writes each pass's masks into the causal tables."""

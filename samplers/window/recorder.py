@@ -22,8 +22,14 @@ class StepRecorder(Protocol):
 
     is_active: bool
 
-    def record(self, name: str, value: Any) -> None:
-        """Note a value of the current pass, "logits" or "scores", `[B, W, V]`."""
+    def record(self, name: str, value: Any, skipped: int = 0) -> None:
+        """Note a value of the current pass.
+
+        Args:
+            name: "logits" or "scores"; a token model may record values of other names.
+            value: `[B, W, V]`, or what belongs to another name.
+            skipped: entries of the window before the first one that the value covers.
+        """
 
     def accept(self, first: Tensor, n_new: Tensor) -> None:
         """Keep the noted values of accepted slots, and forget the others.

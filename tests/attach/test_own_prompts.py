@@ -12,6 +12,7 @@ import torch
 import mmaccel
 from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
 from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm, left_padded
+from tests.fixtures.windows import build_model, prompts
 
 RAGGED = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 ALONE = {name: value[1:2] for name, value in RAGGED.items()}
@@ -91,6 +92,16 @@ def test_sampled(case: str) -> None:
             found.append(model.generate(**options))
     assert torch.equal(*found)
     assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_imagegpt() -> None:
+    """Its causal tables end with the reserved positions; wider windows are cut there."""
+    model = build_model("imagegpt")
+    prompt = prompts("imagegpt", [[5, 6], [4, 5, 6, 7]])
+    options = prompt | _embed(model, prompt) | {"max_new_tokens": 5, "output_hidden_states": True}
+    plain = model.generate(**options, do_sample=False, return_dict_in_generate=True)
+    ours, _ = _compare(model, options, mmaccel.Jacobi(window=16))
+    assert_alike(ours.hidden_states, plain.hidden_states)
 
 
 def test_token_types_go_on_with_the_last() -> None:

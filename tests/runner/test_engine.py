@@ -204,6 +204,24 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
                 )
             },
         ),
+        (
+            "outputs of every step",
+            {
+                "window": SimpleNamespace(
+                    device=torch.device("cuda"), runner=None,
+                    recorder=SimpleNamespace(is_active=True),
+                )
+            },
+        ),
+        (
+            "token types, or positions",
+            {
+                "window": SimpleNamespace(
+                    device=torch.device("cuda"), runner=None,
+                    own_prompt=SimpleNamespace(is_plain=False),
+                )
+            },
+        ),
         ("a forward that synchronises", {"checked": "a forward that synchronises"}),
     ],
 )  # fmt: skip
