@@ -136,6 +136,11 @@ def run_all(
         answers = list(pool.map(lambda share: run_tests(checkout, share, budget), shares))
     records = [record for lines, _ in answers for record in lines]
     troubles = [trouble for _, trouble in answers if trouble]
+    troubles += [
+        f"{r['test']}: not collected: {r['message']}"
+        for r in records
+        if r.get("result") == "failed" and "::" not in r["test"]
+    ]
     if log is not None:
         log.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     failed = [r["test"] for r in records if r.get("result") == "failed" and "::" in r["test"]]

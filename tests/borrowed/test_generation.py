@@ -49,8 +49,7 @@ def test_the_summary_counts_calls_and_finds_what_fails_with_a_policy_alone() -> 
         test = "tests/models/llama/test_modeling_llama.py::LlamaModelTest::test_greedy"
         return {
             "call": test, "model": "LlamaForCausalLM", "kind": kind, "outcome": outcome,
-            "reasons": reasons,
-            "difference": difference,
+            "reasons": reasons, "difference": difference,
         }  # fmt: skip
 
     calls = [
