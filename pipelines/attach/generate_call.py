@@ -279,6 +279,8 @@ def find_obstacles(
         takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
     """
     found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call))
+    if not found and type(call.cache).__name__ == "StaticCache" and _is_short(call):
+        found = ["a StaticCache with less room than the call needs"]
     if not found:
         reasons = [reason for reason in call.prompt_reasons if reason not in served]
         found = list(_find_in_own_prompt(call, reasons)) if takes_own_prompt else reasons
@@ -330,6 +332,9 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
         yield "no limit on the number of tokens"
         return
     if call.guidance is not None:
+        if not call.ids.shape[1]:
+            yield "guidance for a prompt without token ids"
+            return
         ids, unconditional = call.unconditional()
         if ids.shape[0] != call.ids.shape[0] or not is_left_padded(unconditional):
             yield "negative prompts that are not one per row, padded on the left"
@@ -369,6 +374,19 @@ def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]
     assert call.length is not None
     if windows and min(windows) < call.n_columns + call.length and _has_holes(call.mask):
         yield "an attention mask with holes for a model with sliding windows"
+
+
+def _is_short(call: GenerateCall) -> bool:
+    """Whether a layer of a static cache forgets columns, or has no room for them.
+
+    A sliding layer that was made for a shorter call slides over fewer columns than the model's.
+    """
+    assert call.length is not None
+    n_columns = call.n_columns + call.length - 1
+    return any(
+        layer.max_cache_len < min(n_columns, n_columns if window is None else window)
+        for layer, window in zip(call.cache.layers, check_causal_lm(call.model))
+    )
 
 
 def _has_holes(mask: Tensor) -> bool:

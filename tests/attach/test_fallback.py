@@ -83,6 +83,14 @@ CASES: dict[str, tuple[str, Make]] = {
         r"prefix_allowed_tokens_fn of the caller's own \(_allow\), which may remember",
         lambda m: {"prefix_allowed_tokens_fn": _allow},
     ),
+    "guided embeddings": (
+        "guidance for a prompt without token ids",
+        lambda m: {
+            "input_ids": None,
+            "guidance_scale": 1.5,
+            "inputs_embeds": m.get_input_embeddings()(PROMPTS["input_ids"]).detach(),
+        },
+    ),
     "synthid": ("SynthIDText", lambda m: {"watermarking_config": _synthid()}),
     "guidance": (
         "one per row",
@@ -93,8 +101,9 @@ CASES: dict[str, tuple[str, Make]] = {
 
 UNRUNNABLE = (
     "guidance",
+    "guided embeddings",
     "offloaded",
-)  # transformers refuses the one, the other needs an accelerator
+)  # transformers refuses the first two, the last needs an accelerator
 
 
 def _generate(model: Any, options: dict[str, Any]) -> Tensor:

@@ -226,6 +226,29 @@ def test_static_caches(name: str) -> None:
     _compare(model, RAGGED | {"past_key_values": cache, "input_ids": ids}, POLICIES["jacobi"])
 
 
+def test_a_static_cache_that_is_too_short() -> None:
+    """A sliding layer made for the first turn slides over fewer columns than the model does."""
+    model = build_lm("mistral", sliding_window=32)
+    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
+    first = RAGGED | options | {"max_new_tokens": 6, "eos_token_id": None}
+    said = [[7, 8], [9, 9], [4, 8]]
+
+    def talk() -> torch.Tensor:
+        out = model.generate(**first, cache_implementation="static")
+        turn = _next_turn(out, RAGGED["attention_mask"], said)
+        made: torch.Tensor = model.generate(**turn, **options, max_new_tokens=LENGTH).sequences
+        return made
+
+    plain = talk()
+    with (
+        mmaccel.attach(model, POLICIES["jacobi"]) as run,
+        pytest.warns(UserWarning, match="less room than the call needs"),
+    ):
+        ours = talk()
+    assert torch.equal(ours, plain)
+    assert [len(stats.fallbacks) for stats in run.history] == [0, 1]
+
+
 def test_the_prompt_s_pass_is_the_only_pass_before_the_first_token() -> None:
     model = build_lm("llama")
     with PassCounter(model) as counter, mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run:
