@@ -36,6 +36,7 @@ FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
 FORMATS = ("jsonl", "csv", "txt")
 SEEDS = 2**64
 
+_FIELDS = frozenset(FIELDS)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
@@ -310,12 +311,13 @@ def _check_row(values: Mapping[str, Any], line: int) -> Row:
     Raises:
         OptionError: the first wrong field; the message does not name the line.
     """
-    unknown = [str(name) for name in values if name not in FIELDS]
-    if unknown:
+    if not values.keys() <= _FIELDS:
+        unknown = next(str(name) for name in values if name not in FIELDS)
         raise OptionError(
-            f"{show(unknown[0])}: expected fields out of {', '.join(FIELDS)}; leave it out"
+            f"{show(unknown)}: expected fields out of {', '.join(FIELDS)}; leave it out"
         )
-    values = {name: value for name, value in values.items() if value is not None}
+    if None in values.values():
+        values = {name: value for name, value in values.items() if value is not None}
     prompt = _text("prompt", values.get("prompt"))
     if not prompt.strip():
         raise OptionError("prompt: expected text, received none; write a prompt")
@@ -324,7 +326,7 @@ def _check_row(values: Mapping[str, Any], line: int) -> Row:
         "prompt": prompt,
         "negative": None if negative is None else _text("negative", negative),
         "seed": _integer("seed", values["seed"], -(2**63), SEEDS - 1) if "seed" in values else None,
-        "n": _integer("n", values.get("n", 1), 1, MAX_IMAGES),
+        "n": _integer("n", values["n"], 1, MAX_IMAGES) if "n" in values else 1,
         "size": _size(values.get("size")),
         "policy": _policy(values.get("policy")),
         "params": _params(values.get("params", {})),

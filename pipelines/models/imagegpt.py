@@ -8,6 +8,7 @@ each pass writes its masks into that table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isqrt
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model, load_processor
@@ -35,6 +37,11 @@ class ImageGPT(CausalLM):
     def wrap(self, model: Any) -> CausalLMWindow:
         """The model as a token model that writes each pass's masks into the causal tables."""
         return ImageGPTWindow(model)
+
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """The model cuts its causal mask by the cache's length, which is fixed in a static one."""
+        if type(call.others.get("past_key_values")).__name__ == "StaticCache":
+            yield "a StaticCache, whose size ImageGPT takes for the number of its tokens"
 
 
 class ImageGPTWindow(CausalLMWindow):

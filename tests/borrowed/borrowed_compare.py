@@ -62,8 +62,8 @@ class Comparison:
             return (
                 f"{name}: {differing} of {expected.numel()} entries differ" if differing else None
             )
-        allowed = {"rtol": self.tolerance, "atol": self.tolerance, "equal_nan": True}
-        if torch.allclose(expected, received, **allowed):
+        allowed = self.tolerance
+        if torch.allclose(expected, received, rtol=allowed, atol=allowed, equal_nan=True):
             return None
         finite = expected.isfinite() & received.isfinite()
         if bool((finite != (expected.isfinite() | received.isfinite())).any()):

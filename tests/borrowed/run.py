@@ -34,7 +34,7 @@ MODELS = (
     "nemotron", "olmo", "olmo2", "olmo3", "openai", "opt", "persimmon", "phi", "phi3", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2", "xglm",
 )  # fmt: skip
-GENERATION = ("test_utils", "test_stopping_criteria", "test_streamers", "test_logits_process")
+GENERATION = ("test_utils", "test_streamers")
 
 
 def find_checkout(given: str | None = None) -> tuple[Path | None, str]:
