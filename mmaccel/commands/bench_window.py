@@ -19,9 +19,9 @@ from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.options import parse_window, split_values
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
+from mmaccel.config_files import read_json
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
-from mmaccel.limits import parse_json, read_whole
 from mmaccel.loading import open_pipeline
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes import WordImages
@@ -293,21 +293,12 @@ def _read_card(folder: Path | None) -> dict[str, Any]:
     """What the report takes from the card of a demo model; empty where there is none.
 
     Raises:
-        OptionError: a card that is no JSON object.
+        UnsupportedModelError: a card that is no JSON object.
     """
     file = None if folder is None else folder / "card.json"
-    if file is None or not file.is_file():
-        return {}
-    try:
-        card = parse_json(read_whole(file, "model card"))
-        if not isinstance(card, dict) or not isinstance(card.get("generator", {}), dict):
-            raise ValueError("another value")
-    except ValueError as error:
-        raise OptionError(
-            f"model card: expected a JSON object in {str(file)!r}, received none ({error}); "
-            "take the file out of the folder, reports go without"
-        ) from error
-    return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
+    card = read_json(file, option="model card") if file and file.is_file() else {}
+    kinds = {"name": str, "parameters": int, "generator": dict}
+    return {name: card[name] for name, kind in kinds.items() if isinstance(card.get(name), kind)}
 
 
 def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:

@@ -124,6 +124,8 @@ def test_the_original_runs_with_one_warning(name: str) -> None:
         before = counter.passes
         plain = _generate(model, options)
         n_passes = counter.passes - before
+    if name == "guided holes":  # the unconditional passes are the processor's own
+        n_passes //= 2
     with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
         for _ in range(2):  # the second call warns no more, and has statistics too
             options = make(model)

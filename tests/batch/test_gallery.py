@@ -217,8 +217,9 @@ def test_broken_images_and_lines_are_left_out_and_named(
     assert [item["prompt"] for item in items] == ["one", "three"]
     named = {line.removeprefix("left out: ").partition(":")[0] for line in said.err.splitlines()}
     assert named == {
-        "manifest.jsonl, line 4", "r1_0_101.png", "no.png", "header.png", "chunk.png",
-        "gone, image 0", "odd sha256, image 0", "odd temperature, image 0", "odd prompt, image 0",
+        *(f"manifest.jsonl, line {n}" for n in (4, 6, 7, 8)), "r1_0_101.png", "no.png",
+        "header.png", "chunk.png",
+        "gone, image 0", "odd sha256, image 0",
     }  # fmt: skip
 
 

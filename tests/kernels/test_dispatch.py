@@ -235,7 +235,9 @@ def test_a_logits_processor_and_the_sample_kernel(
     params = SimpleNamespace(processor=lambda scores, tokens, columns: scores, temperature=0.0)
     buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
-    run: Any = SimpleNamespace(params=params, buffer=buffer, noise=noise, vocab_size=5)
+    run: Any = SimpleNamespace(
+        params=params, buffer=buffer, noise=noise, vocab_size=5, is_recorded=False
+    )
     if mode == "triton":
         with pytest.raises(MissingBackendError, match="expected no logits processor"):
             open_draws(run)
