@@ -132,12 +132,15 @@ def load_model(
 def _without_report() -> Iterator[None]:
     """Keep transformers from writing a table of what `load_model` says in one line."""
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(_is_error)  # a level of its own would turn on another report
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
