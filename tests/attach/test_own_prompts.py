@@ -108,7 +108,10 @@ def test_imagegpt_with_a_static_cache_runs_the_original() -> None:
     """Its mask then counts the free entries of the cache, which changes its tokens."""
     model = build_model("imagegpt")
     options = prompts("imagegpt", [[5, 6, 7], [4, 5, 6]]) | {"cache_implementation": "static"}
-    plain = model.generate(**options, max_new_tokens=8, do_sample=False)
+    try:
+        plain = model.generate(**options, max_new_tokens=8, do_sample=False)
+    except RuntimeError as error:
+        pytest.skip(f"this transformers cannot generate with ImageGPT and a static cache: {error}")
     with (
         mmaccel.attach(model, mmaccel.Jacobi(window=8)),
         pytest.warns(UserWarning, match="a StaticCache, whose size ImageGPT takes"),
