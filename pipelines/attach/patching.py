@@ -48,7 +48,7 @@ class Injection:
     Usage: `add` once per object, `remove` at the end.
 
     Attributes:
-        owner: whoever made the injection; `find_owner` returns it.
+        owner: the object that made the injection; `find_owner` returns it.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import mmaccel
 from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
@@ -111,7 +112,9 @@ def test_imagegpt_with_a_static_cache_runs_the_original() -> None:
     try:
         plain = model.generate(**options, max_new_tokens=8, do_sample=False)
     except RuntimeError as error:
-        pytest.skip(f"this transformers cannot generate with ImageGPT and a static cache: {error}")
+        if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23):
+            raise
+        pytest.skip(f"transformers {transformers.__version__} itself cannot do this: {error}")
     with (
         mmaccel.attach(model, mmaccel.Jacobi(window=8)),
         pytest.warns(UserWarning, match="a StaticCache, whose size ImageGPT takes"),
@@ -275,14 +278,13 @@ def test_the_prompt_s_pass_is_the_only_pass_before_the_first_token() -> None:
 def test_a_draft_model_drafts_for_an_unknown_prompt() -> None:
     model, small = build_lm("llama"), build_lm("llama", num_hidden_layers=1)
     policy = mmaccel.Speculative(window=4, draft_model=mmaccel.CausalLMWindow(small))
-    _compare(model, RAGGED | _embed_alone(model, RAGGED), policy)
+    _, stats = _compare(model, RAGGED | _embed_alone(model, RAGGED), policy)
+    assert stats.draft_passes > 0
 
 
 @pytest.mark.parametrize("name", ["Phi3", "Phimoe"])
 def test_overrides_that_matter_beyond_a_length(name: str) -> None:
     """Phi-3's rotary positions change at 24 positions: shorter calls are served."""
-    import transformers
-
     rope = {
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
         "long_factor": [2.0] * 4, "original_max_position_embeddings": 24,

@@ -51,11 +51,12 @@ def test_killed_jobs_of_images_resume_to_the_same_files(
     for k in range(N_FOLDERS):
         out = tmp_path / f"out{k}"
         for _ in range(N_KILLS):
-            killed.append(kill_after(start(out, "--resume"), seconds * draw.random()))
+            rest = 1 - len(list(out.glob("*.png"))) / N_IMAGES  # of the job: moments lie within it
+            killed.append(kill_after(start(out, "--resume"), seconds * rest * draw.random()))
         run_whole(start(out, "--resume"))
         assert content(out) == content(whole) and len(content(out)) == N_IMAGES
         assert lines(out) == lines(whole)
-    assert sum(killed) >= 2, "the kills came too late"  # jobs are faster on a quiet machine
+    assert sum(killed) >= len(killed) // 2, "the kills came too late"
 
 
 @pytest.mark.slow
