@@ -144,3 +144,15 @@ def test_speech_and_video(kind: str, tmp_path: Path) -> None:
     assert _is_same(
         kind, lambda: content(case.call(seed=[0, 1])[0] if case.speaks else case.call()[0])
     )
+
+
+def test_a_call_without_a_seed_draws_one_on_the_cpu() -> None:
+    model, given = build_lm("llama"), left_padded([[5, 6, 7, 8], [9, 10]])
+    options = SAMPLED | {"max_new_tokens": 9}
+
+    def call() -> Tensor:
+        torch.manual_seed(5)
+        with mmaccel.attach(model, mmaccel.Jacobi(4), strict=True):
+            return model.generate(**given, **options)
+
+    assert _is_same("llama", call)
