@@ -35,6 +35,7 @@ _PUBLIC = {
     "RevisedParallel": "mmaccel.samplers.canvas.revised_parallel",
     "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
+    "Coarse": "mmaccel.samplers.drafting.coarse",
     "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
     from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
     from mmaccel.samplers.canvas.stepwise import Stepwise
+    from mmaccel.samplers.drafting.coarse import Coarse
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
     from mmaccel.samplers.window.autoregressive import Autoregressive

@@ -18,6 +18,7 @@ from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
+from mmaccel.samplers.drafting.coarse import first_source
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.window.proposers import check_source
 
@@ -238,5 +239,5 @@ def choose_policy(policy: Any, layout: Any = None) -> Policy:
         policy = make_policy(policy)
     check_policy(policy)
     check_layout(layout)
-    check_source(getattr(policy, "drafts", "left"), layout, final=True)
+    check_source(first_source(getattr(policy, "drafts", "left")), layout, final=True)
     return policy

@@ -7,11 +7,13 @@ cache of `mmaccel.pipelines.causal_lm.kv_cache`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm.attention import (
@@ -59,6 +61,7 @@ class CausalLMWindow(StaticModelBuffers):
         runner: carries out passes of samplers over this model; None runs them eagerly.
         recorder: receives what the passes give out; None records nothing.
         pass_options: arguments of every forward call, such as `output_hidden_states`.
+        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
 
     Raises:
@@ -98,6 +101,9 @@ class CausalLMWindow(StaticModelBuffers):
         self.recorder: StepRecorder | None = None
         self.pass_options: dict[str, Any] = {}
         self.own_prompt: OwnPrompt | None = None
+        self.keeps_states = False
+        self.last_states: Tensor | None = None
+        self.coarse: Path | None = None
         self._prompt_logits: Tensor | None = None  # [R, V], until the first pass hands them over
 
     @property
@@ -145,7 +151,10 @@ class CausalLMWindow(StaticModelBuffers):
         if tokens.shape[1] == 1:
             return known
         # the prompt's last token is in the cache
-        return torch.cat([known, self._forward(tokens[:, 1:], start + 1, skipped=1)], 1)
+        logits = torch.cat([known, self._forward(tokens[:, 1:], start + 1, skipped=1)], 1)
+        if self.last_states is not None:
+            self.last_states = pad(self.last_states, (0, 0, 1, 0))  # unknown for the first entry
+        return logits
 
     def _forward(self, tokens: Tensor, start: Tensor, skipped: int = 0) -> Tensor:
         if self.attention_reason:
@@ -254,6 +263,23 @@ class CausalLMWindow(StaticModelBuffers):
         return -(-end // stride) * stride
 
     def _run(self, **inputs: Any) -> Any:
+        if not self.keeps_states:
+            return self._call(**inputs)
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(self._keep_states)
+        try:
+            return self._call(**inputs)
+        finally:
+            hook.remove()
+
+    def _keep_states(self, head: Any, given: tuple[Tensor, ...]) -> None:
+        self.last_states = given[0]
+
+    def output_matrix(self) -> Tensor:
+        """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight[: self.vocab_size]
+
+    def _call(self, **inputs: Any) -> Any:
         replaced = self._replaced_tensors()
         if not replaced:
             return self.model(**inputs)

@@ -65,7 +65,10 @@ class ImageGPTWindow(CausalLMWindow):
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """As in `CausalLMWindow`; logits of slots after the end of the table are zeros."""
         inside = super().forward(tokens[:, : self._table.shape[-1]], start)
-        return F.pad(inside, (0, 0, 0, tokens.shape[1] - inside.shape[1]))
+        n_outside = tokens.shape[1] - inside.shape[1]
+        if self.last_states is not None:
+            self.last_states = F.pad(self.last_states, (0, 0, 0, n_outside))
+        return F.pad(inside, (0, 0, 0, n_outside))
 
     def _replaced_tensors(self) -> dict[str, Tensor]:
         """Replace every layer's causal table by the pass's table."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from mmaccel.checks import check_int, check_number
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
@@ -40,14 +41,14 @@ class GroupedSpeculative(WindowPolicy):
         group: ranks on either side that belong to a token's group; 0 is the exact rule.
         max_gap: members whose probability differs by this or more are left out, in [1e-6, 1].
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
-        drafts: first content of new slots.
+        drafts: where drafts come from, as in `SpeculativeJacobi`.
     """
 
     window: int = 32
     group: int = 7
     max_gap: float = 0.15
     coupling: Coupling = "maximal"
-    drafts: str = "neighbour"
+    drafts: str | Coarse = "neighbour"
 
     exactness: ClassVar[Exactness] = "relaxed"
     is_capturable: ClassVar[bool] = True

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import count_leading
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import open_draws
@@ -32,11 +33,13 @@ class Jacobi(WindowPolicy):
 
     Args:
         window: tokens processed per pass, or "adaptive" to choose by measured cost.
-        drafts: first content of new slots, one of `mmaccel.samplers.window.proposers.SOURCES`.
+        drafts: where drafts come from: "auto" (the coarse model that ships with the model, where
+            one does, else "neighbour"), "coarse" (the same, and says so where there is none), a
+            `Coarse`, or one of `mmaccel.samplers.window.proposers.SOURCES`.
     """
 
     window: int | str = 32
-    drafts: str = "neighbour"
+    drafts: str | Coarse = "auto"
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
@@ -50,7 +53,7 @@ class Jacobi(WindowPolicy):
             if guess is None:
                 assert scores is not None
                 guess = draws.drafts(scores)
-            drafts = run.write_drafts(guess)  # [B, W-1]
+            drafts = draws.redraft(run.write_drafts(guess))  # [B, W-1]
             tokens = draws.tokens()  # [B, W]
             run.accept(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
 

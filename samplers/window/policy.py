@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.samplers.drafting.coarse import check_drafts
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.proposers import check_source
 from mmaccel.samplers.window.run import WindowRun
 
 
@@ -30,7 +30,7 @@ class WindowPolicy:
         if hasattr(self, "window"):
             check_window(self.window, adaptive=self.exactness == "bitwise")
         if hasattr(self, "drafts"):
-            check_source(self.drafts)
+            check_drafts(self.drafts)
 
     def sample(
         self,

@@ -24,6 +24,7 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.checks import check_limit, invalid_logits
+from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coarse
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
@@ -59,6 +60,7 @@ class WindowRun:
         prompt: of the B rows that are decoded now.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
         impossible: `[S]` int64, ids that need not be drafted, or None.
+        coarse: corrects the drafts between passes; None where the draft source does not ask for it.
         runner: carries steps out.
         recorder: the model's `StepRecorder`; None without one.
         noise: the given noise, in tensors of the run's own.
@@ -82,8 +84,12 @@ class WindowRun:
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> None:
-        self._source = getattr(policy, "drafts", "left")
+        source = getattr(policy, "drafts", "left")
         _check_run(policy, model, prompt, length, noise)
+        self.coarse, note = open_coarse(source, model)
+        if isinstance(model, StateModel):
+            model.keeps_states = self.coarse is not None
+        self._source = first_source(source)
         check_source(self._source, prompt.layout, final=True)
         self.scheduler = None
         if prompt.batching is not None:
@@ -118,6 +124,8 @@ class WindowRun:
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
+        if note:
+            self.stats.notes.append(note)
         n_generated = self.buffer.n_generated
         n_passes = self._capacity.slots + self.runner.sync_every
         self.counters = RunCounters(prompt.batch, n_passes, n_generated.device)
@@ -227,6 +235,10 @@ class WindowRun:
         layout = self.prompt.layout
         return None if layout is None else layout.forced(self.buffer.slots[:, :-1])
 
+    def is_over(self, slots: Tensor) -> Tensor:
+        """`[B, W]` bool: which of the slots nobody wants, as they lie behind a row's end."""
+        return self._ended[:, None] | (slots >= self._limit)
+
     def write_drafts(self, new: Tensor) -> Tensor:
         """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens.
 
@@ -296,6 +308,10 @@ class WindowRun:
             logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
         )
         scores = self.params.finish_scores(processed, slots, prompt.layout)
+        if (
+            self.coarse is not None
+        ):  # at temperature 0 the target's scores say nothing of the others
+            self.draft_scores = scores if self.params.temperature else processed
         if self.is_recorded:
             self._record("scores", scores if self.params.temperature else processed)
         return scores

@@ -26,6 +26,9 @@ class FrozenDraws(Protocol):
         A draft drawn with a slot's own noise equals the slot's token more often.
         """
 
+    def redraft(self, drafts: Tensor) -> Tensor:
+        """Drafts `[B, W-1]` int64 as the run's coarse model corrects them, if it has one."""
+
     def tokens(self) -> Tensor:
         """Run the forward pass; tokens `[B, W]` int64 from each slot's target distribution."""
 
@@ -33,12 +36,12 @@ class FrozenDraws(Protocol):
 def open_draws(run: WindowRun) -> FrozenDraws:
     """Draws of the next pass, by the kernel where it can run.
 
-    Logits processors and recorded scores need the separate steps.
+    Logits processors, recorded scores and coarse drafts need the separate steps.
 
     Raises:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
     """
-    if run.is_recorded or not dispatch.takes("sample", run.buffer.tokens.device.type):
+    if run.is_recorded or run.coarse or not dispatch.takes("sample", run.buffer.tokens.device.type):
         return StepwiseDraws(run)
     if run.params.processor is None:
         return FusedDraws(run)
@@ -63,9 +66,17 @@ class StepwiseDraws:
         found: Tensor = (scores + self._noise[:, :-1]).argmax(-1)
         return found
 
+    def redraft(self, drafts: Tensor) -> Tensor:
+        """See `FrozenDraws.redraft`."""
+        coarse = self._run.coarse
+        return drafts if coarse is None else coarse.redraft(self._run, drafts, self._noise[:, :-1])
+
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
-        found: Tensor = (self._run.forward() + self._noise).argmax(-1)
+        run, noise = self._run, self._noise
+        found: Tensor = (run.forward() + noise).argmax(-1)
+        if run.coarse is not None:
+            run.coarse.record(run, run.draft_scores, noise)
         return found
 
 
@@ -86,6 +97,10 @@ class FusedDraws:
         scores = scores.expand(-1, slots.shape[1], -1)
         key = (run.noise.seeds, run.noise.items, slots, self._purpose)
         return dispatch.run(sample_frozen, scores, 1, settings, None, *key).tokens
+
+    def redraft(self, drafts: Tensor) -> Tensor:
+        """See `FrozenDraws.redraft`; a run with coarse drafts has `StepwiseDraws`."""
+        return drafts
 
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""

@@ -45,6 +45,7 @@ from mmaccel.samplers.acceptance import (
     one_hot,
     residual,
 )
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
@@ -60,14 +61,15 @@ class SpeculativeJacobi(WindowPolicy):
     Args:
         window: tokens processed per pass.
         coupling: how slots after the first rejection are redrawn.
-        drafts: first content of new slots, one of `mmaccel.samplers.window.proposers.SOURCES`.
+        drafts: where drafts come from, as in `Jacobi`; "auto" and "coarse" may change the tokens,
+            as every draft source does under this policy.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
     """
 
     window: int = 32
     coupling: Coupling = "maximal"
-    drafts: str = "neighbour"
+    drafts: str | Coarse = "neighbour"
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True
@@ -100,6 +102,7 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     Returns:
         The finished generation.
     """
+    coarse = run.coarse
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
 
@@ -108,7 +111,12 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
         fresh = run.noise.fresh(slots, run.counters.passes)
         p_last, first = run.held("p_target"), run.held("first slot")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
+        if coarse is not None:
+            noise = run.noise.frozen(slots, run.vocab_size, run.params.temperature)
+            drafts, p_draft = coarse.redraft_with_law(run, drafts, p_draft, noise[:, :-1])
         scores = run.forward()  # [B, W, V]
+        if coarse is not None:
+            coarse.record_law(run, run.draft_scores, noise)
         coins, spent = fresh.coins[:, :-1], None
         if is_fused:
             coupled = dispatch.run(couple, scores, p_draft, drafts, coins, fresh.redraws)

@@ -24,9 +24,9 @@ class Layer:
 
 LAYERS = (  # from the lowest to the highest
     Layer("errors checks limits config_files results contracts canvas_contracts", "torch"),
-    Layer("kernels", "torch"),
+    Layer("kernels", "torch numpy"),
     Layer("tokenizers_vq", "torch einops safetensors"),
-    Layer("samplers", "torch"),
+    Layer("samplers", "torch safetensors"),
     Layer("pipelines", "torch"),
     Layer("handle custom_generate catalog loading outputs batch", "torch numpy einops safetensors"),
     Layer("evaluation demo commands comfy", "torch numpy einops safetensors", separate=True),

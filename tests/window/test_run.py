@@ -144,7 +144,7 @@ def test_counting() -> None:
     assert stats.accepted == [1, 2, 1]
     assert (stats.tokens, stats.passes, stats.row_passes, stats.prefill_passes) == (8, 3, 4, 1)
     assert stats.tokens_per_pass == 2.0
-    assert stats.policy == "Jacobi(window=3, drafts='neighbour')"
+    assert stats.policy == "Jacobi(window=3, drafts='auto')"
     assert 0 <= stats.forward_seconds <= stats.seconds
 
 

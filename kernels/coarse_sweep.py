@@ -1,0 +1,80 @@
+"""One sweep of coarse drafts: a window's drafts from left to right, each seeing those before it.
+
+The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
+table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
+whose values are corrected by what C says about the change of its neighbourhood; any other slot
+takes the best of C's scores plus noise. See `mmaccel.samplers.drafting.coarse`.
+
+This file is the specification of `coarse_sweep_triton.py`. `coarse_sweep_numpy.py` is what runs on
+a CPU, where a call of torch costs as much as the arithmetic of a slot.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class SweepWeights(NamedTuple):
+    """C's weights as a sweep reads them, float32."""
+
+    table: Tensor  # [N * (V + 1), H]: rows k (V + 1) … are neighbour k's, id V is "no token"
+    inner: Tensor  # [H, H], input first
+    inner_bias: Tensor  # [H]
+    head: Tensor  # [V, H]: scores of tokens from h
+    head_bias: Tensor  # [V]
+
+
+class SweepSlots(NamedTuple):
+    """What a sweep knows of K slots of B rows before it starts."""
+
+    columns: Tensor  # [B, K] int64: where their tokens stand in `work`
+    neighbours: Tensor  # [B, K, N] int64: where those of their neighbours stand
+    is_seen: Tensor  # [B, K] bool: whether a pass has evaluated the slot
+    is_fixed: Tensor  # [B, K] bool: whether its draft stays as it is
+    seen: Tensor  # [B, K, N] int64: the neighbours' ids which that pass saw
+    base: Tensor  # [B, K, H] float32
+    hidden_seen: Tensor  # [B, K, H] float32: h for `seen`
+    ids: Tensor  # [B, K, M] int64: candidates of that pass
+    values: Tensor  # [B, K, M] float32: their perturbed scores
+    rows: Tensor  # [B, K, M, H] float32: what a change of h adds to each value
+    noise: Tensor  # [B, K, V] or [B, K, 1] float32, for slots that no pass has seen
+
+
+def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float) -> Tensor:
+    """Drafts of a window.
+
+    Args:
+        weights: of C.
+        slots: K slots of B rows, in order.
+        work: `[B, N]` int64, the tokens of all rows, the window's present drafts included; V where
+            there is none. The sweep writes the new drafts into it.
+        scale: of C's scores for slots that no pass has seen, 1 / temperature.
+
+    Returns:
+        `[B, K]` int64. A seen slot whose neighbours are those that the pass saw, and a fixed one,
+        keep what stands in `work`.
+    """
+    batch, n_slots = slots.columns.shape
+    n_ids = len(weights.head) + 1
+    offsets = torch.arange(slots.neighbours.shape[2], device=work.device) * n_ids
+    drafts = torch.empty_like(slots.columns)
+    for k in range(n_slots):
+        now = work.gather(1, slots.neighbours[:, k])  # [B, N]
+        found = F.embedding_bag(now + offsets, weights.table, mode="sum") + slots.base[:, k]
+        first = found.relu()
+        hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
+        moved = slots.rows[:, k] @ (hidden - slots.hidden_seen[:, k])[..., None]  # [B, M, 1]
+        best = (slots.values[:, k] + moved[..., 0]).argmax(1, keepdim=True)
+        fresh = torch.addmm(weights.head_bias, hidden, weights.head.T) * scale + slots.noise[:, k]
+        is_seen = slots.is_seen[:, k]
+        token = torch.where(is_seen, slots.ids[:, k].gather(1, best)[:, 0], fresh.argmax(1))
+        column = slots.columns[:, k : k + 1]
+        keeps = slots.is_fixed[:, k] | (is_seen & (now == slots.seen[:, k]).all(1))
+        token = torch.where(keeps, work.gather(1, column)[:, 0], token)
+        drafts[:, k] = token
+        work.scatter_(1, column, token[:, None])
+    return drafts

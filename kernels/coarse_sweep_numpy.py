@@ -1,0 +1,67 @@
+"""`coarse_sweep` on a CPU, in numpy: what a slot does not need is not computed.
+
+A slot whose neighbours have not changed costs one comparison, and the scores of all tokens are
+computed only where no pass has seen the slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
+
+
+def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float) -> Tensor:
+    """See `mmaccel.kernels.coarse_sweep.coarse_sweep`; all tensors are on the CPU."""
+    drafts = torch.empty_like(slots.columns)
+    arrays = _Arrays(weights, scale)
+    of_rows = [value.numpy() for value in slots]
+    for b in range(len(drafts)):
+        arrays.sweep_row(*(value[b] for value in of_rows), work[b].numpy(), drafts[b].numpy())
+    return drafts
+
+
+class _Arrays:
+    """The weights as arrays; one sweep of a row."""
+
+    def __init__(self, weights: SweepWeights, scale: float) -> None:
+        self.table, self.inner, self.bias, self.head, self.head_bias = (
+            value.numpy() for value in weights
+        )
+        self.scale = scale
+
+    def sweep_row(
+        self, columns: np.ndarray, neighbours: np.ndarray, is_seen: np.ndarray,
+        is_fixed: np.ndarray, seen: np.ndarray, base: np.ndarray, hidden_seen: np.ndarray,
+        ids: np.ndarray, values: np.ndarray, rows: np.ndarray, noise: np.ndarray,
+        work: np.ndarray, drafts: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Write the drafts of one row; arguments as in `SweepSlots`, without their first axis."""
+        offsets = np.arange(neighbours.shape[1]) * (len(self.head) + 1)
+        was_seen, fixed = is_seen.tolist(), is_fixed.tolist()
+        for k, column in enumerate(columns.tolist()):
+            now = work.take(neighbours[k])
+            if fixed[k] or (was_seen[k] and (now == seen[k]).all()):
+                drafts[k] = work[column]
+                continue
+            first = self.table.take(now + offsets, 0).sum(0)
+            first += base[k]
+            np.maximum(first, 0, out=first)
+            hidden = first @ self.inner
+            hidden += self.bias
+            np.maximum(hidden, 0, out=hidden)
+            hidden += first
+            if was_seen[k]:
+                hidden -= hidden_seen[k]
+                scores = rows[k] @ hidden
+                scores += values[k]
+                token = ids[k, scores.argmax()]
+            else:
+                scores = self.head @ hidden
+                scores += self.head_bias
+                scores *= self.scale
+                scores += noise[k]
+                token = scores.argmax()
+            drafts[k] = work[column] = token

@@ -1,0 +1,315 @@
+"""Coarse drafts: between two passes a small model sweeps the window from left to right.
+
+Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel",
+C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j = argmax_v (log p_j(v |
+y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its scores are stale where the
+guess on their left has changed since. A coarse model C, cheap enough to run slot after slot, says
+what that change does:
+
+    seen slot:    argmax of stale score + C's scores on the tokens now - C's scores on those seen
+    unseen slot:  argmax of C's scores on the tokens now + g_j
+
+Only drafts change. Policies that are bitwise keep their tokens; those that are exact in
+distribution record the distribution that the corrected scores describe (`redraft`).
+
+Departures: C corrects the large model's last hidden state instead of its scores, sees the stale
+state of the slot, and is trained for that, so that the correction has no weight alpha; only the
+best `candidates` of the stale scores are corrected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.checks import check_choice
+from mmaccel.errors import OptionError
+from mmaccel.kernels import coarse_sweep_numpy
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep
+from mmaccel.kernels.truncation import guide
+from mmaccel.samplers.acceptance import one_hot
+from mmaccel.samplers.drafting.coarse_model import WEIGHTS, CoarseModel, load_coarse
+from mmaccel.samplers.window.proposers import SOURCES
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
+
+
+@runtime_checkable
+class StateModel(Protocol):
+    """A token model that hands out the hidden states from which it computes its logits.
+
+    Attributes:
+        keeps_states: whether passes store them.
+        last_states: `[R, W, D]` of the last pass, any float dtype.
+        coarse: folder of the coarse model that ships with the model, or None.
+    """
+
+    keeps_states: bool
+    last_states: Tensor | None
+    coarse: Path | None
+
+    def output_matrix(self) -> Tensor:
+        """`[V, D]`: a state's logits are its products with these rows, up to a bias."""
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """A draft source: a coarse model in a folder, made with `scripts/training/coarse.py`.
+
+    Args:
+        folder: holds `coarse.json` and `coarse.safetensors`.
+        candidates: how many of a slot's stale scores are corrected.
+    """
+
+    folder: str
+    candidates: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", str(self.folder))
+
+
+class CoarseDrafts:
+    """Drafts of one model's windows, between the passes of its runs.
+
+    Args:
+        model: C.
+        candidates: how many of a slot's stale scores are corrected.
+    """
+
+    def __init__(self, model: CoarseModel, candidates: int = 16) -> None:
+        config = model.config
+        self.model, self.config, self.candidates = model, config, candidates
+        with torch.no_grad():
+            mix = model.mix.weight.view(config.width, len(config.neighbours), config.embedding)
+            table = torch.einsum("ve,hke->kvh", model.project(model.embedded), mix)
+            head = model.output @ model.out.weight  # [V, H]
+            self.weights = SweepWeights(
+                table.reshape(-1, config.width).contiguous(),
+                model.inner.weight.T.contiguous(), model.inner.bias.detach(),
+                head.contiguous(), model.output @ model.out.bias,
+            )  # fmt: skip
+
+    @torch.no_grad()
+    def redraft(self, run: WindowRun, drafts: Tensor, noise: Tensor) -> Tensor:
+        """The window's drafts, corrected.
+
+        Args:
+            run: after `write_drafts` of a step.
+            drafts: `[B, W-1]` int64, from `write_drafts`.
+            noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
+                temperature 0.
+
+        Returns:
+            `[B, W-1]` int64, which the token buffer holds now.
+        """
+        found = self._slots(run, noise)
+        if found is None:
+            return drafts
+        return self._sweep(run, found, self._tokens(run))
+
+    @torch.no_grad()
+    def redraft_with_law(
+        self, run: WindowRun, drafts: Tensor, p_draft: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`redraft`, and the distributions `[B, W-1, V]` from which the drafts were drawn.
+
+        Given the slots on its left, a corrected draft is distributed as the softmax of its
+        corrected scores, because the noise of a slot has no part in any slot before it.
+
+        Args:
+            run, drafts, noise: as in `redraft`.
+            p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
+        """
+        found = self._slots(run, noise, has_rest=True)
+        if found is None:
+            return drafts, p_draft
+        work = self._tokens(run)
+        corrected = self._sweep(run, found, work)
+        now = _gather(work, found.neighbours)
+        is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
+        if run.params.temperature == 0:
+            law = one_hot(corrected, run.vocab_size)
+        else:
+            hidden = self._hidden(now, found.base)
+            moved = (found.rows @ (hidden - found.hidden_seen)[..., None])[..., 0]  # [B, K, M]
+            stale = p_draft.log()
+            ids, moved = found.ids[..., :-1], moved[..., :-1]  # without the best of all others
+            seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
+            fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * _scale(run)
+            fresh = _mask(run, fresh)
+            law = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
+        return corrected, torch.where(is_kept[..., None], p_draft, law)
+
+    def record(self, run: WindowRun, scores: Tensor, noise: Tensor) -> None:
+        """Keep what the next sweep needs of a pass.
+
+        Args:
+            run: after its forward pass, before `accept`.
+            scores: `[B, W, V]`, those that `noise` is added to.
+            noise: as in `redraft`, of all W slots.
+        """
+        perturbed = scores + noise
+        found = perturbed.topk(min(self.candidates, perturbed.shape[-1]), -1)
+        self._record(run, found.values, found.indices)
+
+    def record_law(self, run: WindowRun, scores: Tensor, noise: Tensor) -> None:
+        """`record` for policies that use `redraft_with_law`.
+
+        Candidates are the most likely tokens, whatever the noise. The last one is the best of all
+        others, whose scores are not corrected.
+        """
+        n = min(self.candidates, scores.shape[-1] - 1)
+        likely = scores.topk(n, -1).indices
+        perturbed = scores + noise
+        rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
+        values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
+        self._record(run, values, torch.cat([likely, rest.indices], -1))
+
+    def _record(self, run: WindowRun, values: Tensor, ids: Tensor) -> None:
+        work = self._tokens(run)
+        run.hold("coarse values", values)
+        run.hold("coarse ids", ids)
+        run.hold("coarse neighbours", _gather(work, self._neighbours(run, run.buffer.slots)))
+        run.hold("coarse states", _guided_states(run))
+        run.hold("coarse first", run.buffer.slots[:, :1])
+
+    def _tokens(self, run: WindowRun) -> Tensor:
+        """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
+        n_ids = self.config.vocab_size
+        tokens = F.pad(run.buffer.tokens, (0, 1), value=n_ids)
+        return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
+
+    def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
+        """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
+        buffer = run.buffer
+        found, exists = self.config.find_neighbours(slots)
+        columns = found + buffer.origin
+        return torch.where(exists & (columns >= 0), columns, buffer.tokens.shape[1])
+
+    def _slots(self, run: WindowRun, noise: Tensor, has_rest: bool = False) -> SweepSlots | None:
+        """What the next sweep knows; None before the first pass and for a window of one slot.
+
+        With `has_rest` the last candidate is the best of all others, which stays as it is.
+        """
+        values, states = run.held("coarse values"), run.held("coarse states")
+        seen, ids, first = (run.held(f"coarse {name}") for name in ("neighbours", "ids", "first"))
+        slots = run.buffer.slots[:, :-1]
+        if values is None or not slots.shape[1]:
+            return None
+        assert states is not None and seen is not None and ids is not None and first is not None
+        buffer, last = run.buffer, values.shape[1] - 1
+        is_seen = buffer.is_predicted()
+        at = slots - first
+        distances = (at - last).masked_fill(is_seen, 0).clamp(min=0)
+        at = at.clamp(0, last)
+        rows = torch.arange(len(at), device=at.device)[:, None]
+        base = self.model.base(slots, distances, states[rows, at])
+        seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
+        is_fixed = (buffer.n_generated == 0)[:, None] | run.is_over(slots)
+        forced = run.forced()
+        if forced is not None:
+            is_fixed = is_fixed | (forced >= 0)
+        moved = self.weights.head[ids] * _scale(run)  # [B, K, M, H]
+        if has_rest:
+            moved[..., -1, :] = 0
+        return SweepSlots(
+            buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
+            self._hidden(seen, base), ids, values, moved, _mask(run, noise),
+        )  # fmt: skip
+
+    def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor) -> Tensor:
+        """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
+        is_on_cpu = work.device.type == "cpu"
+        sweep = coarse_sweep_numpy.coarse_sweep if is_on_cpu else coarse_sweep
+        drafts = sweep(self.weights, slots, work, _scale(run))
+        run.buffer.tokens.scatter_(1, slots.columns, drafts)
+        return drafts
+
+    def _hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+        """`CoarseModel.hidden` from the table of neighbours."""
+        weights, n_ids = self.weights, self.config.vocab_size + 1
+        offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
+        flat = (neighbours + offsets).flatten(0, -2)
+        mixed = F.embedding_bag(flat, weights.table, mode="sum").view(base.shape)
+        first = (mixed + base).relu().flatten(0, -2)
+        hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
+        return hidden.view(base.shape)
+
+
+def check_drafts(source: object) -> None:
+    """Raise OptionError unless `source` is a draft source of the window policies."""
+    if not isinstance(source, Coarse):
+        check_choice("drafts", source, (*SOURCES, "auto", "coarse"), hint="auto suits most models")
+
+
+def first_source(source: str | Coarse) -> str:
+    """The source, one of `SOURCES`, of drafts that no coarse model can make."""
+    return source if isinstance(source, str) and source in SOURCES else "neighbour"
+
+
+def open_coarse(source: str | Coarse, model: object) -> tuple[CoarseDrafts | None, str]:
+    """The coarse drafts that a draft source names, and a remark where it asks for what is missing.
+
+    Args:
+        source: "auto" or "coarse" for those that ship with the model, or a `Coarse`.
+        model: the token model.
+
+    Raises:
+        OptionError: a `Coarse` for a model that hands out no hidden states; see also `load_coarse`.
+        UnsupportedModelError: see `load_coarse`.
+    """
+    states = model if isinstance(model, StateModel) else None
+    if isinstance(source, Coarse):
+        if states is None:
+            raise OptionError(
+                f"drafts: expected a model that hands out its hidden states for {source!r}, "
+                f"received a {type(model).__name__}; use drafts='neighbour'"
+            )
+        return _open(source, states), ""
+    if source not in ("auto", "coarse"):
+        return None, ""
+    if states is None or states.coarse is None:
+        note = "drafts='coarse': the model has no coarse model; drafts='neighbour' instead"
+        return None, note if source == "coarse" else ""
+    return _open(Coarse(str(states.coarse)), states), ""
+
+
+def _open(source: Coarse, model: StateModel) -> CoarseDrafts:
+    """Load once for each model, and again when the weights' file has changed."""
+    output = model.output_matrix()
+    file = Path(source.folder) / WEIGHTS
+    key = (source, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
+    opened: dict[object, CoarseDrafts] = vars(model).setdefault("_coarse_drafts", {})
+    if key not in opened:
+        opened.clear()
+        opened[key] = CoarseDrafts(load_coarse(source.folder, output), source.candidates)
+    return opened[key]
+
+
+def _guided_states(run: WindowRun) -> Tensor:
+    """States `[B, W, D]` float32 whose logits are the guided ones: guidance is linear in both."""
+    model = run.model
+    assert isinstance(model, StateModel) and model.last_states is not None
+    return guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
+
+
+def _scale(run: WindowRun) -> float:
+    return 1.0 / (run.params.temperature or 1.0)
+
+
+def _mask(run: WindowRun, scores: Tensor) -> Tensor:
+    """Scores or noise `[B, W-1, V or 1]`, -inf where the layout allows no token."""
+    layout = run.prompt.layout
+    allowed = None if layout is None else layout.allowed(run.buffer.slots[:, :-1])
+    return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
+
+
+def _gather(work: Tensor, index: Tensor) -> Tensor:
+    """`[B, K, N]`, the entries of `work` `[B, M]` at `index` `[B, K, N]`."""
+    return work.gather(1, index.flatten(1)).view(index.shape)

@@ -1,0 +1,265 @@
+"""The coarse model of coarse drafts: a small network that scores a token from its neighbours.
+
+It sees the tokens at `neighbours` (of a grid, of the previous frame, or the last tokens of a text),
+the slot, and one hidden state of the large model, which carries the prompt and all that lies
+further away. Token embeddings and output scores come from the large model's output matrix, so that
+the file is small whatever the vocabulary.
+
+The state is that of the slot itself, as the last pass computed it on other tokens (distance 0), or
+that of the last slot of that pass (distance 1 and more).
+
+A folder stores one as `coarse.json` (`CoarseConfig`, how its large model is recognised, and what
+was measured) and `coarse.safetensors` (float16 weights; the large model's are not among them).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
+from mmaccel.errors import OptionError, UnsupportedModelError
+
+CONFIG, WEIGHTS = "coarse.json", "coarse.safetensors"
+GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)
+    (0, 0, -1), (0, 0, -2), (0, 0, -3),
+    (0, 1, -2), (0, 1, -1), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 1, 3),
+    (0, 2, -1), (0, 2, 0), (0, 2, 1), (0, 3, 0),
+)  # fmt: skip
+VIDEO_NEIGHBOURS = (*GRID_NEIGHBOURS, (1, 0, 0), (1, -1, 0), (1, 0, 1), (1, 0, -1), (1, 1, 0))
+TEXT_NEIGHBOURS = tuple((0, 0, -k) for k in range(1, 9))
+_RANGES = {
+    "vocab_size": Range(2, 2**20),
+    "hidden_size": Range(1, 2**16),
+    "columns|frame|n_slots": Range(0, 2**20),
+    "embedding|width": Range(1, 4096),
+    "reach": Range(1, 4096),
+}
+_RELATIVE = 0.02  # by which two fingerprints of one model may differ: other dtypes, quantization
+
+
+@dataclass(frozen=True)
+class CoarseConfig:
+    """Sizes of a coarse model.
+
+    Attributes:
+        vocab_size: V.
+        hidden_size: D, of the large model.
+        neighbours: (frames back, rows up, columns to the right) of each, all of them earlier slots.
+        columns: slots of a row, 0 where tokens form none.
+        frame: slots of a frame, 0 where there is one.
+        n_slots: how many slots have an embedding of their own; 0 if none has.
+        embedding: width of a token's embedding.
+        width: H, of both hidden layers.
+        reach: the largest distance that has an embedding of its own.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    neighbours: tuple[tuple[int, int, int], ...] = GRID_NEIGHBOURS
+    columns: int = 0
+    frame: int = 0
+    n_slots: int = 0
+    embedding: int = 48
+    width: int = 256
+    reach: int = 32
+
+    def find_neighbours(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Slots `[..., N]` int64 of the neighbours of `slots` `[...]`, and which exist, bool.
+
+        Without rows a neighbour may lie before slot 0, in the prompt.
+        """
+        frames, rows, columns = torch.tensor(self.neighbours, device=slots.device).unbind(1)
+        slots = slots[..., None]
+        found = slots - frames * self.frame - rows * self.columns + columns
+        if not self.columns:
+            return found, found < slots
+        inside = slots % self.frame if self.frame else slots
+        column, row = inside % self.columns + columns, inside // self.columns - rows
+        exists = (column >= 0) & (column < self.columns) & (row >= 0) & (found >= 0)
+        if self.frame:
+            exists &= row < -(-self.frame // self.columns)
+        return found, exists & (found < slots)
+
+
+class CoarseModel(nn.Module):
+    """Scores of a token from its neighbours, its slot and a hidden state of the large model.
+
+    Args:
+        config: sizes.
+        output: `[V, D]`, the large model's output matrix.
+
+    Attributes:
+        output: `[V, D]` float32.
+        embedded: `[V + 1, D]`, the same with standard deviation 1, and zeros for "no token".
+    """
+
+    def __init__(self, config: CoarseConfig, output: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.output = output.detach().float()
+        scaled = self.output / self.output.std()
+        self.embedded = torch.cat([scaled, scaled.new_zeros(1, scaled.shape[1])])
+        width = config.width
+        self.project = nn.Linear(config.hidden_size, config.embedding, bias=False)
+        self.mix = nn.Linear(len(config.neighbours) * config.embedding, width)
+        self.slots = nn.Embedding(max(1, config.n_slots), width)
+        self.distances = nn.Embedding(config.reach + 1, width)
+        self.state = nn.Linear(config.hidden_size, width, bias=False)
+        self.inner = nn.Linear(width, width)
+        self.out = nn.Linear(width, config.hidden_size)
+        for table in (self.slots, self.distances):
+            nn.init.normal_(table.weight, std=0.02)
+        nn.init.zeros_(self.out.bias)
+
+    def base(self, slots: Tensor, distances: Tensor, states: Tensor) -> Tensor:
+        """What is known of slots before their neighbours are, `[..., H]`.
+
+        Args:
+            slots, distances: `[...]` int64.
+            states: `[..., D]`.
+        """
+        config = self.config
+        slots = slots.clamp(max=max(1, config.n_slots) - 1)
+        distances = distances.clamp(max=config.reach)
+        return self.slots(slots) + self.distances(distances) + self.state(states)
+
+    def hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+        """The second hidden layer `[..., H]`.
+
+        Args:
+            neighbours: `[..., N]` int64 ids, V where there is none.
+            base: `[..., H]`, from `base`.
+        """
+        tokens = self.project(self.embedded)  # [V + 1, E]
+        first = torch.relu(self.mix(F.embedding(neighbours, tokens).flatten(-2)) + base)
+        return first + torch.relu(self.inner(first))
+
+    def state_of(self, hidden: Tensor) -> Tensor:
+        """What a hidden layer `[..., H]` says about the large model's state, `[..., D]`."""
+        found: Tensor = self.out(hidden)
+        return found
+
+    def change(self, now: Tensor, seen: Tensor) -> Tensor:
+        """By how much the large model's state changes from hidden layer `seen` to `now`."""
+        return F.linear(now - seen, self.out.weight)
+
+
+def make_fingerprint(output: Tensor) -> list[float]:
+    """Eight numbers by which a model's output matrix `[V, D]` is recognised in any dtype."""
+    index = torch.linspace(0, len(output) - 1, 8).long().to(output.device)
+    return [round(x, 6) for x in output[index].float().abs().mean(1).tolist()]
+
+
+def save_coarse(model: CoarseModel, folder: str | Path, card: dict[str, Any]) -> None:
+    """Write a coarse model into a folder, weights first; `card` goes into `coarse.json`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {k: v.detach().half().contiguous() for k, v in model.state_dict().items()}
+    content = {
+        "config": asdict(model.config),
+        "fingerprint": make_fingerprint(model.output),
+        **card,
+    }
+    save_file(weights, folder / (WEIGHTS + ".tmp"))
+    (folder / (CONFIG + ".tmp")).write_text(json.dumps(content, indent=1) + "\n")
+    for name in (WEIGHTS, CONFIG):
+        os.replace(folder / (name + ".tmp"), folder / name)
+
+
+def find_coarse(folder: Path) -> Path | None:
+    """The folder, if a coarse model lies in it beside its large model."""
+    return folder if (folder / CONFIG).is_file() else None
+
+
+def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
+    """Read a coarse model.
+
+    Args:
+        folder: holds `coarse.json` and `coarse.safetensors`.
+        output: `[V, D]`, the output matrix of the model whose tokens it is to draft.
+
+    Raises:
+        OptionError: no such folder, no coarse model in it, or one of another model.
+        UnsupportedModelError: files that do not belong together, or weights that are not finite.
+    """
+    folder = Path(folder)
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise OptionError(
+                f"drafts: expected a coarse model ({CONFIG} and {WEIGHTS}) in {folder}, received "
+                f"no {name}; make one with scripts/training/coarse.py"
+            )
+    content = read_json(folder / CONFIG, option="drafts")
+    config = _read_config(content, folder)
+    shape = (config.vocab_size, config.hidden_size)
+    if tuple(output.shape) != shape:
+        raise OptionError(
+            f"drafts: expected a coarse model for {output.shape[0]} tokens and states of "
+            f"{output.shape[1]}, received one for {shape[0]} and {shape[1]} in {folder}; make one "
+            "for this model"
+        )
+    known, own = content.get("fingerprint"), make_fingerprint(output)
+    is_own = isinstance(known, list) and len(known) == len(own) and all(
+        isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in zip(known, own)
+    )  # fmt: skip
+    if not is_own:
+        raise OptionError(
+            f"drafts: expected a coarse model made for this model, received one of another model "
+            f"in {folder} (fingerprint {known}, this model's is {own}); make one for this model"
+        )
+    with torch.device("meta"):
+        model = CoarseModel(config, torch.empty(shape))
+    wanted = {name: value.shape for name, value in model.state_dict().items()}
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModelError(
+            f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
+            f"read ({error}); copy the file again"
+        ) from error
+    shapes = {name: value.shape for name, value in weights.items()}
+    check_shapes(wanted, shapes, folder / CONFIG, folder / WEIGHTS, option="drafts")
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise UnsupportedModelError(
+                f"drafts: expected finite weights in {folder / WEIGHTS}, received NaN or infinity "
+                f"in {name}; copy the file again, or train with a smaller learning rate"
+            )
+    model = CoarseModel(config, output)
+    model.load_state_dict({name: value.float() for name, value in weights.items()})
+    return model.to(output.device).eval().requires_grad_(False)
+
+
+def _read_config(content: dict[str, Any], folder: Path) -> CoarseConfig:
+    given = content.get("config")
+    names = {field.name for field in fields(CoarseConfig)}
+    if not isinstance(given, dict) or set(given) != names:
+        raise UnsupportedModelError(
+            f"drafts: expected the sizes {', '.join(sorted(names))} under 'config' in "
+            f"{folder / CONFIG}, received others; copy the file again"
+        )
+    check_ranges(
+        {k: v for k, v in given.items() if k != "neighbours"}, _RANGES, folder / CONFIG, "drafts"
+    )
+    neighbours = given["neighbours"]
+    is_list = isinstance(neighbours, list) and 1 <= len(neighbours) <= 256
+    if not is_list or not all(
+        isinstance(n, list) and len(n) == 3 and all(type(k) is int and abs(k) < 4096 for k in n)
+        for n in neighbours
+    ):
+        raise UnsupportedModelError(
+            f"drafts: expected 1 to 256 neighbours of three integers in {folder / CONFIG}, "
+            "received others; copy the file again"
+        )
+    return CoarseConfig(**{**given, "neighbours": tuple(tuple(n) for n in neighbours)})

@@ -1,0 +1,44 @@
+"""Coarse drafts: tokens of the plain loop, whatever the coarse model says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
+
+CONFIG = CoarseConfig(1000, 256, columns=16, frame=256, n_slots=256, width=16, embedding=8)
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return mmaccel.TextToImage.from_pretrained("scenes")
+
+
+def make_folder(pipe, folder, kind):
+    """A coarse model of random, constant, huge or zero weights."""
+    torch.manual_seed(0)
+    model = CoarseModel(CONFIG, pipe.model.output_matrix())
+    with torch.no_grad():
+        for weight in model.parameters():
+            if kind == "zeros":
+                weight.zero_()
+            elif kind == "constant":
+                weight.fill_(0.25)
+            elif kind == "adversarial":
+                weight.mul_(1000)
+    save_coarse(model, folder, {})
+    return mmaccel.Coarse(folder)
+
+
+@pytest.mark.parametrize("kind", ["random", "constant", "adversarial"])
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_any_coarse_model_leaves_the_tokens_as_they_are(pipe, tmp_path, kind, guidance):
+    source = make_folder(pipe, tmp_path, kind)
+    captions = ["a red circle above a small blue square on grass"] * 2
+    options = {"guidance_scale": guidance, "seed": [1, 2]}
+    plain = pipe(captions, policy=mmaccel.Jacobi(24, "neighbour"), **options)
+    coarse = pipe(captions, policy=mmaccel.Jacobi(24, source), **options)
+    assert torch.equal(plain.tokens, coarse.tokens)
+    assert coarse.stats.passes != plain.stats.passes
