@@ -3,7 +3,7 @@
 The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
 table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
 whose values are corrected by what C says about the change of its neighbourhood; any other slot
-takes the best of C's scores plus noise. See `mmaccel.samplers.drafting.coarse`.
+takes the best of C's scores plus noise and an older pass's scores. See `mmaccel.samplers.drafting.coarse`.
 
 This file is the specification of `coarse_sweep_triton.py`. `coarse_sweep_numpy.py` is what runs on
 a CPU, where a call of torch costs as much as the arithmetic of a slot.
@@ -41,7 +41,7 @@ class SweepSlots(NamedTuple):
     ids: Tensor  # [B, K, M] int64: candidates of that pass
     values: Tensor  # [B, K, M] float32: their perturbed scores
     rows: Tensor  # [B, K, M, H] float32: what a change of h adds to each value
-    noise: Tensor  # [B, K, V] or [B, K, 1] float32, for slots that no pass has seen
+    fresh: Tensor  # [B, K, V] float32: what C's scores of slots that no pass has seen are added to
 
 
 def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float) -> Tensor:
@@ -69,7 +69,7 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
         moved = slots.rows[:, k] @ (hidden - slots.hidden_seen[:, k])[..., None]  # [B, M, 1]
         best = (slots.values[:, k] + moved[..., 0]).argmax(1, keepdim=True)
-        fresh = torch.addmm(weights.head_bias, hidden, weights.head.T) * scale + slots.noise[:, k]
+        fresh = torch.addmm(weights.head_bias, hidden, weights.head.T) * scale + slots.fresh[:, k]
         is_seen = slots.is_seen[:, k]
         token = torch.where(is_seen, slots.ids[:, k].gather(1, best)[:, 0], fresh.argmax(1))
         column = slots.columns[:, k : k + 1]

@@ -35,7 +35,7 @@ class _Arrays:
     def sweep_row(
         self, columns: np.ndarray, neighbours: np.ndarray, is_seen: np.ndarray,
         is_fixed: np.ndarray, seen: np.ndarray, base: np.ndarray, hidden_seen: np.ndarray,
-        ids: np.ndarray, values: np.ndarray, rows: np.ndarray, noise: np.ndarray,
+        ids: np.ndarray, values: np.ndarray, rows: np.ndarray, fresh: np.ndarray,
         work: np.ndarray, drafts: np.ndarray,
     ) -> None:  # fmt: skip
         """Write the drafts of one row; arguments as in `SweepSlots`, without their first axis."""
@@ -62,6 +62,6 @@ class _Arrays:
                 scores = self.head @ hidden
                 scores += self.head_bias
                 scores *= self.scale
-                scores += noise[k]
+                scores += fresh[k]
                 token = scores.argmax()
             drafts[k] = work[column] = token

@@ -7,7 +7,7 @@ guess on their left has changed since. A coarse model C, cheap enough to run slo
 what that change does:
 
     seen slot:    argmax of stale score + C's scores on the tokens now - C's scores on those seen
-    unseen slot:  argmax of C's scores on the tokens now + g_j
+    unseen slot:  argmax of gate * scores of the last slot seen + C's scores on the tokens now + g_j
 
 Only drafts change. Policies that are bitwise keep their tokens; those that are exact in
 distribution record the distribution that the corrected scores describe (`redraft`).
@@ -142,7 +142,7 @@ class CoarseDrafts:
             ids, moved = found.ids[..., :-1], moved[..., :-1]  # without the best of all others
             seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
             fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * _scale(run)
-            fresh = _mask(run, fresh)
+            fresh = fresh + found.fresh - noise
             law = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
         return corrected, torch.where(is_kept[..., None], p_draft, law)
 
@@ -178,6 +178,7 @@ class CoarseDrafts:
         run.hold("coarse neighbours", _gather(work, self._neighbours(run, run.buffer.slots)))
         run.hold("coarse states", _guided_states(run))
         run.hold("coarse first", run.buffer.slots[:, :1])
+        run.hold("coarse last", run.last_draft_scores)
 
     def _tokens(self, run: WindowRun) -> Tensor:
         """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
@@ -218,9 +219,12 @@ class CoarseDrafts:
         moved = self.weights.head[ids] * _scale(run)  # [B, K, M, H]
         if has_rest:
             moved[..., -1, :] = 0
+        last_scores = run.held("coarse last")
+        assert last_scores is not None
+        fresh = last_scores[:, None] * (self.model.gate(distances) * _scale(run))
         return SweepSlots(
             buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
-            self._hidden(seen, base), ids, values, moved, _mask(run, noise),
+            self._hidden(seen, base), ids, values, moved, _mask(run, fresh) + noise,
         )  # fmt: skip
 
     def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor) -> Tensor:
@@ -304,7 +308,7 @@ def _scale(run: WindowRun) -> float:
 
 
 def _mask(run: WindowRun, scores: Tensor) -> Tensor:
-    """Scores or noise `[B, W-1, V or 1]`, -inf where the layout allows no token."""
+    """Scores `[B, W-1, V]`, -inf where the layout allows no token."""
     layout = run.prompt.layout
     allowed = None if layout is None else layout.allowed(run.buffer.slots[:, :-1])
     return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))

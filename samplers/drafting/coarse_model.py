@@ -6,7 +6,8 @@ further away. Token embeddings and output scores come from the large model's out
 the file is small whatever the vocabulary.
 
 The state is that of the slot itself, as the last pass computed it on other tokens (distance 0), or
-that of the last slot of that pass (distance 1 and more).
+that of the last slot of that pass (distance 1 and more). What the network says is added to it: a
+coarse model of zeros leaves the scores of the last pass as they are.
 
 A folder stores one as `coarse.json` (`CoarseConfig`, how its large model is recognised, and what
 was measured) and `coarse.safetensors` (float16 weights; the large model's are not among them).
@@ -115,11 +116,13 @@ class CoarseModel(nn.Module):
         self.mix = nn.Linear(len(config.neighbours) * config.embedding, width)
         self.slots = nn.Embedding(max(1, config.n_slots), width)
         self.distances = nn.Embedding(config.reach + 1, width)
+        self.gates = nn.Embedding(config.reach + 1, 1)
         self.state = nn.Linear(config.hidden_size, width, bias=False)
         self.inner = nn.Linear(width, width)
         self.out = nn.Linear(width, config.hidden_size)
         for table in (self.slots, self.distances):
             nn.init.normal_(table.weight, std=0.02)
+        nn.init.constant_(self.gates.weight, -0.9)  # a state far away says little
         nn.init.zeros_(self.out.bias)
 
     def base(self, slots: Tensor, distances: Tensor, states: Tensor) -> Tensor:
@@ -134,6 +137,11 @@ class CoarseModel(nn.Module):
         distances = distances.clamp(max=config.reach)
         return self.slots(slots) + self.distances(distances) + self.state(states)
 
+    def gate(self, distances: Tensor) -> Tensor:
+        """Weights `[..., 1]` of a state at distances `[...]` of 1 and more."""
+        found: Tensor = 1 + self.gates(distances.clamp(max=self.config.reach))
+        return found
+
     def hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
         """The second hidden layer `[..., H]`.
 
@@ -145,14 +153,24 @@ class CoarseModel(nn.Module):
         first = torch.relu(self.mix(F.embedding(neighbours, tokens).flatten(-2)) + base)
         return first + torch.relu(self.inner(first))
 
-    def state_of(self, hidden: Tensor) -> Tensor:
-        """What a hidden layer `[..., H]` says about the large model's state, `[..., D]`."""
-        found: Tensor = self.out(hidden)
+    def new_state(self, hidden: Tensor, distances: Tensor, states: Tensor) -> Tensor:
+        """The large model's state `[..., D]` at slots that no pass has seen.
+
+        Args:
+            hidden: `[..., H]`, from `hidden`.
+            distances, states: as in `base`.
+        """
+        found: Tensor = self.gate(distances) * states + self.out(hidden)
         return found
 
-    def change(self, now: Tensor, seen: Tensor) -> Tensor:
-        """By how much the large model's state changes from hidden layer `seen` to `now`."""
-        return F.linear(now - seen, self.out.weight)
+    def corrected_state(self, now: Tensor, seen: Tensor, states: Tensor) -> Tensor:
+        """The large model's state `[..., D]` at slots that a pass has seen on other tokens.
+
+        Args:
+            now, seen: `[..., H]`, from `hidden`, for the tokens now and those seen.
+            states: `[..., D]`, of that pass.
+        """
+        return states + F.linear(now - seen, self.out.weight)
 
 
 def make_fingerprint(output: Tensor) -> list[float]:

@@ -312,6 +312,7 @@ class WindowRun:
             self.coarse is not None
         ):  # at temperature 0 the target's scores say nothing of the others
             self.draft_scores = scores if self.params.temperature else processed
+            self.last_draft_scores = processed[:, -1].clone()
         if self.is_recorded:
             self._record("scores", scores if self.params.temperature else processed)
         return scores

@@ -42,3 +42,14 @@ def test_any_coarse_model_leaves_the_tokens_as_they_are(pipe, tmp_path, kind, gu
     coarse = pipe(captions, policy=mmaccel.Jacobi(24, source), **options)
     assert torch.equal(plain.tokens, coarse.tokens)
     assert coarse.stats.passes != plain.stats.passes
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_a_coarse_model_of_zeros_makes_the_passes_of_the_neighbour_source(pipe, tmp_path, guidance):
+    source = make_folder(pipe, tmp_path, "zeros")
+    options = {"guidance_scale": guidance, "seed": [1, 2]}
+    captions = ["a red circle above a small blue square on grass"] * 2
+    plain = pipe(captions, policy=mmaccel.Jacobi(24, "neighbour"), **options)
+    coarse = pipe(captions, policy=mmaccel.Jacobi(24, source), **options)
+    assert torch.equal(plain.tokens, coarse.tokens)
+    assert coarse.stats.accepted == plain.stats.accepted
