@@ -1,8 +1,8 @@
 """Coarse drafts: between two passes a small model sweeps the window from left to right.
 
 Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel",
-C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j = argmax_v (log p_j(v |
-y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its scores are stale where the
+C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j =
+argmax_v (log p_j(v | y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its scores are stale where the
 guess on their left has changed since. A coarse model C, cheap enough to run slot after slot, says
 what that change does:
 
@@ -85,6 +85,7 @@ class CoarseDrafts:
     def __init__(self, model: CoarseModel, candidates: int = 16) -> None:
         config = model.config
         self.model, self.config, self.candidates = model, config, candidates
+        self._tables: dict[tuple[int, int], Tensor] = {}
         with torch.no_grad():
             mix = model.mix.weight.view(config.width, len(config.neighbours), config.embedding)
             table = torch.einsum("ve,hke->kvh", model.project(model.embedded), mix)
@@ -172,12 +173,16 @@ class CoarseDrafts:
         self._record(run, values, torch.cat([likely, rest.indices], -1))
 
     def _record(self, run: WindowRun, values: Tensor, ids: Tensor) -> None:
-        work = self._tokens(run)
+        work, states = self._tokens(run), _guided_states(run)
+        prompts, slots = run.held("coarse prompts"), run.buffer.slots
+        if prompts is not None:
+            states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
+        run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
         run.hold("coarse values", values)
         run.hold("coarse ids", ids)
-        run.hold("coarse neighbours", _gather(work, self._neighbours(run, run.buffer.slots)))
-        run.hold("coarse states", _guided_states(run))
-        run.hold("coarse first", run.buffer.slots[:, :1])
+        run.hold("coarse neighbours", _gather(work, self._neighbours(run, slots)))
+        run.hold("coarse states", states)
+        run.hold("coarse first", slots[:, :1])
         run.hold("coarse last", run.last_draft_scores)
 
     def _tokens(self, run: WindowRun) -> Tensor:
@@ -188,10 +193,15 @@ class CoarseDrafts:
 
     def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
         """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
-        buffer = run.buffer
-        found, exists = self.config.find_neighbours(slots)
-        columns = found + buffer.origin
-        return torch.where(exists & (columns >= 0), columns, buffer.tokens.shape[1])
+        origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
+        table = self._tables.get((origin, n_columns))
+        if table is None:
+            index = torch.arange(n_columns - origin, device=slots.device)
+            found, exists = self.config.find_neighbours(index)
+            columns = found + origin
+            table = torch.where(exists & (columns >= 0), columns, n_columns)
+            self._tables[origin, n_columns] = table  # stays: a captured graph may read it
+        return table[slots]
 
     def _slots(self, run: WindowRun, noise: Tensor, has_rest: bool = False) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot.
@@ -199,18 +209,19 @@ class CoarseDrafts:
         With `has_rest` the last candidate is the best of all others, which stays as it is.
         """
         values, states = run.held("coarse values"), run.held("coarse states")
+        prompts = run.held("coarse prompts")
         seen, ids, first = (run.held(f"coarse {name}") for name in ("neighbours", "ids", "first"))
         slots = run.buffer.slots[:, :-1]
         if values is None or not slots.shape[1]:
             return None
-        assert states is not None and seen is not None and ids is not None and first is not None
+        assert states is not None and prompts is not None and seen is not None and ids is not None and first is not None
         buffer, last = run.buffer, values.shape[1] - 1
         is_seen = buffer.is_predicted()
         at = slots - first
         distances = (at - last).masked_fill(is_seen, 0).clamp(min=0)
         at = at.clamp(0, last)
         rows = torch.arange(len(at), device=at.device)[:, None]
-        base = self.model.base(slots, distances, states[rows, at])
+        base = self.model.base(slots, distances, states[rows, at], prompts[:, None])
         seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
         is_fixed = (buffer.n_generated == 0)[:, None] | run.is_over(slots)
         forced = run.forced()

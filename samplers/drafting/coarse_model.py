@@ -1,11 +1,11 @@
 """The coarse model of coarse drafts: a small network that scores a token from its neighbours.
 
 It sees the tokens at `neighbours` (of a grid, of the previous frame, or the last tokens of a text),
-the slot, and one hidden state of the large model, which carries the prompt and all that lies
-further away. Token embeddings and output scores come from the large model's output matrix, so that
+the slot, and two hidden states of the large model: that of slot 0, which carries the prompt, and
+one that carries all that lies further away. Token embeddings and output scores come from the large model's output matrix, so that
 the file is small whatever the vocabulary.
 
-The state is that of the slot itself, as the last pass computed it on other tokens (distance 0), or
+The latter is that of the slot itself, as the last pass computed it on other tokens (distance 0), or
 that of the last slot of that pass (distance 1 and more). What the network says is added to it: a
 coarse model of zeros leaves the scores of the last pass as they are.
 
@@ -118,6 +118,7 @@ class CoarseModel(nn.Module):
         self.distances = nn.Embedding(config.reach + 1, width)
         self.gates = nn.Embedding(config.reach + 1, 1)
         self.state = nn.Linear(config.hidden_size, width, bias=False)
+        self.prompt = nn.Linear(config.hidden_size, width, bias=False)
         self.inner = nn.Linear(width, width)
         self.out = nn.Linear(width, config.hidden_size)
         for table in (self.slots, self.distances):
@@ -125,17 +126,18 @@ class CoarseModel(nn.Module):
         nn.init.constant_(self.gates.weight, -0.9)  # a state far away says little
         nn.init.zeros_(self.out.bias)
 
-    def base(self, slots: Tensor, distances: Tensor, states: Tensor) -> Tensor:
+    def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
         """What is known of slots before their neighbours are, `[..., H]`.
 
         Args:
             slots, distances: `[...]` int64.
-            states: `[..., D]`.
+            states, prompts: `[..., D]`, or what broadcasts to it.
         """
         config = self.config
         slots = slots.clamp(max=max(1, config.n_slots) - 1)
         distances = distances.clamp(max=config.reach)
-        return self.slots(slots) + self.distances(distances) + self.state(states)
+        known = self.state(states) + self.prompt(prompts)
+        return known + self.slots(slots) + self.distances(distances) + self.mix.bias
 
     def gate(self, distances: Tensor) -> Tensor:
         """Weights `[..., 1]` of a state at distances `[...]` of 1 and more."""
@@ -150,7 +152,8 @@ class CoarseModel(nn.Module):
             base: `[..., H]`, from `base`.
         """
         tokens = self.project(self.embedded)  # [V + 1, E]
-        first = torch.relu(self.mix(F.embedding(neighbours, tokens).flatten(-2)) + base)
+        mixed = F.linear(F.embedding(neighbours, tokens).flatten(-2), self.mix.weight)
+        first = torch.relu(mixed + base)
         return first + torch.relu(self.inner(first))
 
     def new_state(self, hidden: Tensor, distances: Tensor, states: Tensor) -> Tensor:
