@@ -2,9 +2,9 @@
 
 Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel",
 C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j =
-argmax_v (log p_j(v | y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its scores are stale where the
-guess on their left has changed since. A coarse model C, cheap enough to run slot after slot, says
-what that change does:
+argmax_v (log p_j(v | y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its
+scores are stale where the guess on their left has changed since. A coarse model C, cheap enough to
+run slot after slot, says what that change does:
 
     seen slot:    argmax of stale score + C's scores on the tokens now - C's scores on those seen
     unseen slot:  argmax of gate * scores of the last slot seen + C's scores on the tokens now + g_j
@@ -214,7 +214,8 @@ class CoarseDrafts:
         slots = run.buffer.slots[:, :-1]
         if values is None or not slots.shape[1]:
             return None
-        assert states is not None and prompts is not None and seen is not None and ids is not None and first is not None
+        assert states is not None and prompts is not None and first is not None
+        assert seen is not None and ids is not None
         buffer, last = run.buffer, values.shape[1] - 1
         is_seen = buffer.is_predicted()
         at = slots - first

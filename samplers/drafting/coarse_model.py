@@ -2,8 +2,8 @@
 
 It sees the tokens at `neighbours` (of a grid, of the previous frame, or the last tokens of a text),
 the slot, and two hidden states of the large model: that of slot 0, which carries the prompt, and
-one that carries all that lies further away. Token embeddings and output scores come from the large model's output matrix, so that
-the file is small whatever the vocabulary.
+one that carries all that lies further away. Token embeddings and output scores come from the large
+model's output matrix, so that the file is small whatever the vocabulary.
 
 The latter is that of the slot itself, as the last pass computed it on other tokens (distance 0), or
 that of the last slot of that pass (distance 1 and more). What the network says is added to it: a
