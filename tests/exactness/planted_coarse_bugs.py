@@ -1,0 +1,182 @@
+"""Bugs of coarse drafts, each planted into the real draft source by replacing a small function.
+
+`OF_DRAFTS` make other drafts than the definition says, or write them to wrong places; `OF_LAWS`
+record another distribution than that of the drafts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.drafting import coarse
+from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting.coarse_model import CoarseConfig
+from mmaccel.samplers.window.run import WindowRun
+
+Patch = pytest.MonkeyPatch
+
+
+def take_contexts_of_wrong_pass(patch: Patch) -> None:
+    """The neighbours that a pass saw are read after it has replaced them."""
+    accept = WindowRun.accept
+
+    def wrong(run: WindowRun, *arguments: Any) -> None:
+        drafts = run.coarse
+        if drafts is None:  # the plain loop
+            return accept(run, *arguments)
+        columns = drafts._neighbours(run, run.buffer.slots)
+        accept(run, *arguments)
+        run.hold("coarse neighbours", coarse._gather(drafts._tokens(run), columns))
+
+    patch.setattr(WindowRun, "accept", wrong)
+
+
+def cross_row_ends(patch: Patch) -> None:
+    """The neighbour on the left of a row's first slot is the last one of the row above."""
+
+    def wrong(config: CoarseConfig, slots: Tensor) -> tuple[Tensor, Tensor]:
+        _, rows, columns = torch.tensor(config.neighbours).unbind(1)
+        found = slots[..., None] - rows * config.columns + columns
+        return found, found >= 0
+
+    patch.setattr(CoarseConfig, "find_neighbours", wrong)
+
+
+def take_contexts_of_another_row(patch: Patch) -> None:
+    """A row is corrected by what another row of the batch saw."""
+    _alter_slots(
+        patch,
+        lambda run, slots: slots._replace(
+            seen=slots.seen.roll(1, 0), hidden_seen=slots.hidden_seen.roll(1, 0)
+        ),
+    )
+
+
+def take_scores_of_another_row(patch: Patch) -> None:
+    """A row's stale scores are those of another row of the batch, its noise included."""
+    _alter_slots(
+        patch,
+        lambda run, slots: slots._replace(
+            ids=slots.ids.roll(1, 0), values=slots.values.roll(1, 0), rows=slots.rows.roll(1, 0)
+        ),
+    )
+
+
+def count_noise_twice(patch: Patch) -> None:
+    """Stale scores have their noise twice."""
+    for name in ("record", "record_law"):
+        record = getattr(CoarseDrafts, name)
+
+        def wrong(self: Any, run: Any, scores: Tensor, noise: Tensor, record: Any = record) -> None:
+            record(self, run, scores + noise, noise)
+
+        patch.setattr(CoarseDrafts, name, wrong)
+
+
+def count_noise_twice_in_new_slots(patch: Patch) -> None:
+    _alter_slots(patch, lambda run, slots: slots._replace(noise=2 * slots.noise))
+
+
+def leave_noise_out_of_new_slots(patch: Patch) -> None:
+    _alter_slots(patch, lambda run, slots: slots._replace(noise=0 * slots.noise))
+
+
+def shift_columns(patch: Patch) -> None:
+    """Corrected drafts are written one slot further left, the first over an accepted token."""
+    _alter_slots(patch, lambda run, slots: slots._replace(columns=slots.columns - 1))
+
+
+def verify_other_drafts(patch: Patch) -> None:
+    """The model processes the drafts without their correction."""
+    sweep = CoarseDrafts._sweep
+
+    def wrong(self: Any, run: WindowRun, *arguments: Any) -> Tensor:
+        kept = run.buffer.tokens.clone()
+        drafts = sweep(self, run, *arguments)
+        run.buffer.tokens.copy_(kept)
+        return drafts
+
+    patch.setattr(CoarseDrafts, "_sweep", wrong)
+
+
+def record_uncorrected_law(patch: Patch) -> None:
+    """The distribution of a draft is that before its correction."""
+    redraft = CoarseDrafts.redraft_with_law
+
+    def wrong(self: Any, run: Any, drafts: Tensor, p_draft: Tensor, noise: Tensor) -> Any:
+        corrected, _ = redraft(self, run, drafts, p_draft, noise)
+        return corrected, p_draft
+
+    patch.setattr(CoarseDrafts, "redraft_with_law", wrong)
+
+
+def record_law_of_other_contexts(patch: Patch) -> None:
+    """The drafts are corrected for what the pass saw, their distribution for what it made."""
+    redraft, hidden = CoarseDrafts._sweep, CoarseDrafts._hidden
+
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor) -> Tensor:
+        drafts = redraft(self, run, slots, work)
+        now = coarse._gather(self._tokens(run), slots.neighbours).roll(1, 1)
+        slots.hidden_seen.copy_(hidden(self, now, slots.base))
+        return drafts
+
+    patch.setattr(CoarseDrafts, "_sweep", wrong)
+
+
+def correct_law_of_kept_drafts(patch: Patch) -> None:
+    """Drafts of seen slots stay as they are; the corrected distribution is recorded."""
+    sweep = CoarseDrafts._sweep
+
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor) -> Tensor:
+        return sweep(self, run, slots._replace(is_fixed=slots.is_fixed | slots.is_seen), work)
+
+    patch.setattr(CoarseDrafts, "_sweep", wrong)
+
+
+def choose_candidates_with_noise(patch: Patch) -> None:
+    """The corrected candidates are those whose noise is largest, too."""
+
+    def wrong(self: Any, run: Any, scores: Tensor, noise: Tensor) -> None:
+        n = min(self.candidates, scores.shape[-1] - 1)
+        found = (scores + noise).topk(n + 1, -1)
+        self._record(run, found.values, found.indices)
+
+    patch.setattr(CoarseDrafts, "record_law", wrong)
+
+
+def forget_the_others(patch: Patch) -> None:
+    """No draft comes from outside the candidates; the distribution says that some do."""
+    record = CoarseDrafts._record
+
+    def wrong(self: Any, run: Any, values: Tensor, ids: Tensor) -> None:
+        values = values.clone()
+        values[..., -1] = float("-inf")
+        record(self, run, values, ids)
+
+    patch.setattr(CoarseDrafts, "_record", wrong)
+
+
+def _alter_slots(patch: Patch, change: Any) -> None:
+    find = CoarseDrafts._slots
+
+    def wrong(self: Any, run: WindowRun, *arguments: Any, **options: Any) -> Any:
+        found = find(self, run, *arguments, **options)
+        return None if found is None else change(run, found)
+
+    patch.setattr(CoarseDrafts, "_slots", wrong)
+
+
+OF_DRAFTS = (
+    take_contexts_of_wrong_pass, cross_row_ends, take_contexts_of_another_row,
+    take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
+    leave_noise_out_of_new_slots, shift_columns, verify_other_drafts,
+)  # fmt: skip
+OF_LAWS = (
+    record_uncorrected_law, record_law_of_other_contexts, correct_law_of_kept_drafts,
+    take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
+    choose_candidates_with_noise, forget_the_others,
+)  # fmt: skip

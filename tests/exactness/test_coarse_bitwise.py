@@ -1,0 +1,176 @@
+"""Coarse drafts under `Jacobi`: the plain loop's tokens, whatever the coarse model says.
+
+That C corrects at the right places is seen by a perfect one: a language whose tokens depend on two
+neighbours, and the C that knows its logits. Then every pass after the first accepts its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel import Autoregressive, Coarse, ContinuousBatching, Jacobi, Noise, SamplingParams
+from mmaccel.results import Generation, Progress
+from tests.exactness import planted_coarse_bugs as bugs
+from tests.exactness.bitwise_runs import (
+    GRID,
+    LENGTH,
+    OPTIONS,
+    assert_same,
+    loop_by_hand,
+    run,
+)
+from tests.fixtures.coarse import (
+    KINDS,
+    GridLanguage,
+    StateLanguage,
+    bad_coarse,
+    perfect_coarse,
+    strong_coarse,
+)
+from tests.fixtures.toy_models import make_prompt
+
+COLUMNS = {"text": 0, "grid": GRID.columns}
+
+
+def language() -> StateLanguage:
+    return StateLanguage(5, depth=6)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Coarse]:
+    output, found = language().output_matrix(), {}
+    for name, columns in COLUMNS.items():
+        options: dict[str, Any] = {"columns": columns}
+        if columns:
+            options["neighbours"] = ((0, 0, -1), (0, 1, 0), (0, 1, 1))
+        folder = tmp_path_factory.mktemp(name)
+        found[f"strong {name}"] = strong_coarse(output, folder, candidates=3, **options)
+    for kind in KINDS:
+        found[kind] = bad_coarse(output, tmp_path_factory.mktemp(kind), kind)
+    return found
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("grid", [None, GRID], ids=["free", "grid"])
+def test_coarse_drafts_are_the_loop_written_by_hand(
+    options: dict[str, Any], grid: Any, sources: dict[str, Coarse]
+) -> None:
+    name = "strong text" if grid is None else "strong grid"
+    made = run(Jacobi(6, sources[name]), options, model=language(), grid=grid)
+    for row in range(len(made.tokens)):
+        assert made.tokens[row].tolist() == loop_by_hand(row, options, grid)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, "adaptive"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_any_coarse_model_any_window(
+    options: dict[str, Any], window: int | str, sources: dict[str, Coarse]
+) -> None:
+    plain = run(Autoregressive(), options)
+    for source in sources.values():
+        made = run(Jacobi(window, source), options, model=language())
+        assert_same(made, plain)
+        assert made.stats.passes <= LENGTH
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["guided"]], ids=["plain", "guided"])
+def test_any_batch_any_order(
+    options: dict[str, Any], rows: list[int], sources: dict[str, Coarse]
+) -> None:
+    """Drafts, too, are a row's own: its passes are those it has in any other batch."""
+    policy = Jacobi(7, sources["strong grid"])
+    whole = run(policy, options, model=language())
+    made = run(policy, options, rows, model=language())
+    assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
+
+
+def test_stop_tokens_and_limits_of_a_callback(sources: dict[str, Coarse]) -> None:
+    limits = torch.tensor([0, 1, 9, 14, 27, 3])
+    for options in (OPTIONS["plain"], OPTIONS["guided"]):
+        for stop in (None, [2]):
+            plain = run(Autoregressive(), options, grid=None, stop=stop)
+            policy = Jacobi(6, sources["strong text"])
+            made = run(policy, options, model=language(), grid=None, stop=stop)
+            assert_same(made, plain)
+            cut = run(
+                policy, options, model=language(), grid=None, stop=stop,
+                on_step=lambda progress: torch.maximum(limits, progress.previous),
+            )  # fmt: skip
+            for row, length in enumerate(cut.lengths.tolist()):
+                assert length == min(int(plain.lengths[row]), int(limits[row]))
+                assert cut.tokens[row, :length].equal(plain.tokens[row, :length])
+
+
+def test_a_logits_processor(sources: dict[str, Coarse]) -> None:
+    def no_repeat(scores: torch.Tensor, tokens: torch.Tensor, columns: torch.Tensor) -> Any:
+        banned = torch.nn.functional.one_hot(tokens.gather(1, columns - 1) + 1, 6)[..., 1:].bool()
+        return scores.masked_fill(banned, float("-inf"))
+
+    plain = run(Autoregressive(), {"processor": no_repeat}, grid=None)
+    for name in ("strong text", "adversarial"):
+        policy = Jacobi(6, sources[name])
+        assert_same(run(policy, {"processor": no_repeat}, model=language(), grid=None), plain)
+
+
+PROMPTS, STEPS = [[0], [1], [2], [3], [4], [1]], 30
+PERFECT: dict[str, dict[str, Any]] = {
+    "plain": {}, "cold": {"temperature": 0.5}, "greedy": {"temperature": 0.0},
+    "guided": {"guidance_scale": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def perfect(tmp_path_factory: pytest.TempPathFactory) -> Coarse:
+    return perfect_coarse(GridLanguage(5, 4, 1), tmp_path_factory.mktemp("perfect"))
+
+
+def decode(policy: Any, options: dict[str, Any], on_step: Any = None, **others: Any) -> Generation:
+    branches = 2 if "guidance_scale" in options else 1
+    return policy.sample(
+        GridLanguage(5, 4, 1), make_prompt(PROMPTS * branches, branches, **others), STEPS,
+        params=SamplingParams(**options), noise=Noise.from_seed(3, len(PROMPTS)), on_step=on_step,
+    )  # fmt: skip
+
+
+def check_perfect(source: Coarse, window: int, options: dict[str, Any], **others: Any) -> None:
+    """The plain loop's tokens, and each pass of a row but its first and last accepts its window."""
+    gains: dict[int, list[int]] = {row: [] for row in range(len(PROMPTS))}
+
+    def on_step(progress: Progress) -> None:
+        rows = progress.rows or range(len(PROMPTS))
+        new = (progress.lengths - progress.previous).tolist()
+        for row, gain in zip(rows, new, strict=True):
+            gains[row] += [gain] * (gain > 0)
+
+    made = decode(Jacobi(window, source), options, on_step, **others)
+    assert_same(made, decode(Autoregressive(), options))
+    short = {row: own for row, own in gains.items() if set(own[1:-1]) != {window}}
+    assert not short, f"passes that accepted less than {window}: {short}"
+
+
+@pytest.mark.parametrize("window", [2, 5, 7])
+@pytest.mark.parametrize("options", PERFECT.values(), ids=PERFECT)
+def test_a_perfect_coarse_model_fills_the_window(
+    options: dict[str, Any], window: int, perfect: Coarse
+) -> None:
+    check_perfect(perfect, window, options)
+
+
+@pytest.mark.parametrize("options", [PERFECT["plain"], PERFECT["guided"]], ids=["plain", "guided"])
+def test_also_for_rows_that_are_admitted_later(options: dict[str, Any], perfect: Coarse) -> None:
+    for n_slots in (1, 2, 4):
+        check_perfect(perfect, 5, options, batching=ContinuousBatching(n_slots))
+
+
+@pytest.mark.parametrize("plant", bugs.OF_DRAFTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_seen(
+    plant: Callable[[pytest.MonkeyPatch], None], perfect: Coarse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="rows part at|accepted less than 5"):
+        check_perfect(perfect, 5, {})

@@ -1,0 +1,103 @@
+"""Coarse drafts under policies that are exact in distribution: the recorded distributions are right.
+
+As in `test_distribution`: 50 000 rows of a language that can be enumerated, rejection at p < 1e-4.
+The coarse model is random and moves scores by about two nats, so that every bug of
+`planted_coarse_bugs.OF_LAWS` shows. Sweeps run by their specification in torch, which takes all
+rows at once; `tests/kernels` compares the others with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel import GroupedSpeculative, SpeculativeJacobi
+from mmaccel.kernels import coarse_sweep_numpy
+from mmaccel.kernels.coarse_sweep import coarse_sweep
+from mmaccel.samplers.acceptance import COUPLINGS
+from tests.exactness import planted_coarse_bugs as bugs
+from tests.exactness.test_distribution import FILTERED, GUIDED, PLAIN, STRUCTURED
+from tests.fixtures.coarse import StateLanguage, bad_coarse, strong_coarse
+from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected
+
+
+@dataclass(frozen=True, eq=False)
+class States(Setting):
+    """A setting whose language hands out its hidden states."""
+
+    def language(self, seed: int = 1) -> StateLanguage:
+        return StateLanguage(self.vocab_size, seed, self.spread)
+
+
+def with_states(setting: Setting) -> States:
+    return States(**{name: getattr(setting, name) for name in Setting.__dataclass_fields__})
+
+
+FREE, ROWS = with_states(PLAIN), with_states(STRUCTURED)
+BRANCHES = with_states(GUIDED)
+FOUR = States(vocab_size=4, length=4)
+# Scores are divided by the temperature, so that many probabilities are zero in float32.
+FROZEN = States(vocab_size=4, length=4, options={"temperature": 0.02})
+
+
+@pytest.fixture(autouse=True)
+def sweep_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarse_sweep_numpy, "coarse_sweep", coarse_sweep)
+
+
+def source_of(setting: Setting, folder: Path, **options: Any) -> Any:
+    return strong_coarse(torch.eye(setting.vocab_size), folder, **options)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("window", [2, 4])
+def test_speculative_jacobi(window: int, coupling: str, tmp_path: Path) -> None:
+    assert_exact(SpeculativeJacobi(window, coupling, source_of(FREE, tmp_path)), FREE)
+
+
+@pytest.mark.parametrize("setting", [BRANCHES, *map(with_states, FILTERED.values()), ROWS],
+    ids=["guided", *FILTERED, "structural tokens"])  # fmt: skip
+def test_settings(setting: Setting, tmp_path: Path) -> None:
+    grid = {} if setting.grid is None else {"columns": setting.grid.columns}
+    neighbours = ((0, 0, -1), (0, 1, 0)) if grid else ((0, 0, -1), (0, 0, -2))
+    source = source_of(setting, tmp_path, candidates=2, neighbours=neighbours, **grid)
+    assert_exact(SpeculativeJacobi(4, "maximal", source), setting)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_grouped_speculative_with_groups_of_one(coupling: str, tmp_path: Path) -> None:
+    source = source_of(FOUR, tmp_path, candidates=1)
+    assert_exact(GroupedSpeculative(4, group=0, coupling=coupling, drafts=source), FOUR)
+
+
+def test_probabilities_that_are_zero_in_float32(tmp_path: Path) -> None:
+    """C raises tokens whose probability was zero; their distribution is that of their scores."""
+    assert_exact(SpeculativeJacobi(4, "maximal", source_of(FROZEN, tmp_path)), FROZEN)
+
+
+@pytest.mark.parametrize("kind", ["constant", "adversarial", "overflowing", "zeros"])
+def test_bad_coarse_models(kind: str, tmp_path: Path) -> None:
+    source = bad_coarse(torch.eye(3), tmp_path, kind)
+    assert_exact(SpeculativeJacobi(4, "maximal", source), FREE)
+
+
+MAXIMAL, INDEPENDENT = ({"coupling": name} for name in ("maximal", "independent"))
+
+
+@pytest.mark.parametrize("plant", bugs.OF_LAWS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_rejected(
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = SpeculativeJacobi(4, "maximal", source_of(FOUR, tmp_path, candidates=2))
+    plant(monkeypatch)
+    assert_rejected(policy, FOUR)
+
+
+def test_without_a_bug_nothing_is_rejected(tmp_path: Path) -> None:
+    policy = SpeculativeJacobi(4, "maximal", source_of(FOUR, tmp_path, candidates=2))
+    assert_exact(policy, FOUR)
