@@ -139,7 +139,7 @@ class CoarseDrafts:
         else:
             hidden = self._hidden(now, found.base)
             moved = (found.rows @ (hidden - found.hidden_seen)[..., None])[..., 0]  # [B, K, M]
-            stale = p_draft.log()
+            stale = self._stale_scores(run)
             ids, moved = found.ids[..., :-1], moved[..., :-1]  # without the best of all others
             seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
             fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * _scale(run)
@@ -170,6 +170,7 @@ class CoarseDrafts:
         perturbed = scores + noise
         rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
         values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
+        run.hold("coarse scores", scores)  # probabilities of zero would forget theirs
         self._record(run, values, torch.cat([likely, rest.indices], -1))
 
     def _record(self, run: WindowRun, values: Tensor, ids: Tensor) -> None:
@@ -234,10 +235,19 @@ class CoarseDrafts:
         last_scores = run.held("coarse last")
         assert last_scores is not None
         fresh = last_scores[:, None] * (self.model.gate(distances) * _scale(run))
+        fresh = fresh.masked_fill(last_scores.isinf()[:, None], float("-inf"))  # whatever the gate
         return SweepSlots(
             buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
             self._hidden(seen, base), ids, values, moved, _mask(run, fresh) + noise,
         )  # fmt: skip
+
+    def _stale_scores(self, run: WindowRun) -> Tensor:
+        """`[B, W-1, V]`, the last pass's scores of the window's slots; meaningless for new ones."""
+        scores, first = run.held("coarse scores"), run.held("coarse first")
+        assert scores is not None and first is not None
+        at = (run.buffer.slots[:, :-1] - first).clamp(0, scores.shape[1] - 1)
+        rows = torch.arange(len(at), device=at.device)[:, None]
+        return scores[rows, at]
 
     def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""

@@ -67,7 +67,7 @@ def take_scores_of_another_row(patch: Patch) -> None:
 
 
 def count_noise_twice(patch: Patch) -> None:
-    """Stale scores have their noise twice."""
+    """Scores of seen slots have their noise twice."""
     for name in ("record", "record_law"):
         record = getattr(CoarseDrafts, name)
 
@@ -78,11 +78,11 @@ def count_noise_twice(patch: Patch) -> None:
 
 
 def count_noise_twice_in_new_slots(patch: Patch) -> None:
-    _alter_slots(patch, lambda run, slots: slots._replace(noise=2 * slots.noise))
+    _alter_sweep(patch, lambda run, slots: slots._replace(fresh=slots.fresh + _noise(run)))
 
 
 def leave_noise_out_of_new_slots(patch: Patch) -> None:
-    _alter_slots(patch, lambda run, slots: slots._replace(noise=0 * slots.noise))
+    _alter_sweep(patch, lambda run, slots: slots._replace(fresh=slots.fresh - _noise(run)))
 
 
 def shift_columns(patch: Patch) -> None:
@@ -129,18 +129,17 @@ def record_law_of_other_contexts(patch: Patch) -> None:
 
 def correct_law_of_kept_drafts(patch: Patch) -> None:
     """Drafts of seen slots stay as they are; the corrected distribution is recorded."""
-    sweep = CoarseDrafts._sweep
-
-    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor) -> Tensor:
-        return sweep(self, run, slots._replace(is_fixed=slots.is_fixed | slots.is_seen), work)
-
-    patch.setattr(CoarseDrafts, "_sweep", wrong)
+    _alter_sweep(
+        patch, lambda run, slots: slots._replace(is_fixed=slots.is_fixed | slots.is_seen)
+    )
 
 
 def choose_candidates_with_noise(patch: Patch) -> None:
     """The corrected candidates are those whose noise is largest, too."""
+    record = CoarseDrafts.record_law
 
     def wrong(self: Any, run: Any, scores: Tensor, noise: Tensor) -> None:
+        record(self, run, scores, noise)
         n = min(self.candidates, scores.shape[-1] - 1)
         found = (scores + noise).topk(n + 1, -1)
         self._record(run, found.values, found.indices)
@@ -168,6 +167,19 @@ def _alter_slots(patch: Patch, change: Any) -> None:
         return None if found is None else change(run, found)
 
     patch.setattr(CoarseDrafts, "_slots", wrong)
+
+
+def _alter_sweep(patch: Patch, change: Any) -> None:
+    sweep = CoarseDrafts._sweep
+
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor) -> Tensor:
+        return sweep(self, run, change(run, slots), work)
+
+    patch.setattr(CoarseDrafts, "_sweep", wrong)
+
+
+def _noise(run: WindowRun) -> Tensor:
+    return run.noise.frozen(run.buffer.slots[:, :-1], run.vocab_size, run.params.temperature)
 
 
 OF_DRAFTS = (
