@@ -149,6 +149,8 @@ class CausalLMWindow(StaticModelBuffers):
             return self._forward(tokens, start)
         known, self._prompt_logits = self._prompt_logits[:, None], None
         if tokens.shape[1] == 1:
+            if self.keeps_states:  # unknown
+                self.last_states = known.new_zeros(*tokens.shape, self.output_matrix().shape[1])
             return known
         # the prompt's last token is in the cache
         logits = torch.cat([known, self._forward(tokens[:, 1:], start + 1, skipped=1)], 1)

@@ -86,7 +86,7 @@ class Peaked(StateLanguage):
 def test_probabilities_that_are_zero_in_float32(tmp_path: Path) -> None:
     """C raises tokens whose probability was zero; their distribution is that of their scores."""
     setting = States(vocab_size=4, length=4, kind=Peaked)
-    source = source_of(setting, tmp_path, strength=80.0)
+    source = source_of(setting, tmp_path, strength=400.0)
     assert_exact(SpeculativeJacobi(4, "maximal", source), setting)
 
 
