@@ -1,7 +1,7 @@
 """Bugs of coarse drafts, each planted into the real draft source by replacing a small function.
 
 `OF_DRAFTS` make other drafts than the definition says, or write them to wrong places; `OF_LAWS`
-record another distribution than that of the drafts.
+record another distribution than that of the drafts; `OF_ROWS` let rows depend on each other.
 """
 
 from __future__ import annotations
@@ -63,6 +63,13 @@ def take_scores_of_another_row(patch: Patch) -> None:
         lambda run, slots: slots._replace(
             ids=slots.ids.roll(1, 0), values=slots.values.roll(1, 0), rows=slots.rows.roll(1, 0)
         ),
+    )
+
+
+def correct_the_first_drafts(patch: Patch) -> None:
+    """A row that was just admitted is corrected by what the last row in its batch slot saw."""
+    _alter_slots(
+        patch, lambda run, slots: slots._replace(is_fixed=run.is_over(run.buffer.slots[:, :-1]))
     )
 
 
@@ -191,4 +198,7 @@ OF_LAWS = (
     record_uncorrected_law, record_law_of_other_contexts, correct_law_of_kept_drafts,
     take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
     choose_candidates_with_noise, forget_the_others,
+)  # fmt: skip
+OF_ROWS = (
+    take_contexts_of_another_row, take_scores_of_another_row, correct_the_first_drafts,
 )  # fmt: skip
