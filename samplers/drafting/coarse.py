@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import check_choice, check_int, show
 from mmaccel.errors import OptionError
 from mmaccel.kernels import coarse_sweep_numpy
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep
@@ -71,7 +71,12 @@ class Coarse:
     candidates: int = 16
 
     def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | Path):
+            raise OptionError(
+                f"Coarse: expected a folder, received {show(self.folder)}; give its path"
+            )
         object.__setattr__(self, "folder", str(self.folder))
+        check_int("candidates", self.candidates, 1, hint="16 suits most models")
 
 
 class CoarseDrafts:

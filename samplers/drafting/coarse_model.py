@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 
@@ -237,13 +238,13 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     if not is_own:
         raise OptionError(
             f"drafts: expected a coarse model made for this model, received one of another model "
-            f"in {folder} (fingerprint {known}, this model's is {own}); make one for this model"
+            f"in {folder} (fingerprint {show(known)}, this model's is {own}); make one for this model"
         )
     with torch.device("meta"):
         model = CoarseModel(config, torch.empty(shape))
     wanted = {name: value.shape for name, value in model.state_dict().items()}
     try:
-        weights = load_file(folder / WEIGHTS)
+        weights = {name: value.float() for name, value in load_file(folder / WEIGHTS).items()}
     except (SafetensorError, OSError) as error:
         raise UnsupportedModelError(
             f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
@@ -258,7 +259,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
                 f"in {name}; copy the file again, or train with a smaller learning rate"
             )
     model = CoarseModel(config, output)
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
+    model.load_state_dict(weights)
     return model.to(output.device).eval().requires_grad_(False)
 
 

@@ -46,7 +46,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Coarse]:
     for name, columns in COLUMNS.items():
         options: dict[str, Any] = {"columns": columns}
         if columns:
-            options["neighbours"] = ((0, 0, -1), (0, 1, 0), (0, 1, 1))
+            options |= {"frame": GRID.frame, "neighbours": ((0, 0, -1), (0, 1, 0), (0, 1, 1))}
         folder = tmp_path_factory.mktemp(name)
         found[f"strong {name}"] = strong_coarse(output, folder, candidates=3, **options)
     for kind in KINDS:

@@ -63,7 +63,9 @@ def test_speculative_jacobi(window: int, coupling: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", [BRANCHES, *map(with_states, FILTERED.values()), ROWS],
     ids=["guided", *FILTERED, "structural tokens"])  # fmt: skip
 def test_settings(setting: Setting, tmp_path: Path) -> None:
-    grid = {} if setting.grid is None else {"columns": setting.grid.columns}
+    layout, grid = setting.grid, {}
+    if layout is not None:
+        grid = {"columns": layout.columns, "frame": layout.frame}
     neighbours = ((0, 0, -1), (0, 1, 0)) if grid else ((0, 0, -1), (0, 0, -2))
     source = source_of(setting, tmp_path, candidates=2, neighbours=neighbours, **grid)
     assert_exact(SpeculativeJacobi(4, "maximal", source), setting)
