@@ -238,7 +238,8 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     if not is_own:
         raise OptionError(
             f"drafts: expected a coarse model made for this model, received one of another model "
-            f"in {folder} (fingerprint {show(known)}, this model's is {own}); make one for this model"
+            f"in {folder} (fingerprint {show(known)}, this model's is {own}); make one for this "
+            "model"
         )
     with torch.device("meta"):
         model = CoarseModel(config, torch.empty(shape))

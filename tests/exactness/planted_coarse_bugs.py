@@ -136,9 +136,7 @@ def record_law_of_other_contexts(patch: Patch) -> None:
 
 def correct_law_of_kept_drafts(patch: Patch) -> None:
     """Drafts of seen slots stay as they are; the corrected distribution is recorded."""
-    _alter_sweep(
-        patch, lambda run, slots: slots._replace(is_fixed=slots.is_fixed | slots.is_seen)
-    )
+    _alter_sweep(patch, lambda run, slots: slots._replace(is_fixed=slots.is_fixed | slots.is_seen))
 
 
 def choose_candidates_with_noise(patch: Patch) -> None:

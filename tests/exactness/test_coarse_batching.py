@@ -1,7 +1,7 @@
 """Coarse drafts under continuous batching: a row is what it is alone, passes and draws included.
 
-Policies that are exact in distribution generate other tokens from other drafts, so that any value of
-another row, or of the row that had the batch slot before, is seen in them.
+Policies that are exact in distribution generate other tokens from other drafts, so that any value
+of another row, or of the row that had the batch slot before, is seen in them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_an_admitted_row_is_the_row_alone(
         given: list[FinishedRow] = []
         batching = ContinuousBatching(n_slots, given.append)
         made = decode(policy_of(name), ALL, scale, batching)
-        assert_alone(made, alone(name, scale), given)
+        assert_alone(made, alone(name, scale), given, rel=1e-5)  # C computes in float32
 
 
 def test_a_batch_is_its_rows(
@@ -71,4 +71,4 @@ def test_planted_bug_is_seen(
     given: list[FinishedRow] = []
     made = decode(policy_of("sjd"), ALL, 1.0, ContinuousBatching(3, given.append))
     with pytest.raises(AssertionError):
-        assert_alone(made, wanted, given)
+        assert_alone(made, wanted, given, rel=1e-5)

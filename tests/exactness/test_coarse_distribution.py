@@ -1,4 +1,4 @@
-"""Coarse drafts under policies that are exact in distribution: the recorded distributions are right.
+"""Coarse drafts under policies that are exact in distribution: what they record is right.
 
 As in `test_distribution`: 50 000 rows of a language that can be enumerated, rejection at p < 1e-4.
 The coarse model is random and moves scores by about two nats, so that every bug of
@@ -9,21 +9,28 @@ rows at once; `tests/kernels` compares the others with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mmaccel import GroupedSpeculative, SpeculativeJacobi
+from mmaccel import Coarse, GroupedSpeculative, SpeculativeJacobi
+from mmaccel.evaluation.exactness.reference_models import sample_distribution
 from mmaccel.kernels import coarse_sweep_numpy
 from mmaccel.kernels.coarse_sweep import coarse_sweep
 from mmaccel.samplers.acceptance import COUPLINGS
 from tests.exactness import planted_coarse_bugs as bugs
 from tests.exactness.test_distribution import FILTERED, GUIDED, PLAIN, STRUCTURED
 from tests.fixtures.coarse import StateLanguage, bad_coarse, strong_coarse
-from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected
+from tests.fixtures.toy_distribution import (
+    LEVEL,
+    SAMPLES,
+    Setting,
+    assert_exact,
+    assert_rejected,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +103,16 @@ def test_probabilities_that_are_zero_in_float32(tmp_path: Path) -> None:
 def test_bad_coarse_models(kind: str, tmp_path: Path) -> None:
     source = bad_coarse(torch.eye(3), tmp_path, kind)
     assert_exact(SpeculativeJacobi(4, "maximal", source), FREE)
+
+
+def test_the_exactness_report_uses_a_coarse_model_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A folder made for the user's model cannot draft the tokens of the report's language."""
+    policy = SpeculativeJacobi(3, "maximal", Coarse("of another model"))
+    assert sample_distribution(policy, SAMPLES).p_value >= LEVEL
+    bugs.record_uncorrected_law(monkeypatch)
+    assert sample_distribution(policy, SAMPLES).p_value < LEVEL
 
 
 @pytest.mark.parametrize("plant", bugs.OF_LAWS, ids=lambda plant: plant.__name__)

@@ -9,7 +9,10 @@ sequence is a product of softmaxes; counts of sampled sequences are compared wit
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from torch import Tensor
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
+from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -129,6 +134,8 @@ def _prod(values) -> float:  # type: ignore[no-untyped-def]
 class ToyLanguage:
     """A `TokenModel` over ids 0..2 whose logits depend on all tokens before.
 
+    Its hidden states are its logits; see `mmaccel.samplers.drafting.coarse.StateModel`.
+
     Args:
         seed: of the table.
         spread: standard deviation of the logits.
@@ -141,6 +148,13 @@ class ToyLanguage:
         generator = torch.Generator().manual_seed(seed)
         n_prefixes = (VOCAB + 1) ** _DEPTH  # digit 0: nothing stands there
         self.table = spread * torch.randn(n_prefixes, VOCAB, generator=generator)
+        self.keeps_states = False
+        self.last_states: Tensor | None = None
+        self.coarse: Path | None = None
+
+    def output_matrix(self) -> Tensor:
+        """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
+        return torch.eye(VOCAB)
 
     def reserve(self, rows: int, positions: int) -> None:
         """See `mmaccel.contracts.TokenModel.reserve`."""
@@ -156,7 +170,9 @@ class ToyLanguage:
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """Logits `[R, W, 3]` float32; see `mmaccel.contracts.TokenModel.forward`."""
         positions = self._write(tokens, start)
-        return torch.stack([self.logits_after(self._tokens, p) for p in positions.unbind(1)], 1)
+        after = [self.logits_after(self._tokens, p) for p in positions.unbind(1)]
+        self.last_states = torch.stack(after, 1)
+        return self.last_states
 
     def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
         """Logits `[R, 3]` after the prefixes `memory[r, : last[r] + 1]`."""
@@ -193,11 +209,34 @@ class ToyLanguage:
 def sample_distribution(policy: Any, samples: int, seed: int = 0) -> GTest:
     """Sample the language under a policy and compare the counts with its distribution.
 
+    A coarse model of another model cannot draft the language's tokens: a random one does instead.
+
     Args:
         policy: one that decodes a window.
         samples: rows of one batch, so that rows advance differently.
         seed: of all draws.
     """
+    drafts = getattr(policy, "drafts", None)
+    if not isinstance(drafts, Coarse) and drafts != "coarse":
+        return _sample(policy, samples, seed)
+    with TemporaryDirectory() as folder:
+        save_coarse(_random_coarse(), folder, {})
+        return _sample(replace(policy, drafts=Coarse(folder, candidates=1)), samples, seed)
+
+
+def _random_coarse() -> CoarseModel:
+    """A coarse model that changes scores by about two nats."""
+    sizes: dict[str, Any] = {"embedding": VOCAB, "width": 8, "reach": 4}
+    config = CoarseConfig(VOCAB, VOCAB, ((0, 0, -1), (0, 0, -2)), **sizes)
+    model = CoarseModel(config, torch.eye(VOCAB))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.7, generator=generator)
+    return model
+
+
+def _sample(policy: Any, samples: int, seed: int) -> GTest:
     model = ToyLanguage()
     prompt = Prompt(
         torch.tensor(_PROMPT).expand(samples, -1).contiguous(),
