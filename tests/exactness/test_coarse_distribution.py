@@ -9,7 +9,7 @@ rows at once; `tests/kernels` compares the others with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.fixtures.toy_distribution import (
     Setting,
     assert_exact,
     assert_rejected,
+    sample_tokens,
 )
 
 
@@ -58,11 +59,22 @@ def sweep_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source_of(setting: Setting, folder: Path, **options: Any) -> Any:
+    """With one neighbour, so that drafts after a rejection may keep theirs and the coupling's."""
+    options = {"neighbours": ((0, 0, -1),)} | options
     return strong_coarse(torch.eye(setting.vocab_size), folder, **options)
 
 
+def test_couplings_are_three(tmp_path: Path) -> None:
+    """Drafts whose neighbours stayed are the coupling's: with the same noise the samples differ."""
+    small, source = replace(FREE, samples=2000), source_of(FREE, tmp_path)
+    made = [sample_tokens(SpeculativeJacobi(5, name, source), small) for name in COUPLINGS]
+    assert not made[0].equal(made[1])
+    assert not made[0].equal(made[2])
+    assert not made[1].equal(made[2])
+
+
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.parametrize("window", [2, 4])
+@pytest.mark.parametrize("window", [2, 5])
 def test_speculative_jacobi(window: int, coupling: str, tmp_path: Path) -> None:
     assert_exact(SpeculativeJacobi(window, coupling, source_of(FREE, tmp_path)), FREE)
 
