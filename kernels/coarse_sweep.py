@@ -3,7 +3,8 @@
 The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
 table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
 whose values are corrected by what C says about the change of its neighbourhood; any other slot
-takes the best of C's scores plus noise and an older pass's scores. See `mmaccel.samplers.drafting.coarse`.
+takes the best of C's scores plus noise and an older pass's scores. See
+`mmaccel.samplers.drafting.coarse`.
 
 This file is the specification of `coarse_sweep_triton.py`. `coarse_sweep_numpy.py` is what runs on
 a CPU, where a call of torch costs as much as the arithmetic of a slot.

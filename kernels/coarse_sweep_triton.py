@@ -31,12 +31,12 @@ WARPS = 8
 
 @triton.jit
 def _argmax_of_products(  # type: ignore[no-untyped-def]
-    matrix, vector, offsets, noise, noise_value, scale, n_rows, width, column,
-    ROWS: tl.constexpr, HAS_NOISE: tl.constexpr,
+    matrix, vector, offsets, fresh, scale, n_rows, width, column,
+    ROWS: tl.constexpr, IS_FRESH: tl.constexpr,
 ):  # fmt: skip
     """First of the `n_rows` of a matrix with the largest score.
 
-    A score is (row times vector + offset) scale + noise; without noise, row times vector + offset.
+    A score is row times vector + offset; if `IS_FRESH`, that times the scale + `fresh`.
     """
     best = tl.full([ROWS], float("-inf"), tl.float32)
     index = tl.zeros([ROWS], tl.int32)
@@ -48,9 +48,8 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
             mask=inside[:, None] & (column < width)[None, :], other=0.0,
         )  # fmt: skip
         score = tl.sum(tile * vector[None, :], 1) + tl.load(offsets + row, mask=inside, other=0.0)
-        if HAS_NOISE:
-            at = noise + row.to(tl.int64) * noise_value
-            score = score * scale + tl.load(at, mask=inside, other=0.0)
+        if IS_FRESH:
+            score = score * scale + tl.load(fresh + row, mask=inside, other=0.0)
         better = inside & (score > best)
         best = tl.where(better, score, best)
         index = tl.where(better, row, index)
@@ -61,8 +60,8 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
 @triton.jit
 def _sweep_kernel(  # type: ignore[no-untyped-def]
     table, inner, inner_bias, head, head_bias, columns, neighbours, is_seen, is_fixed, seen, base,
-    hidden_seen, ids, values, rows, noise, work, layer, drafts, n_slots, n_columns, n_neighbours,
-    width, n_candidates, n_values, scale, noise_row, noise_slot, noise_value,
+    hidden_seen, ids, values, rows, fresh, work, layer, drafts, n_slots, n_columns, n_neighbours,
+    width, n_candidates, n_values, scale,
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     batch_row = tl.program_id(0).to(tl.int64)
@@ -70,7 +69,6 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
     inside = h < width
     work += batch_row * n_columns
     layer += batch_row * width
-    noise += batch_row * noise_row
     for k in range(0, n_slots):
         at = batch_row * n_slots + k
         around = at * n_neighbours
@@ -115,14 +113,14 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
                 change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
                 among = at * n_candidates
                 found = _argmax_of_products(
-                    rows + among * width, change, values + among, noise, noise_value, scale,
-                    n_candidates, width, h, ROWS, False,
+                    rows + among * width, change, values + among, fresh, scale, n_candidates,
+                    width, h, ROWS, False,
                 )  # fmt: skip
                 draft = tl.load(ids + among + found)
             else:
                 found = _argmax_of_products(
-                    head, hidden, head_bias, noise + k * noise_slot, noise_value, scale, n_values,
-                    width, h, ROWS, True,
+                    head, hidden, head_bias, fresh + at * n_values, scale, n_values, width, h, ROWS,
+                    True,
                 )  # fmt: skip
                 draft = found.to(tl.int64)
             tl.store(work + column, draft)
@@ -150,17 +148,15 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
     drafts = torch.empty(slots.columns.shape, dtype=torch.int64, device=work.device)
     if not drafts.numel():
         return drafts
-    (batch, n_slots, n_candidates, width), noise = slots.rows.shape, slots.noise
+    batch, n_slots, n_candidates, width = slots.rows.shape
     layer = torch.empty(batch, width, dtype=torch.float32, device=work.device)
     given = slots._replace(
         is_seen=slots.is_seen.to(torch.uint8), is_fixed=slots.is_fixed.to(torch.uint8)
     )
-    noise_value = noise.stride(2) if noise.shape[2] > 1 else 0  # one number for all tokens
     _sweep_kernel[(batch,)](
-        *(value.contiguous() for value in weights), *(value.contiguous() for value in given[:-1]),
-        noise, work, layer, drafts, n_slots, work.stride(0), slots.neighbours.shape[2], width,
-        n_candidates, len(weights.head), scale, *noise.stride()[:2], noise_value, **_sizes(width),
-        num_warps=WARPS, num_stages=1,
+        *(value.contiguous() for value in (*weights, *given)), work, layer, drafts, n_slots,
+        work.stride(0), slots.neighbours.shape[2], width, n_candidates, len(weights.head), scale,
+        **_sizes(width), num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return drafts
 
@@ -176,10 +172,7 @@ def builds() -> list[Build]:
     kinds = dict.fromkeys(
         ("columns", "neighbours", "seen", "ids", "work", "drafts"), "*i64"
     ) | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}  # fmt: skip
-    numbers = (
-        "n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_values", "noise_row",
-        "noise_slot", "noise_value",
-    )  # fmt: skip
+    numbers = ("n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_values")
     kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
     signature = {name: kinds.get(name, "*fp32") for name in _sweep_kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))

@@ -32,7 +32,6 @@ class Sizes:
     n_values: int = 37
     seen: float = 0.6
     fixed: float = 0.1
-    has_noise: bool = True
     reals: bool = False
 
 
@@ -41,7 +40,7 @@ def make_sweep(sizes: Sizes, seed: int = 0) -> tuple[SweepWeights, SweepSlots, T
 
     A slot's first neighbour is the slot before it, the others are any columns before its own and
     the last one, which holds "no token". Half of what a pass saw is what stands there now. A third
-    of the tokens is impossible for each slot that no pass has seen, by its noise.
+    of the tokens is impossible for each slot that no pass has seen.
     """
     generator = torch.Generator().manual_seed(seed)
     s, before = sizes, 5  # columns before the window
@@ -69,16 +68,14 @@ def make_sweep(sizes: Sizes, seed: int = 0) -> tuple[SweepWeights, SweepSlots, T
     now = work.gather(1, neighbours.flatten(1)).view(neighbours.shape)
     seen = torch.where(chance(0.5)[..., None], now, now.flip(0).roll(1, 1))
     base = numbers(2, s.rows, s.slots, s.width)
-    noise = numbers(8, s.rows, s.slots, s.n_values if s.has_noise else 1) / 2
-    if s.has_noise:
-        cut = torch.rand(noise.shape, generator=generator) < 1 / 3
-        noise = noise.masked_fill(cut, NEVER)
+    fresh = numbers(8, s.rows, s.slots, s.n_values) / 2
+    fresh = fresh.masked_fill(torch.rand(fresh.shape, generator=generator) < 1 / 3, NEVER)
     slots = SweepSlots(
         columns, neighbours, chance(s.seen), chance(s.fixed), seen, base,
         find_hidden(weights, seen, base),
         torch.randint(s.n_values, (s.rows, s.slots, s.candidates), generator=generator),
         numbers(9, s.rows, s.slots, s.candidates),
-        numbers(1, s.rows, s.slots, s.candidates, s.width), noise,
+        numbers(1, s.rows, s.slots, s.candidates, s.width), fresh,
     )  # fmt: skip
     return weights, slots, work, 0.5
 
@@ -135,19 +132,19 @@ def _sequential(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _rows_apart(device: torch.device, dtype: torch.dtype) -> None:
-    """Rows alone, out of a wider buffer, with strided noise: the drafts that they have together."""
+    """Rows alone, out of a wider buffer, with strides: the drafts that they have together."""
     from mmaccel.kernels import coarse_sweep_triton
 
     sizes = Sizes(rows=4, slots=6, seen=0.4)
     weights, slots, work, scale = move(make_sweep(sizes), device)
     drafts = coarse_sweep_triton.coarse_sweep(weights, slots, work.clone(), scale)
     wide = torch.full((8, work.shape[1] + 3), sizes.n_values // 2, device=device)
-    noise = torch.full((8, 9, 2 * sizes.n_values), 1e6, device=device)
+    fresh = torch.full((8, 9, 2 * sizes.n_values), 1e6, device=device)
     for b in range(sizes.rows):
-        view, other = wide[b : b + 1, : work.shape[1]], noise[b : b + 1, 2:8, ::2]
+        view, other = wide[b : b + 1, : work.shape[1]], fresh[b : b + 1, 2:8, ::2]
         view.copy_(work[b : b + 1])
-        other.copy_(slots.noise[b : b + 1])
-        one = SweepSlots(*(value[b : b + 1] for value in slots))._replace(noise=other)
+        other.copy_(slots.fresh[b : b + 1])
+        one = SweepSlots(*(value[b : b + 1] for value in slots))._replace(fresh=other)
         made = coarse_sweep_triton.coarse_sweep(weights, one, view, scale)
         assert torch.equal(made[0], drafts[b])
     assert bool((wide[:, work.shape[1] :] == sizes.n_values // 2).all())
@@ -174,7 +171,7 @@ def _impossible(device: torch.device, dtype: torch.dtype) -> None:
     weights, slots, work, scale = move(make_sweep(Sizes(fixed=0.0)), device)
     for value in (NEVER, float("nan")):
         bad = slots._replace(
-            noise=torch.full_like(slots.noise, value), values=torch.full_like(slots.values, value)
+            fresh=torch.full_like(slots.fresh, value), values=torch.full_like(slots.values, value)
         )
         drafts = coarse_sweep_triton.coarse_sweep(weights, bad, work.clone(), scale)
         assert bool(((drafts >= 0) & (drafts < 37)).all())
@@ -186,7 +183,7 @@ def _ties(device: torch.device, dtype: torch.dtype) -> None:
 
     weights, slots, work, scale = move(make_sweep(Sizes(width=512, n_values=100)), device)
     weights = SweepWeights(*(torch.zeros_like(value) for value in weights))
-    zeros = (torch.zeros_like(value) for value in (slots.values, slots.rows, slots.noise))
+    zeros = (torch.zeros_like(value) for value in (slots.values, slots.rows, slots.fresh))
     slots = SweepSlots(*slots[:-3], *zeros)
     now = coarse_sweep_triton.coarse_sweep(weights, slots, work.clone(), scale)
     assert torch.equal(now, torch_twin.coarse_sweep(weights, slots, work.clone(), scale))
@@ -218,7 +215,6 @@ SIZES = {
     "plain": PLAIN,
     "all seen": replace(PLAIN, seen=1.1),
     "none seen": replace(PLAIN, seen=-1.0),
-    "temperature 0": replace(PLAIN, has_noise=False),
     "one of everything": Sizes(1, 1, 1, 16, 1, 2),
     "19 neighbours": Sizes(2, 5, 19, 100, 16, 129),
     "40 neighbours": Sizes(2, 4, 40, 16, 3, 20),

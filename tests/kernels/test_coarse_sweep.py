@@ -44,11 +44,11 @@ def test_by_hand() -> None:
     work = torch.tensor([[1, 0, 0, 1, 0, 2]])
     # slot 0: token 1 has 0 + 8, token 0 has 4. Slot 1: the same, after the new token 1
     # slot 2, h = 10: token 0 has 5 s, token 1 has (10 - 3) s, and noise of 0.9 for token 0
-    noise = torch.zeros(1, 4, 2)
-    noise[0, 2, 0] = 0.9
+    fresh = torch.zeros(1, 4, 2)
+    fresh[0, 2, 0] = 0.9
     for scale, third in ((1.0, 1), (0.4, 0)):
         changed = work.clone()
-        drafts = coarse_sweep(weights, slots._replace(noise=noise), changed, scale)
+        drafts = coarse_sweep(weights, slots._replace(fresh=fresh), changed, scale)
         assert drafts.tolist() == [[1, 1, third, 0]]
         assert changed.tolist() == [[1, 1, 1, third, 0, 2]]
     work[0, 0] = 0  # slot 0 stands where it was seen: it keeps its token, and so does slot 1
