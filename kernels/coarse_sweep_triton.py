@@ -24,9 +24,9 @@ from mmaccel.kernels.build import Build
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 
 LANES = tl.constexpr(32)  # neighbours compared at a time
-TILE = 8192  # numbers of a matrix at a time
+TILE = 16384  # numbers of a matrix at a time
 WIDEST = 512  # hidden layer
-WARPS = 8
+WARPS = 16
 
 
 @triton.jit
@@ -178,6 +178,6 @@ def builds() -> list[Build]:
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     widths = (16, 32, 64, 128, 256, 512)
     return [
-        Build(_sweep_kernel, signature, _sizes(width), WARPS, 1, 192, (*pointers, "width"))
+        Build(_sweep_kernel, signature, _sizes(width), WARPS, 1, 128, (*pointers, "width"))
         for width in widths
     ]
