@@ -61,12 +61,15 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
     """
     batch, n_slots = slots.columns.shape
     n_ids = len(weights.head) + 1
-    offsets = torch.arange(slots.neighbours.shape[2], device=work.device) * n_ids
+    n_neighbours = slots.neighbours.shape[2]
+    offsets = torch.arange(n_neighbours, device=work.device) * n_ids
+    starts = torch.arange(batch, device=work.device) * n_neighbours
     drafts = torch.empty_like(slots.columns)
     for k in range(n_slots):
         now = work.gather(1, slots.neighbours[:, k])  # [B, N]
-        found = F.embedding_bag(now + offsets, weights.table, mode="sum") + slots.base[:, k]
-        first = found.relu()
+        flat = (now + offsets).flatten()
+        found = F.embedding_bag(flat, weights.table, starts, mode="sum")
+        first = (found + slots.base[:, k]).relu()
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
         moved = slots.rows[:, k] @ (hidden - slots.hidden_seen[:, k])[..., None]  # [B, M, 1]
         best = (slots.values[:, k] + moved[..., 0]).argmax(1, keepdim=True)
