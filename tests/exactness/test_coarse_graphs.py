@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window import run as run_module
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 from tests.exactness.test_graph_reuse import CALLS, Call, assert_like
 from tests.fixtures.fake_device import same
@@ -125,6 +127,29 @@ def test_the_adaptive_window(model: Any, source: Coarse) -> None:
         assert made.tokens.equal(plain.tokens)
         widths.append(made.stats.captures)
     assert 2 <= sum(widths) <= 5 and len(cache) == 1
+
+
+def test_a_wide_sweep_after_a_narrow_pass(
+    model: Any, source: Coarse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held tensors are as wide as the widest window: a sweep reads no slot that no pass had."""
+    make, base, read = run_module.make_chooser, CoarseModel.base, []
+
+    def make_chooser(*args: Any) -> Any:
+        chooser, widths = make(*args), cycle((2, 6, 3))
+        monkeypatch.setattr(chooser, "choose", lambda remaining: min(next(widths), remaining))
+        return chooser
+
+    def watch(self: CoarseModel, slots: Tensor, distances: Tensor, states: Tensor, *rest: Tensor):
+        read.append((float(states.abs().sum(-1).min()), int(distances.max())))
+        return base(self, slots, distances, states, *rest)
+
+    monkeypatch.setattr(run_module, "make_chooser", make_chooser)
+    monkeypatch.setattr(CoarseModel, "base", watch)
+    Calls(model).run(Jacobi(12, source), CALLS[0], EagerRunner())
+    assert len(read) > 5 and min(read)[0] > 0  # zeros are what a narrow pass is filled up with
+    # two slots seen, at least one accepted, and the last draft of a window of 6 is the fifth slot
+    assert 4 <= max(distance for _, distance in read) <= 5
 
 
 def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None:
