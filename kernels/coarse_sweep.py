@@ -3,7 +3,8 @@
 The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
 table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
 whose values are corrected by what C says about the change of its neighbourhood; any other slot
-takes the best of C's scores plus noise and an older pass's scores. See `mmaccel.samplers.drafting.coarse`.
+takes the best of C's scores plus noise and an older pass's scores. See
+`mmaccel.samplers.drafting.coarse`.
 
 This file is the specification of `coarse_sweep_triton.py`. `coarse_sweep_numpy.py` is what runs on
 a CPU, where a call of torch costs as much as the arithmetic of a slot.
@@ -60,12 +61,15 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
     """
     batch, n_slots = slots.columns.shape
     n_ids = len(weights.head) + 1
-    offsets = torch.arange(slots.neighbours.shape[2], device=work.device) * n_ids
+    n_neighbours = slots.neighbours.shape[2]
+    offsets = torch.arange(n_neighbours, device=work.device) * n_ids
+    starts = torch.arange(batch, device=work.device) * n_neighbours
     drafts = torch.empty_like(slots.columns)
     for k in range(n_slots):
         now = work.gather(1, slots.neighbours[:, k])  # [B, N]
-        found = F.embedding_bag(now + offsets, weights.table, mode="sum") + slots.base[:, k]
-        first = found.relu()
+        flat = (now + offsets).flatten()
+        found = F.embedding_bag(flat, weights.table, starts, mode="sum")
+        first = (found + slots.base[:, k]).relu()
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
         moved = slots.rows[:, k] @ (hidden - slots.hidden_seen[:, k])[..., None]  # [B, M, 1]
         best = (slots.values[:, k] + moved[..., 0]).argmax(1, keepdim=True)

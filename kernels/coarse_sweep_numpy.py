@@ -19,7 +19,7 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
     arrays = _Arrays(weights, scale)
     of_rows = [value.numpy() for value in slots]
     for b in range(len(drafts)):
-        arrays.sweep_row(*(value[b] for value in of_rows), work[b].numpy(), drafts[b].numpy())
+        arrays.sweep_row(work[b].numpy(), drafts[b].numpy(), *(value[b] for value in of_rows))
     return drafts
 
 
@@ -33,10 +33,10 @@ class _Arrays:
         self.scale = scale
 
     def sweep_row(
-        self, columns: np.ndarray, neighbours: np.ndarray, is_seen: np.ndarray,
-        is_fixed: np.ndarray, seen: np.ndarray, base: np.ndarray, hidden_seen: np.ndarray,
-        ids: np.ndarray, values: np.ndarray, rows: np.ndarray, fresh: np.ndarray,
-        work: np.ndarray, drafts: np.ndarray,
+        self, work: np.ndarray, drafts: np.ndarray, columns: np.ndarray, neighbours: np.ndarray,
+        is_seen: np.ndarray, is_fixed: np.ndarray, seen: np.ndarray, base: np.ndarray,
+        hidden_seen: np.ndarray, ids: np.ndarray, values: np.ndarray, rows: np.ndarray,
+        fresh: np.ndarray,
     ) -> None:  # fmt: skip
         """Write the drafts of one row; arguments as in `SweepSlots`, without their first axis."""
         offsets = np.arange(neighbours.shape[1]) * (len(self.head) + 1)

@@ -34,6 +34,7 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "unmask": "unmask",
     "sample": "sample_frozen",
     "couple": "couple",
+    "coarse_sweep": "coarse_sweep",
 }
 
 P = ParamSpec("P")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Part
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 from mmaccel.kernels.sample import Settings
 
 Arguments = tuple[Any, ...]
@@ -122,6 +123,40 @@ def _kept(device: torch.device) -> Arguments:
     return _random(2, 4096, 32, 128)(device), keep
 
 
+def _sweep(n_values: int, seen: int, width: int = 256) -> Callable[[torch.device], Arguments]:
+    """31 slots of two images, 13 neighbours and 16 candidates each; all of them are computed."""
+
+    def prepare(device: torch.device) -> Arguments:
+        def numbers(*shape: int) -> Tensor:
+            return torch.randn(shape, device=device) * width**-0.5
+
+        weights = SweepWeights(
+            numbers(13 * (n_values + 1), width), numbers(width, width), numbers(width),
+            numbers(n_values, width), numbers(n_values),
+        )  # fmt: skip
+        columns = torch.arange(64, 95, device=device).expand(2, -1)
+        neighbours = columns[..., None] - 1 - torch.arange(13, device=device)
+        is_seen = (columns < 64 + seen).contiguous()
+        of_slots = numbers(2, 31, 16), numbers(2, 31, 16, width), numbers(2, 31, n_values)
+        slots = SweepSlots(
+            columns, neighbours, is_seen, torch.zeros_like(is_seen),
+            torch.full_like(neighbours, n_values), numbers(2, 31, width), numbers(2, 31, width),
+            torch.randint(n_values, (2, 31, 16), device=device), *of_slots,
+        )  # fmt: skip
+        work = torch.randint(n_values, (2, 96), device=device)
+        return weights, slots, work, 1.0
+
+    return prepare
+
+
+def _swept(n_values: int, seen: int, width: int = 256) -> Timing:
+    """Bytes: a slot's table rows and candidates, C's inner matrix, and its scores where needed."""
+    floats = 2 * 31 * 13 * width + width**2 + 2 * seen * 16 * width
+    floats += n_values * width + 2 * (31 - seen) * n_values
+    title = f"2 x 31 slots, {seen} seen, {n_values} ids, width {width}"
+    return Timing("coarse_sweep", title, _sweep(n_values, seen, width), 4 * floats)
+
+
 _SLOTS, _LOGITS = 64 * 131_072, 64 * 131_072 * 2
 _MS = "sample_64x131k_ms"
 
@@ -149,6 +184,7 @@ TIMINGS: dict[str, list[Timing]] = {
             (_SLOTS * 2 + 62 * 131_072) * 4,  # scores, target and draft distributions
         ),
     ],
+    "coarse_sweep": [_swept(1024, 25), _swept(16_384, 25)],
     "column_mass": [
         Timing(
             "column_mass", f"2 rows, 32 heads of 128, window 32, {room} keys, bfloat16",

@@ -68,12 +68,15 @@ class GraphCache:
     def take(self, key: GraphKey) -> GraphEntry | None:
         """Take the entry of a key out of the cache.
 
-        Entries of a model that was deleted, or whose state changed, are dropped.
+        Entries of a model or coarse model that was deleted, or of a model whose state changed, are
+        dropped.
         """
         with self._lock:
             for other in list(self._entries):
                 is_same = other.model == key.model
-                if (is_same and other.model_state != key.model_state) or other.model() is None:
+                has_changed = is_same and other.model_state != key.model_state
+                is_gone = other.coarse is not None and other.coarse() is None
+                if has_changed or is_gone or other.model() is None:
                     del self._entries[other]
             return self._entries.pop(key, None)
 

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from mmaccel.checks import check_choice, check_int, show
 from mmaccel.errors import OptionError
-from mmaccel.kernels import coarse_sweep_numpy
+from mmaccel.kernels import coarse_sweep_numpy, dispatch
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
@@ -184,11 +184,12 @@ class CoarseDrafts:
         if prompts is not None:
             states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
         run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
-        run.hold("coarse values", values)
-        run.hold("coarse ids", ids)
-        run.hold("coarse neighbours", _gather(work, self._neighbours(run, slots)))
-        run.hold("coarse states", states)
+        _hold_window(run, "coarse values", values)
+        _hold_window(run, "coarse ids", ids)
+        _hold_window(run, "coarse neighbours", _gather(work, self._neighbours(run, slots)))
+        _hold_window(run, "coarse states", states)
         run.hold("coarse first", slots[:, :1])
+        run.hold("coarse end", slots[:, -1:])
         run.hold("coarse last", run.last_draft_scores)
 
     def _tokens(self, run: WindowRun) -> Tensor:
@@ -222,11 +223,11 @@ class CoarseDrafts:
             return None
         assert states is not None and prompts is not None and first is not None
         assert seen is not None and ids is not None
-        buffer, last = run.buffer, values.shape[1] - 1
+        buffer, last = run.buffer, run.held("coarse end")  # last slot of the last pass
+        assert last is not None
         is_seen = buffer.is_predicted()
-        at = slots - first
-        distances = (at - last).masked_fill(is_seen, 0).clamp(min=0)
-        at = at.clamp(0, last)
+        distances = (slots - last).masked_fill(is_seen, 0).clamp(min=0)
+        at = slots.clamp(first, last) - first
         rows = torch.arange(len(at), device=at.device)[:, None]
         base = self.model.base(slots, distances, states[rows, at], prompts[:, None])
         seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
@@ -256,9 +257,11 @@ class CoarseDrafts:
 
     def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
-        is_on_cpu = work.device.type == "cpu"
-        sweep = coarse_sweep_numpy.coarse_sweep if is_on_cpu else coarse_sweep
-        drafts = sweep(self.weights, slots, work, _scale(run))
+        kind = work.device.type
+        if kind == "cpu" and not (run.runner.is_static or dispatch.takes("coarse_sweep", kind)):
+            drafts = coarse_sweep_numpy.coarse_sweep(self.weights, slots, work, _scale(run))
+        else:  # a captured step has no numpy in it
+            drafts = dispatch.run(coarse_sweep, self.weights, slots, work, _scale(run))
         run.buffer.tokens.scatter_(1, slots.columns, drafts)
         return drafts
 
@@ -266,8 +269,9 @@ class CoarseDrafts:
         """`CoarseModel.hidden` from the table of neighbours."""
         weights, n_ids = self.weights, self.config.vocab_size + 1
         offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
-        flat = (neighbours + offsets).flatten(0, -2)
-        mixed = F.embedding_bag(flat, weights.table, mode="sum").view(base.shape)
+        flat = (neighbours + offsets).flatten()
+        starts = torch.arange(0, len(flat), len(offsets), device=base.device)
+        mixed = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
         first = (mixed + base).relu().flatten(0, -2)
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
         return hidden.view(base.shape)
@@ -328,6 +332,12 @@ def _guided_states(run: WindowRun) -> Tensor:
     model = run.model
     assert isinstance(model, StateModel) and model.last_states is not None
     return guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
+
+
+def _hold_window(run: WindowRun, name: str, value: Tensor) -> None:
+    """Hold `[B, W, ...]` with zeros up to the widest window, as a held tensor has one shape."""
+    missing = run.chooser.widest - value.shape[1]
+    run.hold(name, F.pad(value, (0, 0, 0, missing)) if missing else value)
 
 
 def _scale(run: WindowRun) -> float:

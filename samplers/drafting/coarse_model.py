@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -185,6 +183,8 @@ def make_fingerprint(output: Tensor) -> list[float]:
 
 def save_coarse(model: CoarseModel, folder: str | Path, card: dict[str, Any]) -> None:
     """Write a coarse model into a folder, weights first; `card` goes into `coarse.json`."""
+    from safetensors.torch import save_file
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {k: v.detach().half().contiguous() for k, v in model.state_dict().items()}
@@ -215,6 +215,9 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
         OptionError: no such folder, no coarse model in it, or one of another model.
         UnsupportedModelError: files that do not belong together, or weights that are not finite.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():

@@ -116,7 +116,7 @@ class WindowRun:
 
         key = make_graph_key(
             self.runner, policy, model, prompt, length, params, widest=widest,
-            drafts=self._source, has_callback=on_step is not None,
+            drafts=self._source, coarse=self.coarse, has_callback=on_step is not None,
             is_refilled=self.scheduler is not None,
         )  # fmt: skip
         self._capacity = measure(prompt, length) if key is None else key.capacity
@@ -352,8 +352,10 @@ class WindowRun:
     def hold(self, name: str, value: Tensor) -> None:
         """Store a tensor for the next step, always of one shape. Nobody writes to it any more."""
         stored = self._held.get(name)
-        if stored is None or not self.runner.is_static:
+        if not self.runner.is_static:
             self._held[name] = value
+        elif stored is None:
+            self._held[name] = value.clone()  # two that share memory would overwrite each other
         else:
             stored.copy_(value)
         self._held_names.add(name)

@@ -38,6 +38,7 @@ class GraphKey(NamedTuple):
         capacity: columns of the prompt, slots and positions, rounded up.
         widest: the widest window there will be.
         drafts: the draft source.
+        coarse: the `CoarseDrafts`, whose weights a graph reads; None without.
         has_callback: whether a callback is called after every step; counters then are updated
             outside the step.
         is_refilled: whether a row may begin while others are decoded.
@@ -57,6 +58,7 @@ class GraphKey(NamedTuple):
     capacity: Capacity
     widest: int
     drafts: str
+    coarse: ref[Any] | None
     has_callback: bool
     is_refilled: bool
     sync_every: int
@@ -195,7 +197,8 @@ def runner_of(model: object) -> StepRunner:
 
 def make_graph_key(
     runner: StepRunner, policy: Policy, model: TokenModel, prompt: Prompt, length: int,
-    params: SamplingParams, *, widest: int, drafts: str, has_callback: bool, is_refilled: bool,
+    params: SamplingParams, *, widest: int, drafts: str, coarse: object | None,
+    has_callback: bool, is_refilled: bool,
 ) -> GraphKey | None:  # fmt: skip
     """The key of a run; None where its graphs cannot serve another one.
 
@@ -212,8 +215,8 @@ def make_graph_key(
     capacity = measure(prompt, length, rounded=True, most=getattr(model, "max_positions", None))
     key = GraphKey(
         ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
-        n_stops, capacity, widest, drafts, has_callback, is_refilled, runner.sync_every,
-        prompt.tokens.device,
+        n_stops, capacity, widest, drafts, None if coarse is None else ref(coarse), has_callback,
+        is_refilled, runner.sync_every, prompt.tokens.device,
     )  # fmt: skip
     try:
         hash(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from mmaccel import (
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation
+from tests.exactness.test_coarse_graphs import make_coarse
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -42,10 +44,13 @@ RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
 ]
 
 
-def decode(policy: Policy, options: dict[str, Any], grid: Grid | None) -> Generation:
+def decode(
+    policy: Policy, options: dict[str, Any], grid: Grid | None, model: Any = None
+) -> Generation:
     # attention is interpreted in one run; in all of them it would take the lane's time
     attention: Any = "auto" if (policy, options) == RUNS[2][:2] else "model"
-    window = CausalLMWindow(build_lm("llama", vocab_size=SIZE), attention=attention)
+    model = build_lm("llama", vocab_size=SIZE) if model is None else model
+    window = CausalLMWindow(model, attention=attention)
     rows = [[5, 900, 11], [7], [8, 1], [44]] if "guidance_scale" in options else [[5, 900, 11], [7]]
     branches = len(rows) // 2
     prompt = make_prompt(rows, branches, layout=grid)
@@ -54,17 +59,11 @@ def decode(policy: Policy, options: dict[str, Any], grid: Grid | None) -> Genera
     return policy.sample(window, prompt, length, params=SamplingParams(**options), noise=noise)
 
 
-@pytest.mark.parametrize(("policy", "options", "grid"), RUNS)
-def test_same_seed_same_tokens(
-    policy: Policy, options: dict[str, Any], grid: Grid | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    expected = decode(policy, options, grid)
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels' functions that are called from now on."""
     launched: list[str] = []
-    for kernel, name in dispatch.KERNELS.items():
-        if kernel not in ("sample", "couple", "window_attention"):
-            continue
-        module = import_module(f"mmaccel.kernels.{kernel}_triton")
+    for kernel in ("sample", "couple", "window_attention", "coarse_sweep"):
+        module, name = import_module(f"mmaccel.kernels.{kernel}_triton"), dispatch.KERNELS[kernel]
         real = getattr(module, name)
 
         def spy(*args: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
@@ -72,6 +71,16 @@ def test_same_seed_same_tokens(
             return _real(*args, **options)
 
         monkeypatch.setattr(module, name, spy)
+    return launched
+
+
+@pytest.mark.parametrize(("policy", "options", "grid"), RUNS)
+def test_same_seed_same_tokens(
+    policy: Policy, options: dict[str, Any], grid: Grid | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    expected = decode(policy, options, grid)
+    launched = watch(monkeypatch)
     monkeypatch.setenv(dispatch.VARIABLE, "triton")
     made = decode(policy, options, grid)
     assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
@@ -81,3 +90,21 @@ def test_same_seed_same_tokens(
     wanted |= {"window_attention"} if attends else set()
     assert set(launched) == wanted
     assert min(map(launched.count, wanted)) >= made.stats.passes
+
+
+@pytest.mark.parametrize(("index", "options"), [(0, {}), (0, {"temperature": 0.0}), (1, {})])
+def test_coarse_drafts(
+    index: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch a sweep: the tokens and the passes of the sweep in numpy."""
+    model = build_lm("llama", vocab_size=SIZE)
+    source = make_coarse(model, tmp_path)
+    policy = (Jacobi(6, source), SpeculativeJacobi(6, "gumbel", source))[index]
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    expected = decode(policy, options, None, model)
+    launched = watch(monkeypatch)
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    made = decode(policy, options, None, model)
+    assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
+    narrow = 2  # the first pass, and a last one of a single slot, have no sweep
+    assert made.stats.passes >= launched.count("coarse_sweep") >= made.stats.passes - narrow > 1

@@ -1,0 +1,183 @@
+"""One sweep of coarse drafts in Triton: one launch, one program a row, slots in order.
+
+Idea: a slot waits for the tokens on its left, so that a row is one program's work and rows are all
+that runs side by side. A slot whose neighbours have not changed costs one comparison, one whose
+candidates are corrected reads their rows, and the scores of all tokens are computed only where no
+pass has seen the slot. The first hidden layer goes through a scratch row of its own, because a
+program reads single entries of a vector from memory alone.
+
+Reads: C's inner matrix for every slot that is computed, all its output scores for every slot that
+no pass has seen; both by one multiprocessor, mostly from the second-level cache.
+
+Departures: none; products are summed in another order than torch's, so that near-ties may fall
+otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmaccel.kernels.build import Build
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
+
+LANES = tl.constexpr(32)  # neighbours compared at a time
+TILE = 16384  # numbers of a matrix at a time
+WIDEST = 512  # hidden layer
+WARPS = 16
+
+
+@triton.jit
+def _argmax_of_products(  # type: ignore[no-untyped-def]
+    matrix, vector, offsets, fresh, scale, n_rows, width, column,
+    ROWS: tl.constexpr, IS_FRESH: tl.constexpr,
+):  # fmt: skip
+    """First of the `n_rows` of a matrix with the largest score.
+
+    A score is row times vector + offset; if `IS_FRESH`, that times the scale + `fresh`.
+    """
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    index = tl.zeros([ROWS], tl.int32)
+    for first in range(0, n_rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = row < n_rows
+        tile = tl.load(
+            matrix + row[:, None].to(tl.int64) * width + column[None, :],
+            mask=inside[:, None] & (column < width)[None, :], other=0.0,
+        )  # fmt: skip
+        score = tl.sum(tile * vector[None, :], 1) + tl.load(offsets + row, mask=inside, other=0.0)
+        if IS_FRESH:
+            score = score * scale + tl.load(fresh + row, mask=inside, other=0.0)
+        better = inside & (score > best)
+        best = tl.where(better, score, best)
+        index = tl.where(better, row, index)
+    high = tl.max(best, 0)
+    return tl.min(tl.where(best == high, index, n_rows - 1), 0)
+
+
+@triton.jit
+def _sweep_kernel(  # type: ignore[no-untyped-def]
+    table, inner, inner_bias, head, head_bias, columns, neighbours, is_seen, is_fixed, seen, base,
+    hidden_seen, ids, values, rows, fresh, work, layer, drafts, n_slots, n_columns, n_neighbours,
+    width, n_candidates, n_values, scale,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    batch_row = tl.program_id(0).to(tl.int64)
+    h, lane, part = tl.arange(0, WIDTH), tl.arange(0, LANES), tl.arange(0, ROWS)
+    inside = h < width
+    work += batch_row * n_columns
+    layer += batch_row * width
+    for k in range(0, n_slots):
+        at = batch_row * n_slots + k
+        around = at * n_neighbours
+        column = tl.load(columns + at)
+        draft = tl.load(work + column)
+        changes = tl.zeros([LANES], tl.int32)
+        for first in range(0, n_neighbours, LANES):
+            there = first + lane < n_neighbours
+            where = tl.load(neighbours + around + first + lane, mask=there, other=0)
+            now = tl.load(work + where, mask=there, other=0)
+            before = tl.load(seen + around + first + lane, mask=there, other=0)
+            changes += (now != before).to(tl.int32)
+        was_seen = tl.load(is_seen + at)
+        is_same = (was_seen != 0) & (tl.sum(changes, 0) == 0)
+        if (tl.load(is_fixed + at) == 0) & (is_same == 0):
+            total = tl.load(base + at * width + h, mask=inside, other=0.0)
+            for first in range(0, n_neighbours, ROWS):
+                neighbour = first + part
+                there = neighbour < n_neighbours
+                where = tl.load(neighbours + around + neighbour, mask=there, other=0)
+                entry = tl.load(work + where, mask=there, other=0) + neighbour * (n_values + 1)
+                tile = tl.load(
+                    table + entry[:, None] * width + h[None, :],
+                    mask=there[:, None] & inside[None, :], other=0.0,
+                )  # fmt: skip
+                total += tl.sum(tile, 0)
+            low = tl.maximum(total, 0.0)
+            tl.store(layer + h, low, mask=inside)
+            tl.debug_barrier()  # all entries are written before any is read
+            total = tl.load(inner_bias + h, mask=inside, other=0.0)
+            for first in range(0, width, ROWS):
+                source = first + part
+                there = source < width
+                entry = tl.load(layer + source, mask=there, other=0.0)
+                tile = tl.load(
+                    inner + source[:, None] * width + h[None, :],
+                    mask=there[:, None] & inside[None, :], other=0.0,
+                )  # fmt: skip
+                total += tl.sum(entry[:, None] * tile, 0)
+            hidden = low + tl.maximum(total, 0.0)
+            if was_seen != 0:
+                change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
+                among = at * n_candidates
+                found = _argmax_of_products(
+                    rows + among * width, change, values + among, fresh, scale, n_candidates,
+                    width, h, ROWS, False,
+                )  # fmt: skip
+                draft = tl.load(ids + among + found)
+            else:
+                found = _argmax_of_products(
+                    head, hidden, head_bias, fresh + at * n_values, scale, n_values, width, h, ROWS,
+                    True,
+                )  # fmt: skip
+                draft = found.to(tl.int64)
+            tl.store(work + column, draft)
+        tl.store(drafts + at, draft)
+        tl.debug_barrier()  # the next slot reads this slot's token and writes its own layer
+
+
+def refuse_coarse_sweep(
+    weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float
+) -> str | None:
+    """Why this version cannot take such arguments; None if it can."""
+    width = len(weights.inner)
+    if width > WIDEST:
+        return f"hidden layer: expected at most {WIDEST}, received {width}; make a smaller C"
+    if work.stride(1) != 1:
+        return (
+            f"work: expected a row's tokens side by side in memory, received a stride of "
+            f"{work.stride(1)}; call contiguous()"
+        )
+    return None
+
+
+def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float) -> Tensor:
+    """See `mmaccel.kernels.coarse_sweep.coarse_sweep`. Cost: one launch."""
+    drafts = torch.empty(slots.columns.shape, dtype=torch.int64, device=work.device)
+    if not drafts.numel():
+        return drafts
+    batch, n_slots, n_candidates, width = slots.rows.shape
+    layer = torch.empty(batch, width, dtype=torch.float32, device=work.device)
+    given = slots._replace(
+        is_seen=slots.is_seen.to(torch.uint8), is_fixed=slots.is_fixed.to(torch.uint8)
+    )
+    _sweep_kernel[(batch,)](
+        *(value.contiguous() for value in (*weights, *given)), work, layer, drafts, n_slots,
+        work.stride(0), slots.neighbours.shape[2], width, n_candidates, len(weights.head), scale,
+        **_sizes(width), num_warps=WARPS, num_stages=1,
+    )  # fmt: skip
+    return drafts
+
+
+def _sizes(width: int) -> dict[str, int]:
+    """Block sizes for a hidden layer of a width."""
+    block = max(16, triton.next_power_of_2(width))
+    return {"WIDTH": block, "ROWS": TILE // block}
+
+
+def builds() -> list[Build]:
+    """Every configuration this file launches: widths up to 16, 32 … 512."""
+    kinds = dict.fromkeys(
+        ("columns", "neighbours", "seen", "ids", "work", "drafts"), "*i64"
+    ) | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}  # fmt: skip
+    numbers = ("n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_values")
+    kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
+    signature = {name: kinds.get(name, "*fp32") for name in _sweep_kernel.arg_names}
+    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+    widths = (16, 32, 64, 128, 256, 512)
+    return [
+        Build(_sweep_kernel, signature, _sizes(width), WARPS, 1, 128, (*pointers, "width"))
+        for width in widths
+    ]
