@@ -70,9 +70,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=FitOptions.rate)
     parser.add_argument("--measured", type=int, default=8, help="fresh rows for tokens a pass")
     parser.add_argument("--curve", type=int, default=0, help="points of tokens a pass by minutes")
-    parser.add_argument(
-        "--work", type=Path, help="of passes and state; OUT/work if missing"
-    )
+    parser.add_argument("--work", type=Path, help="of passes and state; OUT/work if missing")
     parser.add_argument("--length", type=int, default=256, help="text: tokens of a row")
     parser.add_argument("--max-seconds", type=float, help="speech: of an utterance")
     parser.add_argument("--codec", help="speech, video: folder of the codec")

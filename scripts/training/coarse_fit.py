@@ -149,7 +149,8 @@ class CoarseTraining:
         """The states `[K, D]` that the coarse model predicts."""
         model, device = self.model, self.device
         states, distances = slots.states.to(device), slots.distances.to(device)
-        base = model.base(slots.slots.to(device), distances, states)
+        prompts = slots.prompts.to(device)
+        base = model.base(slots.slots.to(device), distances, states, prompts)
         if slots.seen is None:
             return model.new_state(model.hidden(slots.now.to(device), base), distances, states)
         both = torch.cat([slots.now, slots.seen]).to(device)

@@ -177,6 +177,7 @@ class Slots:
         now: `[K, N]` int64, the neighbours in the end.
         seen: `[K, N]` int64, the neighbours that the pass saw; None where no pass saw the slot.
         states: `[K, D]` float32, of the pass.
+        prompts: `[K, D]` float32, of slot 0.
         finals: `[K, D]` float32, of the slot on the right tokens.
         tokens: `[K]` int64, the slot's token in the end.
     """
@@ -186,6 +187,7 @@ class Slots:
     now: Tensor
     seen: Tensor | None
     states: Tensor
+    prompts: Tensor
     finals: Tensor
     tokens: Tensor
 
@@ -263,5 +265,5 @@ class PassData:
         tokens = self._tokens[rows].long()
         now = _neighbours(tokens, slots[:, None], self._origin, self.config)[:, 0]
         own = tokens.gather(1, slots[:, None] + self._origin)[:, 0]
-        finals = self._finals[rows, slots].float()
-        return Slots(slots, distances, now, seen, states.float(), finals, own)
+        finals, prompts = (self._finals[rows, at].float() for at in (slots, 0))
+        return Slots(slots, distances, now, seen, states.float(), prompts, finals, own)
