@@ -28,7 +28,7 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Progress, Stats
-from mmaccel.samplers.drafting.coarse import StateModel, use_folder
+from mmaccel.samplers.drafting.coarse import CoarseDrafts, StateModel, share_opened, use_folder
 from mmaccel.samplers.noise import Noise
 
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
@@ -54,7 +54,7 @@ class GenerateService:
     Attributes:
         history: statistics of all calls, the last one at the end.
         warned: reasons for a fallback that the caller was warned of.
-        coarse_drafts: see `mmaccel.samplers.drafting.coarse.StateModel`.
+        coarse_drafts: those that were opened for the model.
     """
 
     policy: Policy
@@ -66,7 +66,7 @@ class GenerateService:
     assume_stateless: bool = False
     history: list[Stats] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
-    coarse_drafts: dict[object, Any] = field(default_factory=dict)
+    coarse_drafts: dict[object, CoarseDrafts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(
@@ -206,7 +206,7 @@ class GenerateService:
         """Coarse drafts of the model's own folder; opened once for all calls."""
         if model.name_or_path and isinstance(window, StateModel):
             use_folder(window, Path(model.name_or_path))
-            window.coarse_drafts = self.coarse_drafts
+            share_opened(window, self.coarse_drafts)
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:

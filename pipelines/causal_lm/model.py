@@ -63,8 +63,7 @@ class CausalLMWindow(StaticModelBuffers):
         runner: carries out passes of samplers over this model; None runs them eagerly.
         recorder: receives what the passes give out; None records nothing.
         pass_options: arguments of every forward call, such as `output_hidden_states`.
-        keeps_states, last_states, coarse, coarse_drafts: see
-            `mmaccel.samplers.drafting.coarse.StateModel`.
+        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
 
     Raises:
@@ -107,7 +106,6 @@ class CausalLMWindow(StaticModelBuffers):
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
-        self.coarse_drafts: dict[object, Any] = {}
         self._prompt_logits: Tensor | None = None  # [R, V], until the first pass hands them over
 
     @property

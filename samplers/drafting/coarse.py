@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -55,13 +55,11 @@ class StateModel(Protocol):
         keeps_states: whether passes store them.
         last_states: `[R, W, D]` of the last pass, any float dtype.
         coarse: folder of the coarse model that ships with the model, or None.
-        coarse_drafts: coarse models that were opened for the model, by source.
     """
 
     keeps_states: bool
     last_states: Tensor | None
     coarse: Path | None
-    coarse_drafts: dict[object, Any]
 
     def output_matrix(self) -> Tensor:
         """`[V, D]`: a state's logits are its products with these rows, up to a bias."""
@@ -332,14 +330,24 @@ def _open(source: Coarse, model: StateModel, layout: Layout | None) -> CoarseDra
     output = model.output_matrix()
     file = Path(source.folder) / WEIGHTS
     key = (source, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
-    opened = model.coarse_drafts
+    opened = opened_for(model)
     if key not in opened:
         opened.clear()
         opened[key] = CoarseDrafts(load_coarse(source.folder, output), source.candidates)
-    found: CoarseDrafts = opened[key]
     if layout is not None:
-        _check_grid(found.config, layout, source.folder)
-    return found
+        _check_grid(opened[key].config, layout, source.folder)
+    return opened[key]
+
+
+def opened_for(model: object) -> dict[object, CoarseDrafts]:
+    """The coarse drafts that were opened for a model; `_open` keeps the last ones."""
+    opened: dict[object, CoarseDrafts] = vars(model).setdefault("_coarse_drafts", {})
+    return opened
+
+
+def share_opened(model: object, opened: dict[object, CoarseDrafts]) -> None:
+    """Let a model use what was opened for another object over the same weights."""
+    vars(model)["_coarse_drafts"] = opened
 
 
 def _check_grid(config: CoarseConfig, layout: Layout, folder: str) -> None:

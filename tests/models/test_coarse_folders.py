@@ -68,7 +68,7 @@ def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_pa
     for drafts in ("auto", "coarse", own):
         drawn = draw(drafts)
         assert torch.equal(drawn.tokens, plain.tokens)
-        assert not drawn.stats.notes and found.model.coarse_drafts
+        assert not drawn.stats.notes and coarse.opened_for(found.model)
 
 
 @pytest.mark.parametrize("kind", MEDIA)
@@ -90,7 +90,7 @@ def test_media_models_draft_with_the_coarse_model_in_their_folder(kind, tmp_path
     check_states(found.model, lambda: make(own))
     drawn = make("auto")
     assert torch.equal(drawn[0].tokens, plain[0].tokens)
-    assert drawn.stats.passes == make(own).stats.passes and found.model.coarse_drafts
+    assert drawn.stats.passes == make(own).stats.passes and coarse.opened_for(found.model)
 
 
 def test_attached_models_open_the_coarse_model_of_their_folder_once(tmp_path, monkeypatch):

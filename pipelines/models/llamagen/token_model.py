@@ -30,8 +30,7 @@ class LlamaGenWindow(StaticModelBuffers):
 
     Attributes:
         attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
-        keeps_states, last_states, coarse, coarse_drafts: see
-            `mmaccel.samplers.drafting.coarse.StateModel`.
+        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
 
     Raises:
         OptionError: another attention.
@@ -55,7 +54,6 @@ class LlamaGenWindow(StaticModelBuffers):
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
-        self.coarse_drafts: dict[object, Any] = {}
 
     @property
     def device(self) -> torch.device:
