@@ -98,7 +98,7 @@ def test_neighbours_are_the_tokens_before_a_slot_also_in_the_prompt(tmp_path):
     target = open_target(args)
     config = target.config(16, 8)
     policy = RecordedJacobi(8, "neighbour", config=config)
-    files = collect_passes(target, policy, tmp_path / "work", 3, 3, [None])
+    files = collect_passes(target, policy, tmp_path / "work", 3, 2, [None])  # 3 and 4 ids wide
     data, made = PassData(files, config), target.sample(policy, range(3))
     slots = data._make(
         torch.arange(3), torch.tensor([2, 0, 1]), torch.zeros(3).long(), None, torch.zeros(3, 32)
@@ -125,6 +125,17 @@ def test_a_large_vocabulary_is_normalised_over_a_part_of_its_ids(tmp_path):
     head = training._head(tokens, torch.Generator().manual_seed(0))
     assert 1024 <= len(head) < 1100
     assert all(bool((head == output[token]).all(1).any()) for token in tokens)
+
+
+def test_recorded_states_are_the_guided_ones(tmp_path):
+    (tmp_path / "labels").write_text("1\n4\n0")
+    source = build_checkpoint("llamagen-c2i", tmp_path)
+    options = ["--size", "64", "--prompts", str(tmp_path / "labels"), "--temperature", "0"]
+    target = open_target(coarse._parse([str(source), str(tmp_path / "out"), *options]))
+    policy = RecordedJacobi(8, "neighbour", config=target.config(16, 8))
+    made = target.sample(policy, range(3), 3.0)
+    scores = policy.runs[0]["finals"].float() @ target.window.output_matrix().T
+    assert torch.equal(scores.argmax(-1), made.tokens)
 
 
 @pytest.mark.parametrize("kind", ["image", "speech"])
