@@ -126,7 +126,6 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
             training.curve.append(_point(training) | {"tokens_per_pass": measured})
             training.save()
     training.run(args.minutes)
-    training.save()
     _save(training, args.out, card)
     card["tokens_per_pass"] = measure(target, args, guidance)
     if args.curve:
@@ -137,12 +136,13 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def _point(training: CoarseTraining) -> dict[str, Any]:
-    return {"minutes": round(training.seconds / 60, 2), "cross_entropy": training.validate()}
+    found = training.at_best().validate()
+    return {"minutes": round(training.seconds / 60, 2), "cross_entropy": found}
 
 
 def _save(training: CoarseTraining, out: Path, card: dict[str, Any]) -> None:
     card |= {"steps": training.step} | _point(training)
-    save_coarse(training.model, out, card)
+    save_coarse(training.at_best().model, out, card)
 
 
 @torch.no_grad()

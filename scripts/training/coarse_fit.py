@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from copy import copy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from scripts.training.coarse_passes import PassData, Slots
 _WHOLE_VOCABULARY = 4096  # up to which the softmax is over all ids
 _DRAWN_IDS = 1024
 _CHUNK = 64  # slots of a softmax over a large vocabulary
-_SAVE_EVERY = 60.0  # seconds
+_CHECKS = 20  # validations of a whole training
 _LARGEST = 1e-3  # of all learning rates in the last step, as a share of the first
 
 
@@ -59,6 +60,14 @@ class CoarseTraining:
         minutes: training in all, the minutes of earlier runs included.
         options: see there.
 
+    Attributes:
+        model: as trained so far.
+        best: weights of the lowest cross-entropy on rows that are not learned from; few rows are
+            soon learned by heart.
+        lowest: that cross-entropy.
+        step, seconds: so far.
+        curve: points of the card's curve.
+
     Raises:
         OptionError: `work` holds the training of a coarse model of other sizes.
     """
@@ -79,6 +88,7 @@ class CoarseTraining:
         )
         self.step, self.seconds = 0, 0.0
         self.curve: list[dict[str, Any]] = []
+        self.best, self.lowest = self._weights(), math.inf
         if self.file.exists():
             self._load()
 
@@ -92,13 +102,15 @@ class CoarseTraining:
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
+        self.best, self.lowest = state["best"], state["lowest"]
 
     def save(self) -> None:
         """Write the state, complete or not at all."""
         state = {
             "config": asdict(self.model.config), "model": self.model.state_dict(),
             "optimiser": self._optimiser.state_dict(), "step": self.step,
-            "seconds": self.seconds, "curve": self.curve,
+            "seconds": self.seconds, "curve": self.curve, "best": self.best,
+            "lowest": self.lowest,
         }  # fmt: skip
         partial = self.file.with_suffix(".partial")
         torch.save(state, partial)
@@ -107,7 +119,7 @@ class CoarseTraining:
     def run(self, until: float) -> None:
         """Train until `until` minutes of training have passed, counted over all runs."""
         rng = torch.Generator().manual_seed(self.step + 1)
-        saved = began = time.monotonic() - self.seconds
+        began, checked = time.monotonic() - self.seconds, self.seconds
         while (elapsed := time.monotonic() - began) < 60 * until:
             self.seconds = elapsed
             self._set_rate(elapsed / (60 * self.minutes))
@@ -121,10 +133,28 @@ class CoarseTraining:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self._optimiser.step()
             self.step += 1
-            if elapsed - (saved - began) > _SAVE_EVERY:
-                saved = began + elapsed
-                self.save()
+            if elapsed - checked > 60 * self.minutes / _CHECKS:
+                checked = elapsed
+                self._check()
         self.seconds = max(self.seconds, 60 * until)
+        self._check()
+
+    def _check(self) -> None:
+        """Validate, keep the weights if they are the best so far, and save."""
+        found = self.validate(is_whole=False)
+        if found["seen"] + found["unseen"] < self.lowest:
+            self.best, self.lowest = self._weights(), found["seen"] + found["unseen"]
+        self.save()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def at_best(self) -> CoarseTraining:
+        """A copy of this training whose model has the best weights."""
+        found = copy(self)
+        found.model = CoarseModel(self.model.config, self.model.output).to(self.device)
+        found.model.load_state_dict(self.best)
+        return found
 
     def _set_rate(self, share: float) -> None:
         fall = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
@@ -171,8 +201,13 @@ class CoarseTraining:
         return -(target * (scale * states @ head.T).log_softmax(-1)).sum(-1)
 
     @torch.no_grad()
-    def validate(self, count: int = 2000) -> dict[str, float]:
-        """Cross-entropy in nats on rows that are not learned from, over all ids.
+    def validate(self, count: int = 2000, is_whole: bool = True) -> dict[str, float]:
+        """Cross-entropy in nats on rows that are not learned from.
+
+        Args:
+            count: slots of each kind, at most.
+            is_whole: normalise over all ids, which takes long with a large vocabulary; otherwise
+                as in training, over the same ids at every call.
 
         Returns:
             `seen`, `unseen`: of the coarse model. `stale`: of the pass's scores of seen slots.
@@ -183,6 +218,8 @@ class CoarseTraining:
         count = count if len(output) <= _WHOLE_VOCABULARY else min(count, 512)
         seen = self.data.draw_seen(count, rng, is_validation=True)
         unseen = self.data.draw_unseen(count, rng, is_validation=True)
+        if not is_whole:
+            output = self._head(torch.cat([seen.tokens, unseen.tokens]), rng)
         pairs = {
             "seen": (self.predict(seen), seen.finals), "stale": (seen.states, seen.finals),
             "model_seen": (seen.finals, seen.finals),

@@ -138,6 +138,22 @@ def test_recorded_states_are_the_guided_ones(tmp_path):
     assert torch.equal(scores.argmax(-1), made.tokens)
 
 
+def test_weights_that_are_worse_on_other_rows_are_not_kept(made, tmp_path):
+    arguments, out = made
+    args = coarse._parse(arguments)
+    config = open_target(args).config(16, 8)
+    data = PassData(sorted((out / "work").glob("passes-*")), config)
+    output = open_target(args).window.output_matrix().detach()
+    training = CoarseTraining(config, output, data, tmp_path, 1.0)
+    training.run(0.01)
+    lowest = training.lowest
+    with torch.no_grad():
+        training.model.out.weight.mul_(50)
+    training._check()
+    found = training.at_best().validate()
+    assert found["seen"] + found["unseen"] == training.lowest == lowest
+
+
 @pytest.mark.parametrize("kind", ["image", "speech"])
 def test_pipelines_models_get_coarse_models_of_their_grid(kind, tmp_path):
     if kind == "image":
