@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from scripts.training.coarse_fit import CoarseTraining, FitOptions
 from scripts.training.coarse_passes import PassData, RecordedJacobi, collect_passes
 from scripts.training.coarse_targets import KINDS, Target, count_bytes, open_target
 from scripts.training.export import this_machine
-
-_FRESH = 10**6  # number of the first row that is measured; none of them is learned from
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -89,7 +86,6 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
     Raises:
         OptionError: a model that hands out no states, or options that do not fit.
     """
-    began = time.monotonic()
     target, work = open_target(args), args.work or args.out / "work"
     if not isinstance(target.window, StateModel):
         raise OptionError(
@@ -100,7 +96,6 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
     drafts = args.drafts if args.drafts == "neighbour" else Coarse(args.drafts)
     policy = RecordedJacobi(args.window, drafts, config=config)
     files = collect_passes(target, policy, work, args.samples, args.batch, guidance)
-    collected = time.monotonic() - began
     _, _, params = target.plan(target.prompts[:1], guidance[0])
     options = FitOptions(rate=args.rate, temperature=params.temperature)
     output, data = target.window.output_matrix().detach(), PassData(files, config)
@@ -111,7 +106,7 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "data": {
             "rows": data.n_rows, "slots": data.n_pairs, "window": args.window,
             "guidance": guidance, "temperature": params.temperature, "drafts": args.drafts,
-            "minutes": round(collected / 60, 2),
+            "minutes": round(data.seconds / 60, 2),
         },
         "parameters": sum(weight.numel() for weight in training.model.parameters()),
         "bytes": count_bytes(config),
@@ -154,7 +149,7 @@ def measure(
     Returns:
         A row for each guidance scale. `is_equal` says whether both made the same tokens.
     """
-    rows, found = range(_FRESH, _FRESH + args.measured), []
+    rows, found = target.fresh_rows(args.samples, args.measured), []
     for scale in guidance:
         plain = target.sample(Jacobi(args.window, "neighbour"), rows, scale)
         coarse = target.sample(Jacobi(args.window, Coarse(str(args.out))), rows, scale)

@@ -8,6 +8,7 @@ computed them on the right tokens. What changes between the two is what a coarse
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -159,10 +160,12 @@ def collect_passes(
         if file.exists():
             continue
         policy.runs.clear()
+        began = time.monotonic()
         rows = range(k * batch, min(count, (k + 1) * batch))
         target.sample(policy, rows, guidance[k % len(guidance)])
         partial = file.with_suffix(".partial")
-        save_file({n: v.contiguous() for n, v in policy.runs[0].items()}, partial)
+        content = {name: value.contiguous() for name, value in policy.runs[0].items()}
+        save_file(content | {"seconds": torch.tensor(time.monotonic() - began)}, partial)
         partial.replace(file)
         print(f"{rows.stop} of {count} rows", flush=True)
     return files
@@ -203,6 +206,7 @@ class PassData:
         n_rows: rows in all; one of 20 serves for validation, the first among them.
         n_pairs: slots that were kept.
         counts: `[V]` int64, how often each token occurs.
+        seconds: that collecting took.
     """
 
     def __init__(self, files: Sequence[Path], config: CoarseConfig) -> None:
@@ -227,6 +231,7 @@ class PassData:
         self._slots, self._states, self._seen = (
             torch.cat([part[name] for part in parts]) for name in ("slots", "states", "seen")
         )
+        self.seconds = sum(float(part["seconds"]) for part in parts)
         self.n_rows, self.n_pairs = len(self._tokens), len(self._rows)
         is_validation = self._rows % _VALIDATION == 0
         self._pools = {True: is_validation.nonzero()[:, 0], False: (~is_validation).nonzero()[:, 0]}

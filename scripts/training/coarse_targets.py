@@ -34,6 +34,7 @@ LARGEST_FILE = 3_000_000  # bytes
 LARGEST_TABLE = 512_000_000  # bytes of the neighbours' table in memory
 MOST_SLOTS = 1024  # slots with an embedding of their own
 _CAPTIONS_SEED = 11
+_FRESH = 10**6
 _WIDTHS = (256, 192, 128, 96, 64, 48, 32, 16)
 _EMBEDDING = 48
 
@@ -77,6 +78,11 @@ class Target:
             prompt, length, params = self.plan(chosen, guidance)
             noise = Noise.from_seed(list(rows), len(rows), self.window.device)
             return policy.sample(self.window, prompt, length, params=params, noise=noise)
+
+    def fresh_rows(self, n_learned: int, count: int) -> range:
+        """Rows that no run of the first `n_learned` has: other seeds, and other prompts if any."""
+        first = _FRESH - _FRESH % len(self.prompts) + n_learned
+        return range(first, first + count)
 
     def config(self, width: int | None = None, embedding: int | None = None) -> CoarseConfig:
         """Sizes of a coarse model for this target.

@@ -96,6 +96,7 @@ def test_recorded_states_are_those_of_the_models_own_pass(tmp_path):
 def test_neighbours_are_the_tokens_before_a_slot_also_in_the_prompt(tmp_path):
     args = coarse._parse([*make_text_model(tmp_path), *TEXT])
     target = open_target(args)
+    assert [k % 3 for k in target.fresh_rows(1, 2)] == [1, 2]  # prompts that row 0 has not
     config = target.config(16, 8)
     policy = RecordedJacobi(8, "neighbour", config=config)
     files = collect_passes(target, policy, tmp_path / "work", 3, 2, [None])  # 3 and 4 ids wide
