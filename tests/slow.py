@@ -54,6 +54,7 @@ SWEEPS = {
     "tests/loading/test_hostile_folders.py": 3,
     "tests/loading/test_pickles.py": 5,
     "tests/logits/test_repetition.py": 3,
+    "tests/models/test_coarse_folders.py": 3,
     "tests/models/test_pickled.py": 5,
     "tests/runner/test_graph_families.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Progress, Stats
+from mmaccel.samplers.drafting.coarse import CoarseDrafts, StateModel, share_opened, use_folder
 from mmaccel.samplers.noise import Noise
 
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
@@ -52,6 +54,7 @@ class GenerateService:
     Attributes:
         history: statistics of all calls, the last one at the end.
         warned: reasons for a fallback that the caller was warned of.
+        coarse_drafts: those that were opened for the model.
     """
 
     policy: Policy
@@ -63,6 +66,7 @@ class GenerateService:
     assume_stateless: bool = False
     history: list[Stats] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
+    coarse_drafts: dict[object, CoarseDrafts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(
@@ -132,6 +136,7 @@ class GenerateService:
             if self.layout is not None:
                 self._fallback.refuse_layout(_MODELS_LOOP)
             if not loop.reasons:
+                self._use_coarse_drafts(loop.window, model)
                 out, stats = loop.decode(self.policy, self._choose_seed(loop.samples), self.engine)
                 self.history.append(stats)
                 return out
@@ -167,6 +172,7 @@ class GenerateService:
         chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
         params = call.params({"processor": chain} | warpers)
         window, seed = self.family.open(call), self._choose_seed(samples)
+        self._use_coarse_drafts(window, call.model)
         outputs = _prepare(call, window, self.family)
         streamer = None
         if call.needs_streamer:
@@ -195,6 +201,12 @@ class GenerateService:
         fields = {} if outputs is None else outputs.collect()
         as_output = call.config.return_dict_in_generate
         return hand_over(call.ids, generation, call.pad, as_output, fields)
+
+    def _use_coarse_drafts(self, window: Any, model: Any) -> None:
+        """Coarse drafts of the model's own folder; opened once for all calls."""
+        if model.name_or_path and isinstance(window, StateModel):
+            use_folder(window, Path(model.name_or_path))
+            share_opened(window, self.coarse_drafts)
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:

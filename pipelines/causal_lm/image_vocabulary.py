@@ -45,6 +45,13 @@ class ImageTokenWindow(CausalLMWindow):
         self._weight = head.weight[rows]  # a view where the ids follow each other
         self._bias = None if head.bias is None else head.bias[rows]
         self._lengths: Tensor | None = None
+        self._matrix: Tensor | None = None
+
+    def output_matrix(self) -> Tensor:
+        """As in `CausalLMWindow`: rows of image tokens, and zeros for structural ones."""
+        if self._matrix is None:
+            self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))
+        return self._matrix
 
     def begin(self, prompt: Prompt) -> Prompt:
         """Set the prompt of the next run, whose ids are the model's own; returns it."""
@@ -58,5 +65,7 @@ class ImageTokenWindow(CausalLMWindow):
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
         hidden = self.model.model(**inputs).last_hidden_state[:, -n_kept:]
+        if self.keeps_states:
+            self.last_states = hidden
         logits = F.linear(hidden, self._weight, self._bias)
         return SimpleNamespace(logits=F.pad(logits, (0, self._n_structural)))

@@ -7,6 +7,8 @@ cache of `mmaccel.pipelines.causal_lm.kv_cache`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,16 +221,17 @@ class CausalLMWindow(StaticModelBuffers):
             )
         else:  # a mask of one zero: given none, some models synchronise to check for padding
             masks = start.new_zeros(layout.rows, 1, 1, 1, dtype=dtype)
-        return self._run(
-            input_ids=tokens,
-            attention_mask=masks,
-            position_ids=self.position_ids(positions),
-            past_key_values=self._cache,
-            use_cache=True,
-            return_dict=True,
-            **self._own_inputs(width),
-            **options,
-        )
+        with self._watched_head():
+            return self._run(
+                input_ids=tokens,
+                attention_mask=masks,
+                position_ids=self.position_ids(positions),
+                past_key_values=self._cache,
+                use_cache=True,
+                return_dict=True,
+                **self._own_inputs(width),
+                **options,
+            )
 
     def _own_inputs(self, width: int) -> dict[str, Tensor]:
         own = self.own_prompt
@@ -264,24 +267,31 @@ class CausalLMWindow(StaticModelBuffers):
         end = int(start.max()) + width
         return -(-end // stride) * stride
 
-    def _run(self, **inputs: Any) -> Any:
+    @contextmanager
+    def _watched_head(self) -> Iterator[None]:
+        """Store what the output head reads in `last_states`, if they are wanted."""
         if not self.keeps_states:
-            return self._call(**inputs)
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(self._keep_states)
+            yield
+            return
+        hook = self.output_head().register_forward_pre_hook(self._keep_states)
         try:
-            return self._call(**inputs)
+            yield
         finally:
             hook.remove()
 
     def _keep_states(self, head: Any, given: tuple[Tensor, ...]) -> None:
         self.last_states = given[0]
 
+    def output_head(self) -> Any:
+        """The linear layer that computes the logits."""
+        return self.model.get_output_embeddings()
+
     def output_matrix(self) -> Tensor:
         """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
-        weight: Tensor = self.model.get_output_embeddings().weight
+        weight: Tensor = self.output_head().weight
         return weight[: self.vocab_size]
 
-    def _call(self, **inputs: Any) -> Any:
+    def _run(self, **inputs: Any) -> Any:
         replaced = self._replaced_tensors()
         if not replaced:
             return self.model(**inputs)

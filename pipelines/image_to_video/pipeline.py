@@ -27,6 +27,7 @@ from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
 from mmaccel.results import OnStep, Stats
+from mmaccel.samplers.drafting.coarse import use_folder
 from mmaccel.samplers.noise import Noise, check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -96,6 +97,7 @@ class ImageToVideo:
             "files that do not fit", "copy both folders again",
         ):  # fmt: skip
             video = load_cosmos(source, codec_source, load_config)
+        use_folder(video.window, source)
         return cls(video, source, engine, codec_source)
 
     def __call__(

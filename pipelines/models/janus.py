@@ -130,6 +130,10 @@ class JanusCodes(CausalLMWindow):
         self.vocab_size = model.model.vqmodel.config.num_embeddings
         self._lengths = lengths
 
+    def output_head(self) -> Any:
+        """As in `CausalLMWindow`: the last layer of the head of image codes."""
+        return self.model.model.generation_head.vision_head
+
     def begin(self, prompt: Prompt) -> Prompt:
         """Set the prompt lengths of the next run; return the prompt."""
         self._lengths = prompt.lengths

@@ -25,7 +25,6 @@ from mmaccel.pipelines.models.scenes_vocabulary import (
     tokenizer_folder,
 )
 from mmaccel.pipelines.text_to_image.model import ImageModel
-from mmaccel.samplers.drafting.coarse_model import find_coarse
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from mmaccel.tokenizers_vq.grid import Grid
@@ -85,7 +84,6 @@ def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
     model = load_decoder(folder, load_config, words.vocab_size)
     check_windows(model, CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
-    window.coarse = find_coarse(folder)
     return WordImages(window, tokenizer, words)
 
 

@@ -44,7 +44,8 @@ class StaticModelBuffers:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
-        own = {name: value for name, value in vars(self).items() if name != "_cache"}
+        left_out = ("_cache", "_coarse_drafts")
+        own = {name: value for name, value in vars(self).items() if name not in left_out}
         return own | {"_kv_layout": None, "runner": None}
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:

@@ -66,12 +66,14 @@ def open_images(
     module, _, function = IMAGE_MODELS[family].partition(":")
     load = getattr(import_module(module), function)
     from mmaccel.pipelines.text_to_image.model import check_example
+    from mmaccel.samplers.drafting.coarse import use_folder
 
     with refusing(
         f"a checkpoint of {family} in {source}", "files that do not fit", "copy the folder again"
     ):
         loaded: ImageModel = load(source, load_config)
         check_example(loaded)
+    use_folder(loaded.window, source)
     return loaded, source
 
 

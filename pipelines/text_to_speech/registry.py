@@ -41,6 +41,8 @@ def open_speech(
     """
     from transformers import AutoTokenizer
 
+    from mmaccel.samplers.drafting.coarse import use_folder
+
     if family is not None and family not in SPEECH:
         raise OptionError(
             f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
@@ -58,6 +60,7 @@ def open_speech(
     ):  # fmt: skip
         loaded: SpeechModel = load(source, tokenizer, codec_source, load_config)
         loaded.encode("a", None)
+    use_folder(loaded.window, source)
     return loaded, source, codec_source
 
 

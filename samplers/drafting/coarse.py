@@ -28,12 +28,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import check_choice, check_int, show
+from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.kernels import coarse_sweep_numpy, dispatch
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
-from mmaccel.samplers.drafting.coarse_model import WEIGHTS, CoarseModel, load_coarse
+from mmaccel.samplers.drafting.coarse_model import (
+    WEIGHTS,
+    CoarseConfig,
+    CoarseModel,
+    find_coarse,
+    load_coarse,
+)
 from mmaccel.samplers.window.proposers import SOURCES
 
 if TYPE_CHECKING:
@@ -288,15 +295,31 @@ def first_source(source: str | Coarse) -> str:
     return source if isinstance(source, str) and source in SOURCES else "neighbour"
 
 
-def open_coarse(source: str | Coarse, model: object) -> tuple[CoarseDrafts | None, str]:
+def use_folder(model: object, folder: Path) -> None:
+    """Let a token model draft with the coarse model in the folder that it was loaded from.
+
+    Args:
+        model: the token model; nothing happens to one that is no `StateModel`.
+        folder: of its checkpoint, or a file in it.
+    """
+    if isinstance(model, StateModel):
+        model.coarse = find_coarse(folder if folder.is_dir() else folder.parent)
+
+
+def open_coarse(
+    source: str | Coarse, model: object, layout: Layout | None = None
+) -> tuple[CoarseDrafts | None, str]:
     """The coarse drafts that a draft source names, and a remark where it asks for what is missing.
 
     Args:
         source: "auto" or "coarse" for those that ship with the model, or a `Coarse`.
         model: the token model.
+        layout: of the run's tokens, or None.
 
     Raises:
-        OptionError: a `Coarse` for a model that hands out no hidden states; see also `load_coarse`.
+        OptionError: a `Coarse` for a model that hands out no hidden states; a coarse model of
+            another grid than the run's (not for "auto", which then drafts without it); see also
+            `load_coarse`.
         UnsupportedModelError: see `load_coarse`.
     """
     states = model if isinstance(model, StateModel) else None
@@ -306,25 +329,54 @@ def open_coarse(source: str | Coarse, model: object) -> tuple[CoarseDrafts | Non
                 f"drafts: expected a model that hands out its hidden states for {source!r}, "
                 f"received a {type(model).__name__}; use drafts='neighbour'"
             )
-        return _open(source, states), ""
+        return _open(source, states, layout), ""
     if source not in ("auto", "coarse"):
         return None, ""
     if states is None or states.coarse is None:
         note = "drafts='coarse': the model has no coarse model; drafts='neighbour' instead"
         return None, note if source == "coarse" else ""
-    return _open(Coarse(str(states.coarse)), states), ""
+    own = Coarse(str(states.coarse))
+    if source == "coarse":
+        return _open(own, states, layout), ""
+    try:
+        return _open(own, states, layout), ""
+    except OptionError as error:
+        return None, f"drafts='auto': no coarse drafts, as {error}"
 
 
-def _open(source: Coarse, model: StateModel) -> CoarseDrafts:
+def _open(source: Coarse, model: StateModel, layout: Layout | None) -> CoarseDrafts:
     """Load once for each model, and again when the weights' file has changed."""
     output = model.output_matrix()
     file = Path(source.folder) / WEIGHTS
     key = (source, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
-    opened: dict[object, CoarseDrafts] = vars(model).setdefault("_coarse_drafts", {})
+    opened = opened_for(model)
     if key not in opened:
         opened.clear()
         opened[key] = CoarseDrafts(load_coarse(source.folder, output), source.candidates)
+    if layout is not None:
+        _check_grid(opened[key].config, layout, source.folder)
     return opened[key]
+
+
+def opened_for(model: object) -> dict[object, CoarseDrafts]:
+    """The coarse drafts that were opened for a model; `_open` keeps the last ones."""
+    opened: dict[object, CoarseDrafts] = vars(model).setdefault("_coarse_drafts", {})
+    return opened
+
+
+def share_opened(model: object, opened: dict[object, CoarseDrafts]) -> None:
+    """Let a model use what was opened for another object over the same weights."""
+    vars(model)["_coarse_drafts"] = opened
+
+
+def _check_grid(config: CoarseConfig, layout: Layout, folder: str) -> None:
+    known, own = (config.columns, config.frame), (layout.columns, layout.frame)
+    if config.columns and known != own:
+        raise OptionError(
+            f"drafts: expected a coarse model of {own[0]} columns and {own[1]} slots a frame, "
+            f"received one of {known[0]} and {known[1]} in {folder}; make one for this size, or "
+            "use drafts='neighbour'"
+        )
 
 
 def _guided_states(run: WindowRun) -> Tensor:

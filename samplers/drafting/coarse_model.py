@@ -150,8 +150,9 @@ class CoarseModel(nn.Module):
             neighbours: `[..., N]` int64 ids, V where there is none.
             base: `[..., H]`, from `base`.
         """
-        tokens = self.project(self.embedded)  # [V + 1, E]
-        mixed = F.linear(F.embedding(neighbours, tokens).flatten(-2), self.mix.weight)
+        ids, index = neighbours.unique(return_inverse=True)
+        tokens = self.project(self.embedded[ids])  # [ids, E]: few of a large vocabulary
+        mixed = F.linear(F.embedding(index, tokens).flatten(-2), self.mix.weight)
         first = torch.relu(mixed + base)
         return first + torch.relu(self.inner(first))
 

@@ -86,7 +86,7 @@ class WindowRun:
     ) -> None:
         source = getattr(policy, "drafts", "left")
         _check_run(policy, model, prompt, length, noise)
-        self.coarse, note = open_coarse(source, model)
+        self.coarse, note = open_coarse(source, model, prompt.layout)
         if isinstance(model, StateModel):
             model.keeps_states = self.coarse is not None
         self._source = first_source(source)

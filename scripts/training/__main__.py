@@ -17,18 +17,25 @@ Each has its `-export` and `-card`. The features of images are trained and measu
     python scripts/train_demo.py features
     python scripts/train_demo.py features-card
 
-Each command goes on where it was stopped. `generator` may be given more steps later.
+A coarse model for coarse drafts, of any model, is made by
+
+    python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
+
+(see `scripts/training/coarse.py`). Each command goes on where it was stopped. `generator`
+may be given more steps later.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
+from scripts.training import coarse
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -56,6 +63,9 @@ NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "sc
 
 def main() -> None:
     """Reads the command line and runs one part."""
+    if sys.argv[1:2] == ["coarse"]:
+        coarse.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

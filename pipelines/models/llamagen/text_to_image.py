@@ -71,6 +71,7 @@ class LlamaGenImages(ImageModel):
         side = count_side(size, self.tokenizer.step)
         model = resize(self.window.model, side**2)
         window = LlamaGenWindow(model, self.window.attention)
+        window.coarse = self.window.coarse
         LlamaGenImages.__init__(self, window, self.tokenizer.resize((side, side)))
 
     def decode(self, tokens: Tensor) -> Tensor:

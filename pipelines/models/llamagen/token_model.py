@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ class LlamaGenWindow(StaticModelBuffers):
 
     Attributes:
         attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
+        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
 
     Raises:
         OptionError: another attention.
@@ -49,6 +51,9 @@ class LlamaGenWindow(StaticModelBuffers):
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
         self._kv_layout: KVCacheLayout | None = None
+        self.keeps_states = False
+        self.last_states: Tensor | None = None
+        self.coarse: Path | None = None
 
     @property
     def device(self) -> torch.device:
@@ -107,8 +112,15 @@ class LlamaGenWindow(StaticModelBuffers):
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
-        has_masks = bool(self.attention_reason)
-        return self.model.output(self._pass(tokens, start, has_masks)).float()
+        hidden = self._pass(tokens, start, has_masks=bool(self.attention_reason))
+        if self.keeps_states:
+            self.last_states = hidden
+        logits: Tensor = self.model.output(hidden)
+        return logits.float()
+
+    def output_matrix(self) -> Tensor:
+        """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
+        return self.model.output.weight
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""

@@ -1,0 +1,274 @@
+"""Passes of Jacobi runs, the data that a coarse model learns from.
+
+Of every pass some slots are kept that were not accepted: the state that the pass computed (the
+stale one), and the neighbours that it saw. The states of accepted tokens are final: the large model
+computed them on the right tokens. What changes between the two is what a coarse model predicts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.errors import OptionError
+from mmaccel.kernels.truncation import guide
+from mmaccel.results import Generation
+from mmaccel.samplers.drafting.coarse_model import CoarseConfig
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.run import WindowRun
+from scripts.training.coarse_targets import Target
+
+MOST_PROMPT = 512  # last tokens of a prompt that are kept
+_VALIDATION = 20  # one row of so many is not learned from
+
+
+@dataclass(frozen=True)
+class RecordedJacobi(Jacobi):
+    """`Jacobi` that keeps its passes.
+
+    Args:
+        config: whose neighbours are kept.
+        per_pass: slots of a row's pass that are kept.
+
+    Attributes:
+        runs: what `PassData` reads, one entry a run.
+    """
+
+    config: CoarseConfig | None = None
+    per_pass: int = 10
+    runs: list[dict[str, Tensor]] = field(default_factory=list, repr=False, compare=False)
+
+    def decode(self, run: WindowRun) -> Generation:
+        """As `Jacobi`; every pass is kept when its tokens are accepted."""
+        assert self.config is not None
+        recorder, accept = _Recorder(run, self.config, self.per_pass), run.accept
+
+        def record_and_accept(tokens: Tensor, n_accepted: Tensor) -> None:
+            recorder.record(n_accepted)
+            accept(tokens, n_accepted)
+
+        run.model.keeps_states = True  # type: ignore[attr-defined]
+        vars(run)["accept"] = record_and_accept
+        generation = super().decode(run)
+        self.runs.append(recorder.collect(generation.lengths))
+        return generation
+
+
+class _Recorder:
+    """The passes of one run."""
+
+    def __init__(self, run: WindowRun, config: CoarseConfig, per_pass: int) -> None:
+        self.run, self.config, self.per_pass = run, config, per_pass
+        shape = (run.prompt.batch, run.length, config.hidden_size)
+        self.finals = torch.zeros(shape, dtype=torch.float16)
+        self.kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def record(self, n_accepted: Tensor) -> None:
+        """Keep a pass, whose drafts still stand in the token buffer."""
+        run, slots = self.run, self.run.buffer.slots
+        model: Any = run.model
+        states = guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
+        states, is_over = states.half().cpu(), run.is_over(slots).cpu()
+        seen = _neighbours(self.tokens(), slots, run.buffer.origin, self.config).cpu()
+        at = slots.cpu()
+        is_accepted = torch.arange(at.shape[1]) < n_accepted.cpu()[:, None]
+        rows, index = (is_accepted & ~is_over).nonzero(as_tuple=True)
+        self.finals[rows, at[rows, index]] = states[rows, index]
+        order = torch.rand(at.shape).masked_fill(is_accepted | is_over, -1)
+        best = order.topk(min(self.per_pass, at.shape[1]), 1)
+        rows, k = (best.values >= 0).nonzero(as_tuple=True)
+        index = best.indices[rows, k]
+        self.kept.append((rows, at[rows, index], states[rows, index], seen[rows, index].int()))
+
+    def tokens(self) -> Tensor:
+        """`[B, N + 1]` int64, the token buffer; V for padding, other ids, and in the last column"""
+        n_ids = self.config.vocab_size
+        tokens = F.pad(self.run.buffer.tokens, (0, 1), value=n_ids)
+        return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
+
+    def collect(self, lengths: Tensor) -> dict[str, Tensor]:
+        """The run as tensors; slots after a row's end are left out."""
+        run, lengths = self.run, lengths.cpu()
+        rows, slots, states, seen = (torch.cat(parts) for parts in zip(*self.kept))
+        is_inside = slots < lengths[rows]
+        origin = run.buffer.origin
+        first = max(0, origin - MOST_PROMPT)
+        tokens = self.tokens()[:, first : origin + run.length].cpu()
+        return {
+            "tokens": tokens.int(), "origin": torch.tensor([origin - first]), "lengths": lengths,
+            "finals": self.finals, "rows": rows[is_inside], "slots": slots[is_inside],
+            "states": states[is_inside], "seen": seen[is_inside],
+        }  # fmt: skip
+
+
+def _neighbours(tokens: Tensor, slots: Tensor, origin: int, config: CoarseConfig) -> Tensor:
+    """Ids `[B, K, N]` int64 of the neighbours of slots `[B, K]`; V where there is none.
+
+    Args:
+        tokens: `[B, C]` int64; slot 0 is in column `origin`, and the last column holds V.
+    """
+    found, exists = config.find_neighbours(slots)
+    columns = torch.where(exists & (found + origin >= 0), found + origin, tokens.shape[1] - 1)
+    return tokens.gather(1, columns.flatten(1)).view(columns.shape)
+
+
+def collect_passes(
+    target: Target,
+    policy: RecordedJacobi,
+    work: Path,
+    count: int,
+    batch: int,
+    guidance: Sequence[float | None],
+) -> list[Path]:
+    """Sample rows and write their passes, a file a batch; files that are there are kept.
+
+    Args:
+        target: the model.
+        policy: how to decode.
+        work: receives `passes-….safetensors` and `passes.json`.
+        count: rows in all.
+        batch: rows decoded together.
+        guidance: guidance scales, which batches take in turn.
+
+    Raises:
+        OptionError: passes of another model or of other options in `work`.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    assert policy.config is not None
+    made_with = {
+        "model": target.name, "policy": repr(policy), "config": asdict(policy.config),
+        "batch": batch, "guidance": list(guidance),
+    }  # fmt: skip
+    note, text = work / "passes.json", json.dumps(made_with, indent=1)
+    if note.exists() and note.read_text(encoding="utf-8") != text:
+        raise OptionError(
+            f"work: expected no passes, or some of this model with these options in {work}, "
+            "received others; give another --work"
+        )
+    note.write_text(text, encoding="utf-8")
+    files = [work / f"passes-{k:05d}.safetensors" for k in range(-(-count // batch))]
+    for k, file in enumerate(files):
+        if file.exists():
+            continue
+        policy.runs.clear()
+        began = time.monotonic()
+        rows = range(k * batch, min(count, (k + 1) * batch))
+        target.sample(policy, rows, guidance[k % len(guidance)])
+        partial = file.with_suffix(".partial")
+        content = {name: value.contiguous() for name, value in policy.runs[0].items()}
+        save_file(content | {"seconds": torch.tensor(time.monotonic() - began)}, partial)
+        partial.replace(file)
+        print(f"{rows.stop} of {count} rows", flush=True)
+    return files
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Some slots to learn from; K of them.
+
+    Attributes:
+        slots, distances: `[K]` int64, see `CoarseModel.base`.
+        now: `[K, N]` int64, the neighbours in the end.
+        seen: `[K, N]` int64, the neighbours that the pass saw; None where no pass saw the slot.
+        states: `[K, D]` float32, of the pass.
+        prompts: `[K, D]` float32, of slot 0.
+        finals: `[K, D]` float32, of the slot on the right tokens.
+        tokens: `[K]` int64, the slot's token in the end.
+    """
+
+    slots: Tensor
+    distances: Tensor
+    now: Tensor
+    seen: Tensor | None
+    states: Tensor
+    prompts: Tensor
+    finals: Tensor
+    tokens: Tensor
+
+
+class PassData:
+    """The passes in some files.
+
+    Args:
+        files: of `collect_passes`, at least one.
+        config: the one they were kept with.
+
+    Attributes:
+        n_rows: rows in all; one of 20 serves for validation, the first among them.
+        n_pairs: slots that were kept.
+        counts: `[V]` int64, how often each token occurs.
+        seconds: that collecting took.
+    """
+
+    def __init__(self, files: Sequence[Path], config: CoarseConfig) -> None:
+        parts = [load_file(file) for file in files]
+        n_ids = config.vocab_size
+        self.config, self._origin = config, max(int(part["origin"]) for part in parts)
+        n_slots = max(part["finals"].shape[1] for part in parts)
+        self._tokens = torch.cat([
+            F.pad(
+                part["tokens"],
+                (self._origin - int(part["origin"]), 1 + n_slots - part["finals"].shape[1]),
+                value=n_ids,
+            )
+            for part in parts
+        ])  # fmt: skip
+        self._finals = torch.cat(
+            [F.pad(part["finals"], (0, 0, 0, n_slots - part["finals"].shape[1])) for part in parts]
+        )
+        self._lengths = torch.cat([part["lengths"] for part in parts])
+        firsts = torch.tensor([0, *(len(part["lengths"]) for part in parts)]).cumsum(0)
+        self._rows = torch.cat([part["rows"] + first for part, first in zip(parts, firsts)])
+        self._slots, self._states, self._seen = (
+            torch.cat([part[name] for part in parts]) for name in ("slots", "states", "seen")
+        )
+        self.seconds = sum(float(part["seconds"]) for part in parts)
+        self.n_rows, self.n_pairs = len(self._tokens), len(self._rows)
+        is_validation = self._rows % _VALIDATION == 0
+        self._pools = {True: is_validation.nonzero()[:, 0], False: (~is_validation).nonzero()[:, 0]}
+        made = self._tokens[:, self._origin :].long()
+        self.counts = made.flatten().bincount(minlength=n_ids + 1)[:n_ids]
+
+    def draw_seen(self, count: int, rng: torch.Generator, is_validation: bool = False) -> Slots:
+        """Slots that a pass has seen, and what it saw."""
+        pool = self._pools[is_validation]
+        chosen = pool[torch.randint(len(pool), (count,), generator=rng)]
+        rows, slots = self._rows[chosen], self._slots[chosen]
+        return self._make(
+            rows, slots, torch.zeros_like(slots), self._seen[chosen].long(), self._states[chosen]
+        )
+
+    def draw_unseen(self, count: int, rng: torch.Generator, is_validation: bool = False) -> Slots:
+        """Slots after one that a pass has seen, at distances that are mostly small."""
+        pool, found = self._pools[is_validation], []
+        n_found = 0
+        while n_found < count:
+            chosen = pool[torch.randint(len(pool), (count,), generator=rng)]
+            distances = torch.empty(count, dtype=torch.int64).geometric_(0.2, generator=rng)
+            distances = distances.clamp(max=self.config.reach)
+            slots = self._slots[chosen] + distances
+            is_inside = slots < self._lengths[self._rows[chosen]]
+            if not is_inside.any():  # rows of one or two slots
+                slots, is_inside = self._slots[chosen], torch.ones_like(is_inside)
+            found.append(torch.stack([chosen, slots, distances])[:, is_inside])
+            n_found += int(is_inside.sum())
+        chosen, slots, distances = torch.cat(found, 1)[:, :count]
+        return self._make(self._rows[chosen], slots, distances, None, self._states[chosen])
+
+    def _make(
+        self, rows: Tensor, slots: Tensor, distances: Tensor, seen: Tensor | None, states: Tensor
+    ) -> Slots:
+        tokens = self._tokens[rows].long()
+        now = _neighbours(tokens, slots[:, None], self._origin, self.config)[:, 0]
+        own = tokens.gather(1, slots[:, None] + self._origin)[:, 0]
+        finals, prompts = (self._finals[rows, at].float() for at in (slots, 0))
+        return Slots(slots, distances, now, seen, states.float(), prompts, finals, own)

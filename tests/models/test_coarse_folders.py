@@ -1,0 +1,151 @@
+"""Coarse models in the folders of models: states, where they are found, which ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import OptionError
+from mmaccel.handle import family_of
+from mmaccel.samplers.drafting import coarse
+from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
+from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
+from tests.fixtures.media import MEDIA, SECONDS, TEXTS, build_media, image, open_media
+from tests.fixtures.tiny_lms import build_lm
+
+WINDOW = 8
+
+
+def save_random(window, folder: Path, layout=None) -> mmaccel.Coarse:
+    """A random coarse model for a token model and the grid of a layout."""
+    torch.manual_seed(0)
+    output = window.output_matrix()
+    grid = {} if layout is None else {"columns": layout.columns, "frame": layout.frame}
+    config = CoarseConfig(*output.shape, width=16, embedding=8, **grid)
+    model = CoarseModel(config, output)
+    with torch.no_grad():
+        model.out.weight.mul_(20)
+    save_coarse(model, folder, {})
+    return mmaccel.Coarse(str(folder))
+
+
+def check_states(window, call) -> None:
+    """The states that a model hands out, times its output matrix, are its logits up to a bias."""
+    found, forward = [], window.forward
+
+    def record(tokens, start):
+        logits = forward(tokens, start)
+        wrong = window.last_states.float() @ window.output_matrix().float().T - logits
+        found.append((wrong - wrong[:1, :1]).abs().max())
+        return logits
+
+    window.forward = record
+    try:
+        call()
+    finally:
+        window.forward = forward
+    assert found and max(found) < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_path):
+    source, size = build_checkpoint(family, tmp_path / family), SIZES.get(family)
+    pipe = mmaccel.TextToImage.from_pretrained(source, size=size)
+    folder = source if source.is_dir() else source.parent
+    assert pipe.model.coarse is None
+    own = save_random(pipe.model, folder, pipe.image_model.layout)
+    found = mmaccel.TextToImage.from_pretrained(source, size=size)
+    assert found.model.coarse == folder
+
+    def draw(drafts):
+        return found(captions(family), policy=mmaccel.Jacobi(WINDOW, drafts), seed=3)
+
+    plain = draw("neighbour")
+    check_states(found.model, lambda: draw(own))
+    for drafts in ("auto", "coarse", own):
+        drawn = draw(drafts)
+        assert torch.equal(drawn.tokens, plain.tokens)
+        assert not drawn.stats.notes and coarse.opened_for(found.model)
+
+
+@pytest.mark.parametrize("kind", MEDIA)
+def test_media_models_draft_with_the_coarse_model_in_their_folder(kind, tmp_path):
+    folders = build_media(kind, tmp_path)
+    pipe = open_media(kind, folders)
+    layout = pipe.video.layout if kind == "cosmos" else None
+    own = save_random(pipe.model, folders[0], layout)
+    found = open_media(kind, folders)
+    assert found.model.coarse == folders[0]
+
+    def make(drafts):
+        options = {"policy": mmaccel.Jacobi(WINDOW, drafts), "seed": 3}
+        if kind == "cosmos":
+            return found(image(), **options)
+        return found(TEXTS[0], max_seconds=SECONDS[kind], **options)
+
+    plain = make("neighbour")
+    check_states(found.model, lambda: make(own))
+    drawn = make("auto")
+    assert torch.equal(drawn[0].tokens, plain[0].tokens)
+    assert drawn.stats.passes == make(own).stats.passes and coarse.opened_for(found.model)
+
+
+def test_attached_models_open_the_coarse_model_of_their_folder_once(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    build_lm("llama").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    own = save_random(family_of(model).wrap(model), tmp_path)
+    opened, load = [], coarse.load_coarse
+    monkeypatch.setattr(coarse, "load_coarse", lambda *args: opened.append(1) or load(*args))
+
+    def generate(drafts, calls=1):
+        with mmaccel.attach(model, mmaccel.Jacobi(WINDOW, drafts), seed=0) as handle:
+            for _ in range(calls):
+                made = model.generate(ids, max_new_tokens=40, do_sample=True, top_k=0)
+        return made, handle.stats.passes
+
+    plain, n_plain = generate("neighbour")
+    made, n_auto = generate("auto", calls=2)
+    assert len(opened) == 1
+    assert torch.equal(made, plain)
+    assert n_auto == generate(own)[1] != n_plain
+
+
+@pytest.fixture(scope="module")
+def llamagen(tmp_path_factory):
+    """A LlamaGen of 4 x 4 tokens with a coarse model in its folder."""
+    file = build_checkpoint("llamagen-c2i", tmp_path_factory.mktemp("llamagen"))
+    pipe = mmaccel.TextToImage.from_pretrained(file, size=(64, 64))
+    save_random(pipe.model, file.parent, pipe.image_model.layout)
+    return mmaccel.TextToImage.from_pretrained(file, size=(64, 64))
+
+
+def test_a_coarse_model_of_another_grid_is_refused_and_not_used_by_auto(llamagen):
+    larger = llamagen.resize((128, 128))
+    own = str(llamagen.model.coarse)
+    for drafts in ("coarse", mmaccel.Coarse(own)):
+        with pytest.raises(OptionError, match=r"expected .* 8 columns .* received .* 4 .*; make"):
+            larger("1", policy=mmaccel.Jacobi(WINDOW, drafts))
+    made = larger("1", policy=mmaccel.Jacobi(WINDOW), seed=2)
+    assert "no coarse drafts" in made.stats.notes[0]
+    plain = larger("1", policy=mmaccel.Jacobi(WINDOW, "neighbour"), seed=2)
+    assert torch.equal(made.tokens, plain.tokens) and made.stats.passes == plain.stats.passes
+
+
+@pytest.mark.parametrize("other", ["weights", "vocabulary"])
+def test_a_coarse_model_of_another_model_is_refused(llamagen, tmp_path, other):
+    window = llamagen.model
+    matrix = window.output_matrix() * 2 if other == "weights" else window.output_matrix()[:-1]
+
+    class Other:
+        def output_matrix(self):
+            return matrix
+
+    source = save_random(Other(), tmp_path, llamagen.image_model.layout)
+    with pytest.raises(OptionError, match="drafts: expected .*, received .*; make one"):
+        llamagen("1", policy=mmaccel.Jacobi(WINDOW, source))
