@@ -280,7 +280,7 @@ def parse_source(text: str) -> str | Coarse:
     Raises:
         OptionError: a folder without a coarse model.
     """
-    is_path = "/" in text or os.sep in text or (text != "" and os.path.isdir(text))
+    is_path = "/" in text or os.sep in text or os.path.isdir(text)
     if text in NAMES or not is_path:
         return text
     check_coarse(Path(text))

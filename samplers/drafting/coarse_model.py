@@ -226,7 +226,7 @@ def describe_coarse(folder: str | Path) -> dict[str, Any]:
     with (folder / WEIGHTS).open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     card = {name: value for name, value in content.items() if name != "fingerprint"}
-    return {"sha256": digest, "bytes": (folder / WEIGHTS).stat().st_size, **card}
+    return {**card, "sha256": digest, "bytes": (folder / WEIGHTS).stat().st_size}
 
 
 def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from mmaccel import Coarse, Jacobi, OptionError, TextToImage
@@ -15,28 +14,16 @@ from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.values import refusal, to_arguments
 from mmaccel.commands.media_job import choose_policy
-from mmaccel.samplers.drafting.coarse_model import (
-    WEIGHTS,
-    CoarseConfig,
-    CoarseModel,
-    describe_coarse,
-    save_coarse,
-)
+from mmaccel.samplers.drafting.coarse_model import WEIGHTS, describe_coarse
+from tests.fixtures.tiny_coarse import MINUTES, build_coarse
 from tests.fixtures.tiny_model import CAPTIONS
 
 
 @pytest.fixture(scope="module")
 def coarse(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a random coarse model for the tiny model."""
-    pipe = TextToImage.from_pretrained(tiny_folder)
-    output = pipe.model.output_matrix()
-    config = CoarseConfig(*output.shape, columns=4, n_slots=16, embedding=4, width=8)
-    torch.manual_seed(0)
-    model, folder = CoarseModel(config, output), tmp_path_factory.mktemp("made") / "coarse"
-    with torch.no_grad():
-        model.out.weight.mul_(30)
-    save_coarse(model, folder, {"minutes": 3})
-    return str(folder)
+    folder = tmp_path_factory.mktemp("made") / "coarse"
+    return build_coarse(TextToImage.from_pretrained(tiny_folder), folder)
 
 
 def test_a_comparison_says_that_drafts_are_coarse(
@@ -104,7 +91,7 @@ def test_bench_compares_draft_sources_in_one_run(
     assert len(report["rows"]) == 5 and report["rows"][4]["drafts"] is None
     assert report["rows"][3]["passes"] != report["rows"][1]["passes"]
     assert report["coarse"] == {coarse: describe_coarse(coarse)}
-    assert report["coarse"][coarse]["minutes"] == 3
+    assert report["coarse"][coarse]["minutes"] == MINUTES
     assert report["coarse"][coarse]["bytes"] == (Path(coarse) / WEIGHTS).stat().st_size
     assert "jacobi 8 coarse" in capsys.readouterr().out
 

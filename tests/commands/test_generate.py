@@ -63,7 +63,7 @@ def test_images_carry_their_facts(generate, tiny_folder: Path) -> None:
         assert facts["guidance_scale"] == 2.0 and facts["top_k"] is None
         steps = f"Steps: {N_TOKENS}, Sampler: jacobi, CFG scale: 2.0, Seed: {seed}, Size: "
         assert line.startswith(f"{CAPTIONS[0]}\n{steps}")
-        assert ', Policy: "jacobi(window=5, drafts=neighbour)", ' in line
+        assert ', Policy: "jacobi(window=5, drafts=auto)", ' in line
         assert f", Forward passes: {facts['passes']}, " in line
 
 
