@@ -114,7 +114,7 @@ def _candidates(report: Report) -> str:
 
 
 def _curves(report: Report) -> str:
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for folder, card in report["coarse"].items():
         for point in card.get("curve", ()):
             gains = ", ".join(

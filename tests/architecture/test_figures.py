@@ -128,6 +128,7 @@ def test_the_coarse_study_is_drawn_from_its_report() -> None:
         "| c2 | 1 300 000 | 2.60 | 9.5 | 3.00 (2.50; uncorrected 3.50) | 4.00 (2.75) | 5.00 |"
         in filled
     )
+    assert "| c1 | 1 300 000 | 2.60 | 9.5 |" in filled and "4.00 (2.75) | 4.00 |" in filled
     assert "| 1 | 8 | 4 | 3.00 | 5.0 % |\n| 1 | 8 | 16 | 4.00 | 5.0 % |" in filled
     assert "| c2 | 5 | 3.00 (2.50; uncorrected 3.50) | 4.00 (2.75) | 4.50 (guidance 1," in filled
     nothing = fill_tables("<!-- table: coarse-study -->\nold\n<!-- end -->", {})

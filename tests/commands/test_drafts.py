@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,16 @@ def test_models_says_where_a_coarse_model_ships(tmp_path: Path, monkeypatch, cap
     lines = capsys.readouterr().out.splitlines()
     told = {line.split()[0]: line.split()[1] for line in lines if line.startswith("scenes")}
     assert told == {"scenes": "yes", "scenes-masked": "-"}
+
+
+def test_bench_names_the_coarse_model_in_the_models_folder(
+    tiny_folder: Path, coarse: str, tmp_path: Path
+) -> None:
+    model, file = tmp_path / "model", tmp_path / "found.json"
+    shutil.copytree(tiny_folder, model)
+    shutil.copytree(coarse, model, dirs_exist_ok=True)
+    options = ["--policies", "jacobi,mc-sjd", "--windows", "8", "--guidance", "1", "--count", "1"]
+    assert main(["bench", CAPTIONS[0], *options, "--model", str(model), "--json", str(file)]) == 0
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert [row["drafts"] for row in report["rows"]] == [None, "coarse", "neighbour"]
+    assert report["coarse"] == {"coarse": describe_coarse(coarse)}
