@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.gpu.tables import GPU_TABLES
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables
@@ -147,6 +148,12 @@ def _is_exact(row: dict[str, Any]) -> bool:
     return row.get("dtype", EXACT_DTYPE) == EXACT_DTYPE
 
 
+def _drafts(row: dict[str, Any]) -> str:
+    """The draft source where it is not the nearest slot, which older results do not name."""
+    source = row.get("drafts")
+    return "" if source in (None, "neighbour") else f", {Path(source).name} drafts"
+
+
 def _half_width(row: dict[str, Any]) -> str:
     half = row.get("half_width")
     return "" if half is None else f" ± {half:.2f}"
@@ -178,6 +185,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
         "policy": lambda r: (
             r["policy"]
             + ("" if r["window"] is None else f", window {r['window']}")
+            + _drafts(r)
             + ("" if _is_exact(r) else f", {r['dtype']}")
         ),
         "exactness": lambda r: exactness_in(r["exactness"], r.get("dtype", EXACT_DTYPE)),
@@ -194,5 +202,10 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
     return grid(heads, [tuple(cells[head](row) for head in heads) for row in rows]) + "\n"
 
 
-_OWN = {"canvas": canvas_tables, "draft-study": draft_study_tables, "routes": routes_tables}
+_OWN = {
+    "coarse-study": coarse_study_tables,
+    "canvas": canvas_tables,
+    "draft-study": draft_study_tables,
+    "routes": routes_tables,
+}
 _WHOLE = _OWN | GPU_TABLES

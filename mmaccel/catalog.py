@@ -51,6 +51,7 @@ class DemoModel:
 
 
 _SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
+_PARSE_SOURCE = "mmaccel.samplers.drafting.coarse:parse_source"
 _LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
 
@@ -151,7 +152,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
 
     Args:
         name: one of `POLICIES`. Choosing a relaxed policy by name is the opt-in to it.
-        **options: fields of the policy that the name does not fix.
+        **options: fields of the policy that the name does not fix; `drafts` of a window policy may
+            be the folder of a coarse model.
 
     Returns:
         The policy, validated.
@@ -168,6 +170,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
                 f"policy {name}: expected options out of {', '.join(own) or '(none)'}, "
                 f"received {option!r}; leave it out or choose another policy"
             )
+    if entry.kind == "window" and isinstance(options.get("drafts"), str):
+        options["drafts"] = load(_PARSE_SOURCE)(options["drafts"])
     return policy(**entry.preset, **options)
 
 

@@ -62,6 +62,8 @@ class Stats:
         runner_reason: why passes were not captured although requested; or empty.
         captures: passes captured in this run; 0 with "cuda graphs" if earlier runs captured all
             graphs that it replayed.
+        drafts: window policies: the draft source in use, such as "coarse" or "neighbour", after
+            "auto" was resolved; empty for policies without one.
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
@@ -90,6 +92,7 @@ class Stats:
     runner: str = "eager"
     runner_reason: str = ""
     captures: int = 0
+    drafts: str = ""
     attention: str = ""
     reference: str = ""
     dtype: str = ""
@@ -126,6 +129,8 @@ class Stats:
             lines.append(("reference", self.reference))
         if self.branches > 1:
             lines.append(("guidance", f"{self.branches} rows of a pass per row"))
+        if self.drafts == "coarse":
+            lines.append(("drafts", self.drafts))
         if self.draft_passes:
             lines.append(("draft model", f"{self.draft_passes} passes"))
         if self.total_variation:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mmaccel.canvas_contracts import kind_of
@@ -33,7 +34,8 @@ from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.canvas.cache_plan import KINDS
 from mmaccel.samplers.canvas.masked_parallel import SCHEDULES
 from mmaccel.samplers.canvas.orders import ORDERS
-from mmaccel.samplers.window.proposers import SOURCES
+from mmaccel.samplers.drafting.coarse import NAMES, Coarse
+from mmaccel.samplers.drafting.coarse_model import check_coarse
 
 _HOW = {"window": "token after token", "canvas": "in any order"}
 _EXACTNESS = {
@@ -57,7 +59,7 @@ _NUMBERS = {  # field -> least, most, step
     "kl": (0.0, _LARGE, 0.001),
 }
 _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a policy may refuse some
-    "drafts": SOURCES,
+    "drafts": NAMES,
     "coupling": COUPLINGS,
     "order": ORDERS,
     "cache": KINDS,
@@ -74,6 +76,11 @@ _NOTES = {  # field -> tooltip, where Python takes more than a widget
     "draft_model": "A smaller model with the same vocabulary, from MMAccel Load Model; without "
     "one, drafts are looked up in the tokens so far.",
 }
+_FOLDER = Widget(
+    "coarse_folder", "path", "",
+    "A folder with a coarse model, made for the generator that runs; it takes the place of what "
+    "drafts says. Empty leaves that as it is.",
+)  # fmt: skip
 _SECTION = re.compile(r"^(?:Args|Attributes):$")
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*)$")
 _LIST = re.compile(r"`mmaccel[\w.]*\.[A-Z]+`")
@@ -91,11 +98,19 @@ def choose_policy(host: Host, name: str, /, **fields: Any) -> NodeResult:
     """Build a policy. A linked loaded model is replaced by its token model.
 
     Raises:
-        OptionError: a bad value.
+        OptionError: a bad value, or a folder without a coarse model.
     """
     own = {key: getattr(value, "pipe", value) for key, value in fields.items()}
     own = {key: getattr(value, "model", value) for key, value in own.items()}
-    return NodeResult((NamedPolicy(name, make_policy(name, **own)),))
+    return NodeResult((NamedPolicy(name, _make(name, **own)),))
+
+
+def _make(name: str, /, coarse_folder: str = "", **fields: Any) -> Any:
+    """`make_policy` with the folder of a coarse model as an input of its own."""
+    if coarse_folder:
+        check_coarse(Path(coarse_folder))
+        fields["drafts"] = Coarse(coarse_folder)
+    return make_policy(name, **fields)
 
 
 def default_policy(model: Any) -> NamedPolicy:
@@ -121,16 +136,21 @@ def policy_node(name: str) -> NodeSpec:
         inputs=policy_inputs(name),
         outputs=(Output("policy", POLICY, f"The policy {name}, for Generate and Compare."),),
         run=run,
-        check=partial(make_policy, name),
+        check=partial(_make, name),
         folder=f"policies/{entry.kind}",
     )
 
 
 def policy_inputs(name: str) -> tuple[Widget | Socket, ...]:
-    """The inputs of a policy's node, one for each field its short name leaves open."""
+    """The inputs of a policy's node, one for each field its short name leaves open.
+
+    A policy that takes a coarse model has an input for its folder as well.
+    """
     cls, preset = load(POLICIES[name].target), POLICIES[name].preset
     notes = field_tooltips(cls) | _NOTES
-    return tuple(_input(name, f, notes[f.name]) for f in fields(cls) if f.name not in preset)
+    open_fields = [f for f in fields(cls) if f.name not in preset]
+    inputs = tuple(_input(name, f, notes[f.name]) for f in open_fields)
+    return (*inputs, _FOLDER) if any("Coarse" in str(f.type) for f in open_fields) else inputs
 
 
 def _input(policy: str, field: Field[Any], note: str) -> Widget | Socket:

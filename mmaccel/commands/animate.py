@@ -22,6 +22,7 @@ def animate(
     policy: shared.WindowPolicy = None,
     set_fields: shared.SetFields = None,
     window: shared.Window = None,
+    drafts: shared.Drafts = None,
     count: Annotated[int, typer.Option(help="clips of each start")] = 1,
     seed: Annotated[int, typer.Option(help="of a start's first clip; the next has the next")] = 0,
     out: shared.Out = Path("out"),
@@ -55,7 +56,7 @@ def animate(
     shared.check_count("count", count, MAX_IMAGES)
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     check_seed([seed + k for k in range(count)])
-    name, chosen = choose_policy(policy, window, set_fields)
+    name, chosen = choose_policy(policy, window, drafts, set_fields)
     kind = parse_dtype(dtype)
     params = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_params(SamplingParams(), **params)

@@ -13,6 +13,7 @@ from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 ALL = "all"
 
 _WINDOWS, _DTYPES = "1,16,32,64,adaptive", "float32"
+_HELP_DRAFTS = "draft sources with commas, such as neighbour,coarse, or folders of coarse models"
 _HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
 
 
@@ -25,6 +26,7 @@ def bench(
         str, typer.Option(help="short names, or setups of canvas, with commas")
     ] = ALL,
     windows: Annotated[str, typer.Option(help="with commas")] = _WINDOWS,
+    drafts: Annotated[str | None, typer.Option(help=_HELP_DRAFTS)] = None,
     guidance: Annotated[
         str | None, typer.Option(help="scales with commas; by default 1 and the model's own")
     ] = None,
@@ -54,15 +56,16 @@ def bench(
         from mmaccel.commands.bench_window import bench_window
 
         return bench_window(
-            prompt=prompt, model=model, policies=policies, windows=windows, guidance=guidance,
-            count=count, seed=seed, batch_size=batch_size, temperature=temperature, size=size,
-            decoder=decoder, family=family, device=device, dtypes=dtypes, json_file=json_file,
-            trust_remote_code=trust_remote_code,
+            prompt=prompt, model=model, policies=policies, windows=windows, drafts=drafts,
+            guidance=guidance, count=count, seed=seed, batch_size=batch_size,
+            temperature=temperature, size=size, decoder=decoder, family=family, device=device,
+            dtypes=dtypes, json_file=json_file, trust_remote_code=trust_remote_code,
         )  # fmt: skip
     from mmaccel.commands.bench_canvas import bench_canvas
 
     given: dict[str, Any] = {
         "--windows": windows if windows != _WINDOWS else None,
+        "--drafts": drafts,
         "--dtypes": dtypes if dtypes != _DTYPES else None,
         "a prompt": prompt,
         "--guidance": guidance,

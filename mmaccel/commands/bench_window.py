@@ -1,14 +1,14 @@
 """`mmaccel bench` for window policies: setups measured against token by token, one table.
 
-Every setup (policy, window, dtype) runs batch by batch in a rotating order, so that slow moments of
-the machine affect all setups alike.
+Every setup (policy, window, draft source, dtype) runs batch by batch in a rotating order, so that
+slow moments of the machine affect all setups alike.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,10 @@ from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import join
 from mmaccel.pipelines.text_to_image.pipeline import warm_up
 from mmaccel.results import exactness_in
+from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.coarse_model import describe_coarse
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.proposers import SOURCES
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy
@@ -63,6 +66,8 @@ class Row:
 
     Attributes:
         policy, window, dtype, guidance: of the setup.
+        drafts: draft source in use, after "auto" was resolved: a name, or the folder of a coarse
+            model that was asked for. None where the policy has none.
         settings: repr of the policy.
         exactness: of the policy; `to_dict` adds, as `promise`, what remains of it in this dtype.
         images: number of images.
@@ -79,6 +84,7 @@ class Row:
     policy: str
     window: int | str | None
     dtype: str
+    drafts: str | None
     guidance: float
     settings: str
     exactness: str
@@ -98,10 +104,10 @@ class Row:
 
 
 def bench_window(
-    *, prompt: str | None, model: str, policies: str, windows: str, guidance: str | None,
-    count: int, seed: int, batch_size: int, temperature: float | None, size: str | None,
-    decoder: Path | None, family: str | None, device: str, dtypes: str, json_file: Path | None,
-    trust_remote_code: bool,
+    *, prompt: str | None, model: str, policies: str, windows: str, drafts: str | None,
+    guidance: str | None, count: int, seed: int, batch_size: int, temperature: float | None,
+    size: str | None, decoder: Path | None, family: str | None, device: str, dtypes: str,
+    json_file: Path | None, trust_remote_code: bool,
 ) -> None:  # fmt: skip
     """Measure and print; the arguments are those of `mmaccel bench`.
 
@@ -121,10 +127,12 @@ def bench_window(
     scales = None
     if guidance is not None:
         scales = [_parse_number(text) for text in split_values("--guidance", guidance)]
-    lists = {"policies": policies, "windows": windows, "guidance": guidance, "dtypes": dtypes}
+    lists = {"policies": policies, "windows": windows, "drafts": drafts}
+    lists |= {"guidance": guidance, "dtypes": dtypes}
     for name, text in lists.items():
         if text is not None and not split_values(f"--{name}", text):
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
+    sources = None if drafts is None else split_values("--drafts", drafts)
     setups = []
     for dtype in split_values("--dtypes", dtypes):
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
@@ -135,8 +143,13 @@ def bench_window(
                     f"--windows: expected a fixed width for {name}, received {windows!r}; "
                     "add one such as 32"
                 )
-            for width in own:
-                setups.append(Setup(name, make_policy(name, window=width), width, dtype))
+            for policy in _make_policies(name, own, sources):
+                setups.append(Setup(name, policy, policy.window, dtype))
+    if sources and not any(_has_drafts(name) for name in names):
+        raise OptionError(
+            f"--drafts: expected a policy that has draft sources, received {', '.join(names)}; add "
+            "jacobi, or leave --drafts out"
+        )
     for scale in scales or ():
         choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
     pipes = {
@@ -183,6 +196,7 @@ def bench_window(
             batch_size=batch_size,
             temperature=params[0].temperature,
             seed=seed,
+            coarse=_describe_coarse(rows, first_pipe.model),
             rows=[row.to_dict() for row in rows],
         )
         try:
@@ -191,6 +205,31 @@ def bench_window(
             _print(rows, card, batch_size)
     if done < count:
         raise Stopped(f"stopped; measured {done} of {count_of(count, 'prompt')}")
+
+
+def _make_policies(
+    name: str, windows: Sequence[int | str | None], sources: Sequence[str] | None
+) -> list[Any]:
+    """The policies to measure under a short name.
+
+    Args:
+        name: short name.
+        windows: widths.
+        sources: draft sources; None leaves the policy its own, and so does a policy without.
+    """
+    named = [{"drafts": source} for source in sources or ()] if _has_drafts(name) else []
+    return [make_policy(name, window=width, **own) for width in windows for own in named or [{}]]
+
+
+def _has_drafts(name: str) -> bool:
+    return any(field.name == "drafts" for field in fields(load(find_policy(name).target)))
+
+
+def _describe_coarse(rows: Sequence[Row], model: Any) -> dict[str, Any]:
+    """The coarse models that drafted, by `Row.drafts`."""
+    found = dict.fromkeys(row.drafts for row in rows if row.drafts not in (None, *SOURCES))
+    folders = {source: model.coarse if source == "coarse" else source for source in found}
+    return {source: describe_coarse(folder) for source, folder in folders.items()}
 
 
 def measure(
@@ -249,10 +288,12 @@ def measure(
 
 def _summarise(setup: Setup, guidance: float, images: ImageOutput, plain: ImageOutput) -> Row:
     stats, count = images.stats, len(images.prompts)
+    drafts = getattr(setup.policy, "drafts", None)
     return Row(
         policy=setup.name,
         window=setup.window,
         dtype=setup.dtype,
+        drafts=drafts.folder if isinstance(drafts, Coarse) else stats.drafts or None,
         guidance=guidance,
         settings=stats.policy,
         exactness=setup.policy.exactness,
@@ -320,9 +361,10 @@ def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     half = "" if row.half_width is None else f"±{row.half_width:.2f}"
+    drafts = None if row.drafts in (None, "neighbour") else Path(row.drafts).name
     spent = f" {row.total_variation:.3f}" if row.exactness == "relaxed" else ""
     return (
-        row.policy if row.window is None else f"{row.policy} {row.window}",
+        " ".join(str(part) for part in (row.policy, row.window, drafts) if part is not None),
         f"{row.passes:.1f}",
         f"{row.tokens_per_pass:.2f}{half}",
         f"{row.seconds:.3f}",

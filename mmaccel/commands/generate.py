@@ -35,7 +35,7 @@ def generate(
     policy: shared.Policy = None,
     set_fields: shared.SetFields = None,
     window: shared.Window = None,
-    drafts: Annotated[str | None, typer.Option(help="draft source of the policy")] = None,
+    drafts: shared.Drafts = None,
     coupling: Annotated[str | None, typer.Option(help="coupling of gsd")] = None,
     group: Annotated[int | None, typer.Option(help="group size of gsd")] = None,
     max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None,

@@ -208,6 +208,7 @@ def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: 
     count, same = len(images.prompts), identical(plain, images)
     heads = ("passes", "tok/pass", "seconds", "speed-up", "identical", "exactness")
     table = make_table("", *heads)
+    name += ", coarse drafts" * (images.stats.drafts == "coarse")
     for side_name, side in (("token by token", plain), (name, images)):
         stats = side.stats
         table.add_row(

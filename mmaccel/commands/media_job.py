@@ -41,14 +41,14 @@ _SPELLING = ("model", "policy", "policy_options")  # a file name has hash and re
 
 
 def choose_policy(
-    policy: str | None, window: str | None, set_fields: list[str] | None
+    policy: str | None, window: str | None, drafts: str | None, set_fields: list[str] | None
 ) -> tuple[str, Any]:
-    """The short name of a window policy and the policy, from `--policy`, `--window` and `--set`.
+    """The short name of a window policy and the policy, from the options of a command.
 
     Raises:
         OptionError: no such policy or field, or a value outside its domain.
     """
-    options = merge_fields(given(window=parse_window(window)), set_fields)
+    options = merge_fields(given(window=parse_window(window), drafts=drafts), set_fields)
     name, options = pick_name(policy, options, "window")
     return name, make_policy(name, **options)
 

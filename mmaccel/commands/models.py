@@ -6,16 +6,19 @@ from __future__ import annotations
 def models() -> None:
     """List the demo models and the decoding policies, with the exactness of each policy."""
     from dataclasses import fields
+    from pathlib import Path
 
+    import mmaccel
     from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, make_policy
     from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.samplers.drafting.coarse_model import find_coarse
 
-    console = wide_console()
-    table = make_table("model", "what", title="Demo models")
-    for name, model in MODELS.items():
-        table.add_row(name, model.summary)
-    for name, summary in TEXT_MODELS.items():
-        table.add_row(name, summary)
+    console, weights = wide_console(), Path(mmaccel.__file__).parent / "demo" / "weights"
+    table = make_table("model", "coarse drafts", "what", title="Demo models")
+    summaries = {name: model.summary for name, model in MODELS.items()} | TEXT_MODELS
+    for name, summary in summaries.items():
+        has_coarse = find_coarse(weights / name) is not None
+        table.add_row(name, "yes" if has_coarse else "-", summary)
     console.print(table)
     table = make_table("policy", "decodes", "exactness", "options", "what", title="Policies")
     for name, entry in POLICIES.items():

@@ -24,6 +24,7 @@ from mmaccel.limits import (
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
 _HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
+_HELP_DRAFTS = "draft source: auto, coarse, neighbour, …, or the folder of a coarse model"
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
@@ -45,6 +46,7 @@ def parse_path(text: str) -> Path:
 Policy = Annotated[str | None, typer.Option(help=_HELP_ANY)]
 WindowPolicy = Annotated[str | None, typer.Option(help=_HELP_WINDOW)]
 SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
+Drafts = Annotated[str | None, typer.Option(help=_HELP_DRAFTS)]
 Window = Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')]
 Out = Annotated[Path, typer.Option(help="folder for the files", parser=parse_path, metavar="PATH")]
 Guidance = Annotated[float | None, typer.Option(help="classifier-free guidance; 1 is off")]

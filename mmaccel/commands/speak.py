@@ -22,6 +22,7 @@ def speak(
     policy: shared.WindowPolicy = None,
     set_fields: shared.SetFields = None,
     window: shared.Window = None,
+    drafts: shared.Drafts = None,
     voice: Annotated[str | None, typer.Option(help="for models that know several")] = None,
     seed: Annotated[int, typer.Option(help="of the first text; the next has the next")] = 0,
     out: shared.Out = Path("out"),
@@ -54,7 +55,7 @@ def speak(
     from mmaccel.pipelines.text_to_speech.plan import check_call
 
     shared.check_count("batch-size", batch_size, MAX_BATCH)
-    name, chosen = choose_policy(policy, window, set_fields)
+    name, chosen = choose_policy(policy, window, drafts, set_fields)
     kind = parse_dtype(dtype)
     params = shared.given(
         max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,

@@ -19,6 +19,7 @@ best `candidates` of the stale scores are corrected.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -38,6 +39,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     WEIGHTS,
     CoarseConfig,
     CoarseModel,
+    check_coarse,
     find_coarse,
     load_coarse,
 )
@@ -45,6 +47,8 @@ from mmaccel.samplers.window.proposers import SOURCES
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
+
+NAMES = ("auto", "coarse", *SOURCES)
 
 
 @runtime_checkable
@@ -287,7 +291,22 @@ class CoarseDrafts:
 def check_drafts(source: object) -> None:
     """Raise OptionError unless `source` is a draft source of the window policies."""
     if not isinstance(source, Coarse):
-        check_choice("drafts", source, (*SOURCES, "auto", "coarse"), hint="auto suits most models")
+        check_choice("drafts", source, NAMES, hint="auto suits most models")
+
+
+def parse_source(text: str) -> str | Coarse:
+    """A draft source from a text: a name, or the folder of a coarse model.
+
+    A text that is no name counts as a folder if it is one or has a separator of paths in it.
+
+    Raises:
+        OptionError: a folder without a coarse model.
+    """
+    is_path = "/" in text or os.sep in text or os.path.isdir(text)
+    if text in NAMES or not is_path:
+        return text
+    check_coarse(Path(text))
+    return Coarse(text)
 
 
 def first_source(source: str | Coarse) -> str:

@@ -15,6 +15,7 @@ was measured) and `coarse.safetensors` (float16 weights; the large model's are n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -205,6 +206,31 @@ def find_coarse(folder: Path) -> Path | None:
     return folder if (folder / CONFIG).is_file() else None
 
 
+def check_coarse(folder: Path) -> None:
+    """Raise OptionError unless the files of a coarse model lie in a folder."""
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise OptionError(
+                f"drafts: expected a coarse model ({CONFIG} and {WEIGHTS}) in {folder}, received "
+                f"no {name}; make one with scripts/training/coarse.py"
+            )
+
+
+def describe_coarse(folder: str | Path) -> dict[str, Any]:
+    """A coarse model for a report: its files' size, the SHA-256 of its weights, and its card.
+
+    Raises:
+        OptionError, UnsupportedModelError: see `load_coarse`.
+    """
+    folder = Path(folder)
+    check_coarse(folder)
+    content = read_json(folder / CONFIG, option="drafts")
+    with (folder / WEIGHTS).open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    card = {name: value for name, value in content.items() if name != "fingerprint"}
+    return {**card, "sha256": digest, "bytes": (folder / WEIGHTS).stat().st_size}
+
+
 def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     """Read a coarse model.
 
@@ -220,12 +246,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     from safetensors.torch import load_file
 
     folder = Path(folder)
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise OptionError(
-                f"drafts: expected a coarse model ({CONFIG} and {WEIGHTS}) in {folder}, received "
-                f"no {name}; make one with scripts/training/coarse.py"
-            )
+    check_coarse(folder)
     content = read_json(folder / CONFIG, option="drafts")
     config = _read_config(content, folder)
     shape = (config.vocab_size, config.hidden_size)

@@ -124,6 +124,8 @@ class WindowRun:
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
+        if "drafts" in vars(policy):  # a field, which the caller chose
+            self.stats.drafts = self._source if self.coarse is None else "coarse"
         if note:
             self.stats.notes.append(note)
         n_generated = self.buffer.n_generated

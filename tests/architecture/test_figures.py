@@ -103,3 +103,42 @@ def test_the_draft_study_is_drawn_from_its_report() -> None:
     assert "| right | 0 % | 5 % | 10 % | 20 % | 40 % | 60 % |" in filled
     nothing = fill_tables("<!-- table: draft-study -->\nold\n<!-- end -->", {})
     assert "Not yet measured." in nothing
+
+
+def test_the_coarse_study_is_drawn_from_its_report() -> None:
+    row = {"guidance": 1.0, "half_width": None, "identical": 2, "images": 2, "sweep_share": 0.05}
+    rows = [
+        row | dict(window=8, drafts="neighbour", candidates=None, tokens_per_pass=2, seconds=3.0),
+        row | dict(window=8, drafts="runs/c1", candidates=16, tokens_per_pass=4, seconds=1.5),
+        row | dict(window=8, drafts="runs/c1", candidates=4, tokens_per_pass=3, seconds=1.0),
+        row | dict(window=8, drafts="runs/c2", candidates=16, tokens_per_pass=5, seconds=1.0),
+    ]
+    losses = dict(seen=3.0, stale=3.5, model_seen=2.5, unseen=4.0, model_unseen=2.75)
+    card = {"parameters": 1_300_000, "bytes": 2_600_000, "minutes": 9.5, "cross_entropy": losses}
+    point = {"minutes": 5, "cross_entropy": losses}
+    point |= {"tokens_per_pass": [{"coarse": 4.5, "guidance": 1.0, "window": 32}]}
+    machine = {"name": "CPU", "threads": 2, "versions": {"torch": "2"}}
+    study = {"command": "python s.py", "model": "scenes", "captions": ["a"], "temperature": 1.0}
+    study |= {"machine": machine, "coarse_study": rows}
+    study |= {"coarse": {"runs/c1": card, "runs/c2": card | {"curve": [point]}}}
+    filled = fill_tables("<!-- table: coarse-study -->\nold\n<!-- end -->", {"s": study, "b": {}})
+    assert "old" not in filled
+    assert "| 1 | 8 | c1 | 4.00 | 1.500 | 2.00× | 2 of 2 | 5.0 % |" in filled
+    assert (
+        "| c2 | 1 300 000 | 2.60 | 9.5 | 3.00 (2.50; uncorrected 3.50) | 4.00 (2.75) | 5.00 |"
+        in filled
+    )
+    assert "| c1 | 1 300 000 | 2.60 | 9.5 |" in filled and "4.00 (2.75) | 4.00 |" in filled
+    assert "| 1 | 8 | 4 | 3.00 | 5.0 % |\n| 1 | 8 | 16 | 4.00 | 5.0 % |" in filled
+    assert "| c2 | 5 | 3.00 (2.50; uncorrected 3.50) | 4.00 (2.75) | 4.50 (guidance 1," in filled
+    nothing = fill_tables("<!-- table: coarse-study -->\nold\n<!-- end -->", {})
+    assert "Not yet measured." in nothing
+
+
+def test_rows_of_coarse_drafts_say_so() -> None:
+    reports = read_reports(ROOT / "benchmarks" / "results")
+    report = reports["scenes-cpu-adaptive"]
+    rows = [row for row in report["rows"] if row["policy"] == "jacobi" and row["window"] == 32]
+    rows[0]["drafts"], rows[1]["drafts"] = "neighbour", "runs/c1"
+    filled = fill_tables("<!-- table: jacobi -->\n<!-- end -->", {"a": report})
+    assert "| jacobi, window 32 |" in filled and "| jacobi, window 32, c1 drafts |" in filled
