@@ -3,7 +3,7 @@
 The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
 table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
 whose values are corrected by what C says about the change of its neighbourhood; any other slot
-takes the best of C's scores plus noise and an older pass's scores. See
+takes the best of C's scores plus noise and a share of the last scores of that pass. See
 `mmaccel.samplers.drafting.coarse`.
 
 This file is the specification of `coarse_sweep_triton.py`. `coarse_sweep_numpy.py` is what runs on
@@ -41,11 +41,14 @@ class SweepSlots(NamedTuple):
     hidden_seen: Tensor  # [B, K, H] float32: h for `seen`
     ids: Tensor  # [B, K, M] int64: candidates of that pass
     values: Tensor  # [B, K, M] float32: their perturbed scores
-    rows: Tensor  # [B, K, M, H] float32: what a change of h adds to each value
-    fresh: Tensor  # [B, K, V] float32: what C's scores of slots that no pass has seen are added to
+    last: Tensor  # [B, V] float32: scores of the last slot of that pass
+    gates: Tensor  # [B, K] float32: how much of them counts at a slot that no pass has seen
+    noise: Tensor  # [B, K, V] float32: what is added there; -inf where a token is not allowed
 
 
-def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float) -> Tensor:
+def coarse_sweep(
+    weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float, n_corrected: int
+) -> Tensor:
     """Drafts of a window.
 
     Args:
@@ -53,7 +56,8 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
         slots: K slots of B rows, in order.
         work: `[B, N]` int64, the tokens of all rows, the window's present drafts included; V where
             there is none. The sweep writes the new drafts into it.
-        scale: of C's scores for slots that no pass has seen, 1 / temperature.
+        scale: of C's scores, 1 / temperature.
+        n_corrected: how many of the M candidates, the first ones, are corrected.
 
     Returns:
         `[B, K]` int64. A seen slot whose neighbours are those that the pass saw, and a fixed one,
@@ -71,9 +75,12 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
         found = F.embedding_bag(flat, weights.table, starts, mode="sum")
         first = (found + slots.base[:, k]).relu()
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
-        moved = slots.rows[:, k] @ (hidden - slots.hidden_seen[:, k])[..., None]  # [B, M, 1]
-        best = (slots.values[:, k] + moved[..., 0]).argmax(1, keepdim=True)
-        fresh = torch.addmm(weights.head_bias, hidden, weights.head.T) * scale + slots.fresh[:, k]
+        change = (hidden - slots.hidden_seen[:, k])[..., None]
+        moved = (weights.head[slots.ids[:, k]] @ change)[..., 0] * scale  # [B, M]
+        moved[:, n_corrected:] = 0
+        best = (slots.values[:, k] + moved).argmax(1, keepdim=True)
+        fresh = torch.addmm(weights.head_bias, hidden, weights.head.T) * scale
+        fresh = fresh + share_of(slots.last, slots.gates[:, k : k + 1]) + slots.noise[:, k]
         is_seen = slots.is_seen[:, k]
         token = torch.where(is_seen, slots.ids[:, k].gather(1, best)[:, 0], fresh.argmax(1))
         column = slots.columns[:, k : k + 1]
@@ -82,3 +89,8 @@ def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: 
         drafts[:, k] = token
         work.scatter_(1, column, token[:, None])
     return drafts
+
+
+def share_of(last: Tensor, gates: Tensor) -> Tensor:
+    """Scores times gates; what is impossible stays so whatever the gate."""
+    return (last * gates).masked_fill(last == float("-inf"), float("-inf"))

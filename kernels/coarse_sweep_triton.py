@@ -31,25 +31,36 @@ WARPS = 16
 
 @triton.jit
 def _argmax_of_products(  # type: ignore[no-untyped-def]
-    matrix, vector, offsets, fresh, scale, n_rows, width, column,
+    matrix, vector, offsets, ids, last, noise, gate, scale, n_rows, n_corrected, width, column,
     ROWS: tl.constexpr, IS_FRESH: tl.constexpr,
 ):  # fmt: skip
-    """First of the `n_rows` of a matrix with the largest score.
+    """First of `n_rows` with the largest score.
 
-    A score is row times vector + offset; if `IS_FRESH`, that times the scale + `fresh`.
+    If `IS_FRESH`, rows are those of the matrix and a score is (row times vector + offset) times the
+    scale + gate times the last score + noise. Otherwise rows are those of the ids and a score is
+    row times vector times the scale, 0 from `n_corrected` on, + offset.
     """
     best = tl.full([ROWS], float("-inf"), tl.float32)
     index = tl.zeros([ROWS], tl.int32)
     for first in range(0, n_rows, ROWS):
         row = first + tl.arange(0, ROWS)
         inside = row < n_rows
+        entry = row.to(tl.int64)
+        if not IS_FRESH:
+            entry = tl.load(ids + row, mask=inside, other=0)
         tile = tl.load(
-            matrix + row[:, None].to(tl.int64) * width + column[None, :],
+            matrix + entry[:, None] * width + column[None, :],
             mask=inside[:, None] & (column < width)[None, :], other=0.0,
         )  # fmt: skip
-        score = tl.sum(tile * vector[None, :], 1) + tl.load(offsets + row, mask=inside, other=0.0)
+        score = tl.sum(tile * vector[None, :], 1)
+        offset = tl.load(offsets + row, mask=inside, other=0.0)
         if IS_FRESH:
-            score = score * scale + tl.load(fresh + row, mask=inside, other=0.0)
+            older = tl.load(last + row, mask=inside, other=0.0)
+            older = tl.where(older == float("-inf"), older, older * gate)
+            score = (score + offset) * scale + older
+            score += tl.load(noise + row, mask=inside, other=0.0)
+        else:
+            score = tl.where(row < n_corrected, score * scale, 0.0) + offset
         better = inside & (score > best)
         best = tl.where(better, score, best)
         index = tl.where(better, row, index)
@@ -60,8 +71,8 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
 @triton.jit
 def _sweep_kernel(  # type: ignore[no-untyped-def]
     table, inner, inner_bias, head, head_bias, columns, neighbours, is_seen, is_fixed, seen, base,
-    hidden_seen, ids, values, rows, fresh, work, layer, drafts, n_slots, n_columns, n_neighbours,
-    width, n_candidates, n_values, scale,
+    hidden_seen, ids, values, last, gates, noise, work, layer, drafts, n_slots, n_columns,
+    n_neighbours, width, n_candidates, n_corrected, n_values, scale,
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     batch_row = tl.program_id(0).to(tl.int64)
@@ -69,6 +80,7 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
     inside = h < width
     work += batch_row * n_columns
     layer += batch_row * width
+    last += batch_row * n_values
     for k in range(0, n_slots):
         at = batch_row * n_slots + k
         around = at * n_neighbours
@@ -113,14 +125,14 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
                 change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
                 among = at * n_candidates
                 found = _argmax_of_products(
-                    rows + among * width, change, values + among, fresh, scale, n_candidates,
-                    width, h, ROWS, False,
+                    head, change, values + among, ids + among, last, noise, 0.0, scale,
+                    n_candidates, n_corrected, width, h, ROWS, False,
                 )  # fmt: skip
                 draft = tl.load(ids + among + found)
             else:
                 found = _argmax_of_products(
-                    head, hidden, head_bias, fresh + at * n_values, scale, n_values, width, h, ROWS,
-                    True,
+                    head, hidden, head_bias, ids, last, noise + at * n_values,
+                    tl.load(gates + at), scale, n_values, 0, width, h, ROWS, True,
                 )  # fmt: skip
                 draft = found.to(tl.int64)
             tl.store(work + column, draft)
@@ -129,7 +141,7 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_coarse_sweep(
-    weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float
+    weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float, n_corrected: int
 ) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     width = len(weights.inner)
@@ -143,19 +155,23 @@ def refuse_coarse_sweep(
     return None
 
 
-def coarse_sweep(weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float) -> Tensor:
+def coarse_sweep(
+    weights: SweepWeights, slots: SweepSlots, work: Tensor, scale: float, n_corrected: int
+) -> Tensor:
     """See `mmaccel.kernels.coarse_sweep.coarse_sweep`. Cost: one launch."""
     drafts = torch.empty(slots.columns.shape, dtype=torch.int64, device=work.device)
     if not drafts.numel():
         return drafts
-    batch, n_slots, n_candidates, width = slots.rows.shape
+    batch, n_slots, n_candidates = slots.ids.shape
+    width = len(weights.inner)
     layer = torch.empty(batch, width, dtype=torch.float32, device=work.device)
     given = slots._replace(
         is_seen=slots.is_seen.to(torch.uint8), is_fixed=slots.is_fixed.to(torch.uint8)
     )
     _sweep_kernel[(batch,)](
         *(value.contiguous() for value in (*weights, *given)), work, layer, drafts, n_slots,
-        work.stride(0), slots.neighbours.shape[2], width, n_candidates, len(weights.head), scale,
+        work.stride(0), slots.neighbours.shape[2], width, n_candidates, n_corrected,
+        len(weights.head), scale,
         **_sizes(width), num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     return drafts
@@ -172,7 +188,9 @@ def builds() -> list[Build]:
     kinds = dict.fromkeys(
         ("columns", "neighbours", "seen", "ids", "work", "drafts"), "*i64"
     ) | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}  # fmt: skip
-    numbers = ("n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_values")
+    numbers = (
+        "n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_corrected", "n_values"
+    )  # fmt: skip
     kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
     signature = {name: kinds.get(name, "*fp32") for name in _sweep_kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))

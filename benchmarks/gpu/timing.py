@@ -137,14 +137,15 @@ def _sweep(n_values: int, seen: int, width: int = 256) -> Callable[[torch.device
         columns = torch.arange(64, 95, device=device).expand(2, -1)
         neighbours = columns[..., None] - 1 - torch.arange(13, device=device)
         is_seen = (columns < 64 + seen).contiguous()
-        of_slots = numbers(2, 31, 16), numbers(2, 31, 16, width), numbers(2, 31, n_values)
+        values, last, gates = numbers(2, 31, 16), numbers(2, n_values), numbers(2, 31)
         slots = SweepSlots(
             columns, neighbours, is_seen, torch.zeros_like(is_seen),
             torch.full_like(neighbours, n_values), numbers(2, 31, width), numbers(2, 31, width),
-            torch.randint(n_values, (2, 31, 16), device=device), *of_slots,
+            torch.randint(n_values, (2, 31, 16), device=device), values, last,
+            gates, numbers(2, 31, n_values),
         )  # fmt: skip
         work = torch.randint(n_values, (2, 96), device=device)
-        return weights, slots, work, 1.0
+        return weights, slots, work, 1.0, 16
 
     return prepare
 

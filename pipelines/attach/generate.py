@@ -66,7 +66,7 @@ class GenerateService:
     assume_stateless: bool = False
     history: list[Stats] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
-    coarse_drafts: dict[object, CoarseDrafts] = field(default_factory=dict)
+    coarse_drafts: dict[tuple[Any, ...], CoarseDrafts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,8 +32,9 @@ from mmaccel.checks import check_choice, check_int, show
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.kernels import coarse_sweep_numpy, dispatch
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep
+from mmaccel.kernels.coarse_sweep import SweepSlots, coarse_sweep, share_of
 from mmaccel.kernels.truncation import guide
+from mmaccel.results import Exactness
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.coarse_model import (
     WEIGHTS,
@@ -43,12 +44,13 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
+from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.proposers import SOURCES
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
 
-NAMES = ("auto", "coarse", *SOURCES)
+NAMES = ("auto", "coarse", "online", *SOURCES)
 
 
 @runtime_checkable
@@ -98,19 +100,11 @@ class CoarseDrafts:
         candidates: how many of a slot's stale scores are corrected.
     """
 
-    def __init__(self, model: CoarseModel, candidates: int = 16) -> None:
-        config = model.config
-        self.model, self.config, self.candidates = model, config, candidates
+    def __init__(self, model: CoarseModel | OnlineModel, candidates: int = 16) -> None:
+        self.model, self.config, self.candidates = model, model.config, candidates
         self._tables: dict[tuple[int, int], Tensor] = {}
         with torch.no_grad():
-            mix = model.mix.weight.view(config.width, len(config.neighbours), config.embedding)
-            table = torch.einsum("ve,hke->kvh", model.project(model.embedded), mix)
-            head = model.output @ model.out.weight  # [V, H]
-            self.weights = SweepWeights(
-                table.reshape(-1, config.width).contiguous(),
-                model.inner.weight.T.contiguous(), model.inner.bias.detach(),
-                head.contiguous(), model.output @ model.out.bias,
-            )  # fmt: skip
+            self.weights = model.sweep_weights()
 
     @torch.no_grad()
     def redraft(self, run: WindowRun, drafts: Tensor, noise: Tensor) -> Tensor:
@@ -128,7 +122,7 @@ class CoarseDrafts:
         found = self._slots(run, noise)
         if found is None:
             return drafts
-        return self._sweep(run, found, self._tokens(run))
+        return self._sweep(run, found, self._tokens(run), found.ids.shape[-1])
 
     @torch.no_grad()
     def redraft_with_law(
@@ -143,23 +137,24 @@ class CoarseDrafts:
             run, drafts, noise: as in `redraft`.
             p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
         """
-        found = self._slots(run, noise, has_rest=True)
+        found = self._slots(run, noise)
         if found is None:
             return drafts, p_draft
-        work = self._tokens(run)
-        corrected = self._sweep(run, found, work)
+        work, ids = self._tokens(run), found.ids[..., :-1]  # without the best of all others
+        corrected = self._sweep(run, found, work, ids.shape[-1])
         now = _gather(work, found.neighbours)
         is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
         if run.params.temperature == 0:
             law = one_hot(corrected, run.vocab_size)
         else:
             hidden = self._hidden(now, found.base)
-            moved = (found.rows @ (hidden - found.hidden_seen)[..., None])[..., 0]  # [B, K, M]
+            change = (hidden - found.hidden_seen)[..., None]
+            moved = (self.weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
             stale = self._stale_scores(run)
-            ids, moved = found.ids[..., :-1], moved[..., :-1]  # without the best of all others
             seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
             fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * _scale(run)
-            fresh = fresh + found.fresh - noise
+            fresh = fresh + share_of(found.last[:, None], found.gates[..., None])
+            fresh = _mask(run, fresh)
             law = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
         return corrected, torch.where(is_kept[..., None], p_draft, law)
 
@@ -197,11 +192,28 @@ class CoarseDrafts:
         run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
         _hold_window(run, "coarse values", values)
         _hold_window(run, "coarse ids", ids)
-        _hold_window(run, "coarse neighbours", _gather(work, self._neighbours(run, slots)))
+        seen = _gather(work, self._neighbours(run, slots))
+        if isinstance(self.model, OnlineModel):
+            self._learn(run, self.model, seen, states)
+        _hold_window(run, "coarse neighbours", seen)
         _hold_window(run, "coarse states", states)
         run.hold("coarse first", slots[:, :1])
         run.hold("coarse end", slots[:, -1:])
         run.hold("coarse last", run.last_draft_scores)
+
+    def _learn(self, run: WindowRun, model: OnlineModel, seen: Tensor, states: Tensor) -> None:
+        """Show a C the slots that this pass and the last one have evaluated."""
+        old_seen, old_states = run.held("coarse neighbours"), run.held("coarse states")
+        first, last = run.held("coarse first"), run.held("coarse end")
+        if old_seen is None or old_states is None or first is None or last is None:
+            return
+        slots = run.buffer.slots
+        is_both = (slots <= last) & (run.buffer.n_generated > 0)[:, None] & ~run.is_over(slots)
+        row, now = is_both.nonzero(as_tuple=True)
+        before = (slots - first)[row, now]
+        model.learn(
+            old_seen[row, before], seen[row, now], old_states[row, before], states[row, now]
+        )
 
     def _tokens(self, run: WindowRun) -> Tensor:
         """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
@@ -221,11 +233,8 @@ class CoarseDrafts:
             self._tables[origin, n_columns] = table  # stays: a captured graph may read it
         return table[slots]
 
-    def _slots(self, run: WindowRun, noise: Tensor, has_rest: bool = False) -> SweepSlots | None:
-        """What the next sweep knows; None before the first pass and for a window of one slot.
-
-        With `has_rest` the last candidate is the best of all others, which stays as it is.
-        """
+    def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
+        """What the next sweep knows; None before the first pass and for a window of one slot."""
         values, states = run.held("coarse values"), run.held("coarse states")
         prompts = run.held("coarse prompts")
         seen, ids, first = (run.held(f"coarse {name}") for name in ("neighbours", "ids", "first"))
@@ -243,19 +252,18 @@ class CoarseDrafts:
         base = self.model.base(slots, distances, states[rows, at], prompts[:, None])
         seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
         is_fixed = (buffer.n_generated == 0)[:, None] | run.is_over(slots)
+        if not self.model.drafts_new_slots:
+            is_fixed = is_fixed | ~is_seen
         forced = run.forced()
         if forced is not None:
             is_fixed = is_fixed | (forced >= 0)
-        moved = self.weights.head[ids] * _scale(run)  # [B, K, M, H]
-        if has_rest:
-            moved[..., -1, :] = 0
         last_scores = run.held("coarse last")
         assert last_scores is not None
-        fresh = last_scores[:, None] * (self.model.gate(distances) * _scale(run))
-        fresh = fresh.masked_fill(last_scores.isinf()[:, None], float("-inf"))  # whatever the gate
+        gates = self.model.gate(distances)[..., 0] * _scale(run)
+        noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
         return SweepSlots(
             buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
-            self._hidden(seen, base), ids, values, moved, _mask(run, fresh) + noise,
+            self._hidden(seen, base), ids, values, last_scores, gates, noise,
         )  # fmt: skip
 
     def _stale_scores(self, run: WindowRun) -> Tensor:
@@ -266,13 +274,13 @@ class CoarseDrafts:
         rows = torch.arange(len(at), device=at.device)[:, None]
         return scores[rows, at]
 
-    def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor) -> Tensor:
+    def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
-        kind = work.device.type
+        kind, given = work.device.type, (self.weights, slots, work, _scale(run), n_corrected)
         if kind == "cpu" and not (run.runner.is_static or dispatch.takes("coarse_sweep", kind)):
-            drafts = coarse_sweep_numpy.coarse_sweep(self.weights, slots, work, _scale(run))
+            drafts = coarse_sweep_numpy.coarse_sweep(*given)
         else:  # a captured step has no numpy in it
-            drafts = dispatch.run(coarse_sweep, self.weights, slots, work, _scale(run))
+            drafts = dispatch.run(coarse_sweep, *given)
         run.buffer.tokens.scatter_(1, slots.columns, drafts)
         return drafts
 
@@ -288,10 +296,17 @@ class CoarseDrafts:
         return hidden.view(base.shape)
 
 
-def check_drafts(source: object) -> None:
-    """Raise OptionError unless `source` is a draft source of the window policies."""
-    if not isinstance(source, Coarse):
-        check_choice("drafts", source, NAMES, hint="auto suits most models")
+def check_drafts(source: object, exactness: Exactness) -> None:
+    """Raise OptionError unless `source` is a draft source of window policies so exact."""
+    if isinstance(source, Coarse):
+        return
+    check_choice("drafts", source, NAMES, hint="auto suits most models")
+    if source == "online" and exactness != "bitwise":
+        raise OptionError(
+            "drafts='online': expected a bitwise policy (what is learned depends on the noise, so "
+            "that no distribution of the drafts is known), received one that is exact in "
+            f"{exactness}; use drafts='coarse'"
+        )
 
 
 def parse_source(text: str) -> str | Coarse:
@@ -326,14 +341,17 @@ def use_folder(model: object, folder: Path) -> None:
 
 
 def open_coarse(
-    source: str | Coarse, model: object, layout: Layout | None = None
+    source: str | Coarse, model: object, layout: Layout | None, length: int, is_static: bool
 ) -> tuple[CoarseDrafts | None, str]:
     """The coarse drafts that a draft source names, and a remark where it asks for what is missing.
 
     Args:
-        source: "auto" or "coarse" for those that ship with the model, or a `Coarse`.
+        source: "auto" or "coarse" for those that ship with the model, "online" for those that are
+            learned from passes, or a `Coarse`.
         model: the token model.
         layout: of the run's tokens, or None.
+        length: tokens of a row.
+        is_static: whether passes may be captured, in which nothing is learned.
 
     Raises:
         OptionError: a `Coarse` for a model that hands out no hidden states; a coarse model of
@@ -349,6 +367,11 @@ def open_coarse(
                 f"received a {type(model).__name__}; use drafts='neighbour'"
             )
         return _open(source, states, layout), ""
+    if source == "online":
+        if states is None or is_static:
+            why = "passes are captured" if states else "the model hands out no hidden states"
+            return None, f"drafts='online': {why}; drafts='neighbour' instead"
+        return _open_online(states, layout, length), ""
     if source not in ("auto", "coarse"):
         return None, ""
     if states is None or states.coarse is None:
@@ -370,20 +393,31 @@ def _open(source: Coarse, model: StateModel, layout: Layout | None) -> CoarseDra
     key = (source, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
     opened = opened_for(model)
     if key not in opened:
-        opened.clear()
+        for old in [key for key in opened if key[0] != "online"]:
+            del opened[old]
         opened[key] = CoarseDrafts(load_coarse(source.folder, output), source.candidates)
     if layout is not None:
         _check_grid(opened[key].config, layout, source.folder)
     return opened[key]
 
 
-def opened_for(model: object) -> dict[object, CoarseDrafts]:
+def _open_online(model: StateModel, layout: Layout | None, length: int) -> CoarseDrafts:
+    """One for each kind of tokens, which keeps what it has learned."""
+    output, opened = model.output_matrix(), opened_for(model)
+    grid = None if layout is None else (layout.columns, layout.frame, length > layout.frame)
+    key = ("online", output.data_ptr(), output.device, grid)
+    if key not in opened:
+        opened[key] = CoarseDrafts(OnlineModel(output, layout, length))
+    return opened[key]
+
+
+def opened_for(model: object) -> dict[tuple[Any, ...], CoarseDrafts]:
     """The coarse drafts that were opened for a model; `_open` keeps the last ones."""
-    opened: dict[object, CoarseDrafts] = vars(model).setdefault("_coarse_drafts", {})
+    opened: dict[tuple[Any, ...], CoarseDrafts] = vars(model).setdefault("_coarse_drafts", {})
     return opened
 
 
-def share_opened(model: object, opened: dict[object, CoarseDrafts]) -> None:
+def share_opened(model: object, opened: dict[tuple[Any, ...], CoarseDrafts]) -> None:
     """Let a model use what was opened for another object over the same weights."""
     vars(model)["_coarse_drafts"] = opened
 

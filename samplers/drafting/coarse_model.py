@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.kernels.coarse_sweep import SweepWeights
 
 CONFIG, WEIGHTS = "coarse.json", "coarse.safetensors"
 GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)
@@ -101,9 +102,12 @@ class CoarseModel(nn.Module):
         output: `[V, D]`, the large model's output matrix.
 
     Attributes:
+        drafts_new_slots: True: it scores slots that no pass has seen, too.
         output: `[V, D]` float32.
         embedded: `[V + 1, D]`, the same with standard deviation 1, and zeros for "no token".
     """
+
+    drafts_new_slots = True
 
     def __init__(self, config: CoarseConfig, output: Tensor) -> None:
         super().__init__()
@@ -125,6 +129,17 @@ class CoarseModel(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
         nn.init.constant_(self.gates.weight, -0.9)  # a state far away says little
         nn.init.zeros_(self.out.bias)
+
+    def sweep_weights(self) -> SweepWeights:
+        """The weights as a sweep reads them: a table instead of embeddings and their matrix."""
+        config = self.config
+        mix = self.mix.weight.view(config.width, len(config.neighbours), config.embedding)
+        table = torch.einsum("ve,hke->kvh", self.project(self.embedded), mix)
+        head = self.output @ self.out.weight  # [V, H]
+        return SweepWeights(
+            table.reshape(-1, config.width).contiguous(), self.inner.weight.T.contiguous(),
+            self.inner.bias.detach(), head.contiguous(), self.output @ self.out.bias,
+        )  # fmt: skip
 
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
         """What is known of slots before their neighbours are, `[..., H]`.

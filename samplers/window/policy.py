@@ -30,7 +30,7 @@ class WindowPolicy:
         if hasattr(self, "window"):
             check_window(self.window, adaptive=self.exactness == "bitwise")
         if hasattr(self, "drafts"):
-            check_drafts(self.drafts)
+            check_drafts(self.drafts, self.exactness)
 
     def sample(
         self,

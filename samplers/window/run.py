@@ -86,7 +86,8 @@ class WindowRun:
     ) -> None:
         source = getattr(policy, "drafts", "left")
         _check_run(policy, model, prompt, length, noise)
-        self.coarse, note = open_coarse(source, model, prompt.layout)
+        self.runner = runner_of(model)
+        self.coarse, note = open_coarse(source, model, prompt.layout, length, self.runner.is_static)
         if isinstance(model, StateModel):
             model.keeps_states = self.coarse is not None
         self._source = first_source(source)
@@ -100,7 +101,6 @@ class WindowRun:
         self.params, self.noise, self.on_step = params, noise, on_step
         self.vocab_size = model.vocab_size
         self.impossible = params.impossible(model.vocab_size)
-        self.runner = runner_of(model)
         self.recorder: StepRecorder | None = getattr(model, "recorder", None)
         self.is_recorded = self.recorder is not None and self.recorder.is_active
 
@@ -125,7 +125,13 @@ class WindowRun:
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
         if "drafts" in vars(policy):  # a field, which the caller chose
-            self.stats.drafts = self._source if self.coarse is None else "coarse"
+            self.stats.drafts = (
+                self._source
+                if self.coarse is None
+                else "online"
+                if source == "online"
+                else "coarse"
+            )
         if note:
             self.stats.notes.append(note)
         n_generated = self.buffer.n_generated
@@ -310,9 +316,7 @@ class WindowRun:
             logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
         )
         scores = self.params.finish_scores(processed, slots, prompt.layout)
-        if (
-            self.coarse is not None
-        ):  # at temperature 0 the target's scores say nothing of the others
+        if self.coarse is not None:  # at temperature 0 the target's scores are of one token
             self.draft_scores = scores if self.params.temperature else processed
             self.last_draft_scores = processed[:, -1].clone()
         if self.is_recorded:

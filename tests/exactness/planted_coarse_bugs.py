@@ -60,9 +60,7 @@ def take_scores_of_another_row(patch: Patch) -> None:
     """A row's stale scores are those of another row of the batch, its noise included."""
     _alter_slots(
         patch,
-        lambda run, slots: slots._replace(
-            ids=slots.ids.roll(1, 0), values=slots.values.roll(1, 0), rows=slots.rows.roll(1, 0)
-        ),
+        lambda run, slots: slots._replace(ids=slots.ids.roll(1, 0), values=slots.values.roll(1, 0)),
     )
 
 
@@ -85,11 +83,11 @@ def count_noise_twice(patch: Patch) -> None:
 
 
 def count_noise_twice_in_new_slots(patch: Patch) -> None:
-    _alter_sweep(patch, lambda run, slots: slots._replace(fresh=slots.fresh + _noise(run)))
+    _alter_sweep(patch, lambda run, slots: slots._replace(noise=slots.noise + _noise(run)))
 
 
 def leave_noise_out_of_new_slots(patch: Patch) -> None:
-    _alter_sweep(patch, lambda run, slots: slots._replace(fresh=slots.fresh - _noise(run)))
+    _alter_sweep(patch, lambda run, slots: slots._replace(noise=slots.noise - _noise(run)))
 
 
 def shift_columns(patch: Patch) -> None:
@@ -125,8 +123,8 @@ def record_law_of_other_contexts(patch: Patch) -> None:
     """The drafts are corrected for what the pass saw, their distribution for what it made."""
     redraft, hidden = CoarseDrafts._sweep, CoarseDrafts._hidden
 
-    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor) -> Tensor:
-        drafts = redraft(self, run, slots, work)
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
+        drafts = redraft(self, run, slots, work, n)
         now = coarse._gather(self._tokens(run), slots.neighbours).roll(1, 1)
         slots.hidden_seen.copy_(hidden(self, now, slots.base))
         return drafts
@@ -177,8 +175,8 @@ def _alter_slots(patch: Patch, change: Any) -> None:
 def _alter_sweep(patch: Patch, change: Any) -> None:
     sweep = CoarseDrafts._sweep
 
-    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor) -> Tensor:
-        return sweep(self, run, change(run, slots), work)
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
+        return sweep(self, run, change(run, slots), work, n)
 
     patch.setattr(CoarseDrafts, "_sweep", wrong)
 

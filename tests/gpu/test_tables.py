@@ -44,7 +44,7 @@ def test_timings_are_calls_that_both_versions_take(kernel: str, timing: Timing) 
     triton_module = import_module(f"mmaccel.kernels.{kernel}_triton")
     assert getattr(triton_module, f"refuse_{timing.function}")(*args, **timing.options) is None
     moved = size_of(args) + size_of(made)
-    if kernel != "compact":  # which reads a part of its store
+    if kernel not in ("compact", "coarse_sweep"):  # which read parts of their store and table
         assert 0.97 * moved < timing.n_bytes <= moved
 
 

@@ -18,6 +18,7 @@ from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 from tests.kernels.case import Case
 
 NEVER = float("-inf")
+Sweep = tuple[SweepWeights, SweepSlots, Tensor, float, int]
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,19 @@ class Sizes:
     neighbours: int = 13
     width: int = 48
     candidates: int = 5
+    corrected: int = 4
     n_values: int = 37
     seen: float = 0.6
     fixed: float = 0.1
     reals: bool = False
 
 
-def make_sweep(sizes: Sizes, seed: int = 0) -> tuple[SweepWeights, SweepSlots, Tensor, float]:
+def make_sweep(sizes: Sizes, seed: int = 0) -> Sweep:
     """Arguments of a sweep on the CPU.
 
     A slot's first neighbour is the slot before it, the others are any columns before its own and
     the last one, which holds "no token". Half of what a pass saw is what stands there now. A third
-    of the tokens is impossible for each slot that no pass has seen.
+    of the tokens is impossible for a slot that no pass has seen, by its noise or the last scores.
     """
     generator = torch.Generator().manual_seed(seed)
     s, before = sizes, 5  # columns before the window
@@ -68,16 +70,16 @@ def make_sweep(sizes: Sizes, seed: int = 0) -> tuple[SweepWeights, SweepSlots, T
     now = work.gather(1, neighbours.flatten(1)).view(neighbours.shape)
     seen = torch.where(chance(0.5)[..., None], now, now.flip(0).roll(1, 1))
     base = numbers(2, s.rows, s.slots, s.width)
-    fresh = numbers(8, s.rows, s.slots, s.n_values) / 2
-    fresh = fresh.masked_fill(torch.rand(fresh.shape, generator=generator) < 1 / 3, NEVER)
+    last, noise = numbers(4, s.rows, s.n_values), numbers(8, s.rows, s.slots, s.n_values) / 2
+    last = last.masked_fill(torch.rand(last.shape, generator=generator) < 0.2, NEVER)
+    noise = noise.masked_fill(torch.rand(noise.shape, generator=generator) < 0.2, NEVER)
     slots = SweepSlots(
         columns, neighbours, chance(s.seen), chance(s.fixed), seen, base,
         find_hidden(weights, seen, base),
         torch.randint(s.n_values, (s.rows, s.slots, s.candidates), generator=generator),
-        numbers(9, s.rows, s.slots, s.candidates),
-        numbers(1, s.rows, s.slots, s.candidates, s.width), fresh,
+        numbers(9, s.rows, s.slots, s.candidates), last, numbers(2, s.rows, s.slots), noise,
     )  # fmt: skip
-    return weights, slots, work, 0.5
+    return weights, slots, work, 0.5, s.corrected
 
 
 def find_hidden(weights: SweepWeights, seen: Tensor, base: Tensor) -> Tensor:
@@ -87,24 +89,22 @@ def find_hidden(weights: SweepWeights, seen: Tensor, base: Tensor) -> Tensor:
     return first + (first @ weights.inner + weights.inner_bias).relu()
 
 
-def move(
-    sweep: tuple[SweepWeights, SweepSlots, Tensor, float], device: torch.device
-) -> tuple[SweepWeights, SweepSlots, Tensor, float]:
+def move(sweep: Sweep, device: torch.device) -> Sweep:
     """The same arguments on a device."""
-    weights, slots, work, scale = sweep
+    weights, slots, work, *rest = sweep
     weights, slots = (type(t)(*(value.to(device) for value in t)) for t in (weights, slots))
-    return weights, slots, work.to(device), scale
+    return weights, slots, work.to(device), *rest
 
 
 def check(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Run both versions on copies of the tokens: drafts and what is written are equal."""
     from mmaccel.kernels import coarse_sweep_triton
 
-    weights, slots, work, scale = move(make_sweep(sizes, seed), device)
-    assert coarse_sweep_triton.refuse_coarse_sweep(weights, slots, work, scale) is None
+    weights, slots, work, *rest = move(make_sweep(sizes, seed), device)
+    assert coarse_sweep_triton.refuse_coarse_sweep(weights, slots, work, *rest) is None
     expected_work, made_work = work.clone(), work.clone()
-    expected = torch_twin.coarse_sweep(weights, slots, expected_work, scale)
-    made = coarse_sweep_triton.coarse_sweep(weights, slots, made_work, scale)
+    expected = torch_twin.coarse_sweep(weights, slots, expected_work, *rest)
+    made = coarse_sweep_triton.coarse_sweep(weights, slots, made_work, *rest)
     assert made.dtype == torch.int64 and torch.equal(made, expected)
     assert torch.equal(made_work, expected_work)
     return made
@@ -112,10 +112,10 @@ def check(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int = 0)
 
 def check_numpy(sizes: Sizes, seed: int = 0) -> None:
     """Numpy and the specification: drafts and what is written are equal."""
-    weights, slots, work, scale = make_sweep(sizes, seed)
+    weights, slots, work, *rest = make_sweep(sizes, seed)
     expected_work, made_work = work.clone(), work.clone()
-    expected = torch_twin.coarse_sweep(weights, slots, expected_work, scale)
-    made = numpy_twin.coarse_sweep(weights, slots, made_work, scale)
+    expected = torch_twin.coarse_sweep(weights, slots, expected_work, *rest)
+    made = numpy_twin.coarse_sweep(weights, slots, made_work, *rest)
     assert torch.equal(made, expected) and torch.equal(made_work, expected_work)
 
 
@@ -123,11 +123,11 @@ def _sequential(device: torch.device, dtype: torch.dtype) -> None:
     """A slot sees the drafts before it: swept one by one on the old tokens, drafts are others."""
     sizes = Sizes(seen=0.5, fixed=0.0)
     drafts = check(sizes, device, dtype)
-    weights, slots, work, scale = move(make_sweep(sizes), device)
+    weights, slots, work, *rest = move(make_sweep(sizes), device)
     alone = []
     for k in range(sizes.slots):
-        one = SweepSlots(*(value[:, k : k + 1] for value in slots))
-        alone.append(torch_twin.coarse_sweep(weights, one, work.clone(), scale))
+        one = SweepSlots(*(value[:, k : k + 1] for value in slots))._replace(last=slots.last)
+        alone.append(torch_twin.coarse_sweep(weights, one, work.clone(), *rest))
     assert not torch.equal(torch.cat(alone, 1), drafts)
 
 
@@ -136,16 +136,16 @@ def _rows_apart(device: torch.device, dtype: torch.dtype) -> None:
     from mmaccel.kernels import coarse_sweep_triton
 
     sizes = Sizes(rows=4, slots=6, seen=0.4)
-    weights, slots, work, scale = move(make_sweep(sizes), device)
-    drafts = coarse_sweep_triton.coarse_sweep(weights, slots, work.clone(), scale)
+    weights, slots, work, *rest = move(make_sweep(sizes), device)
+    drafts = coarse_sweep_triton.coarse_sweep(weights, slots, work.clone(), *rest)
     wide = torch.full((8, work.shape[1] + 3), sizes.n_values // 2, device=device)
-    fresh = torch.full((8, 9, 2 * sizes.n_values), 1e6, device=device)
+    noise = torch.full((8, 9, 2 * sizes.n_values), 1e6, device=device)
     for b in range(sizes.rows):
-        view, other = wide[b : b + 1, : work.shape[1]], fresh[b : b + 1, 2:8, ::2]
+        view, other = wide[b : b + 1, : work.shape[1]], noise[b : b + 1, 2:8, ::2]
         view.copy_(work[b : b + 1])
-        other.copy_(slots.fresh[b : b + 1])
-        one = SweepSlots(*(value[b : b + 1] for value in slots))._replace(fresh=other)
-        made = coarse_sweep_triton.coarse_sweep(weights, one, view, scale)
+        other.copy_(slots.noise[b : b + 1])
+        one = SweepSlots(*(value[b : b + 1] for value in slots))._replace(noise=other)
+        made = coarse_sweep_triton.coarse_sweep(weights, one, view, *rest)
         assert torch.equal(made[0], drafts[b])
     assert bool((wide[:, work.shape[1] :] == sizes.n_values // 2).all())
 
@@ -154,12 +154,12 @@ def _kept(device: torch.device, dtype: torch.dtype) -> None:
     """All slots fixed, or all seen with neighbours as they are: all tokens stay."""
     from mmaccel.kernels import coarse_sweep_triton
 
-    weights, slots, work, scale = move(make_sweep(Sizes()), device)
+    weights, slots, work, *rest = move(make_sweep(Sizes()), device)
     now = work.gather(1, slots.neighbours.flatten(1)).view(slots.neighbours.shape)
     yes = torch.ones_like(slots.is_seen)
     for kept in (slots._replace(is_fixed=yes), slots._replace(is_seen=yes, seen=now)):
         made_work = work.clone()
-        drafts = coarse_sweep_triton.coarse_sweep(weights, kept, made_work, scale)
+        drafts = coarse_sweep_triton.coarse_sweep(weights, kept, made_work, *rest)
         assert torch.equal(made_work, work)
         assert torch.equal(drafts, work.gather(1, slots.columns))
 
@@ -168,12 +168,12 @@ def _impossible(device: torch.device, dtype: torch.dtype) -> None:
     """Scores that are all -inf or NaN: a token of the vocabulary all the same."""
     from mmaccel.kernels import coarse_sweep_triton
 
-    weights, slots, work, scale = move(make_sweep(Sizes(fixed=0.0)), device)
+    weights, slots, work, *rest = move(make_sweep(Sizes(fixed=0.0)), device)
     for value in (NEVER, float("nan")):
         bad = slots._replace(
-            fresh=torch.full_like(slots.fresh, value), values=torch.full_like(slots.values, value)
+            noise=torch.full_like(slots.noise, value), values=torch.full_like(slots.values, value)
         )
-        drafts = coarse_sweep_triton.coarse_sweep(weights, bad, work.clone(), scale)
+        drafts = coarse_sweep_triton.coarse_sweep(weights, bad, work.clone(), *rest)
         assert bool(((drafts >= 0) & (drafts < 37)).all())
 
 
@@ -181,12 +181,11 @@ def _ties(device: torch.device, dtype: torch.dtype) -> None:
     """Equal scores all over the vocabulary and all candidates: the first one."""
     from mmaccel.kernels import coarse_sweep_triton
 
-    weights, slots, work, scale = move(make_sweep(Sizes(width=512, n_values=100)), device)
+    weights, slots, work, *rest = move(make_sweep(Sizes(width=512, n_values=100)), device)
     weights = SweepWeights(*(torch.zeros_like(value) for value in weights))
-    zeros = (torch.zeros_like(value) for value in (slots.values, slots.rows, slots.fresh))
-    slots = SweepSlots(*slots[:-3], *zeros)
-    now = coarse_sweep_triton.coarse_sweep(weights, slots, work.clone(), scale)
-    assert torch.equal(now, torch_twin.coarse_sweep(weights, slots, work.clone(), scale))
+    slots = SweepSlots(*slots[:8], *(torch.zeros_like(value) for value in slots[8:]))
+    now = coarse_sweep_triton.coarse_sweep(weights, slots, work.clone(), *rest)
+    assert torch.equal(now, torch_twin.coarse_sweep(weights, slots, work.clone(), *rest))
     is_new = ~(slots.is_seen | slots.is_fixed)
     assert bool(is_new.any()) and not bool(now[is_new].any())
 
@@ -199,14 +198,14 @@ def _nothing(device: torch.device, dtype: torch.dtype) -> None:
 def _refusals(device: torch.device, dtype: torch.dtype) -> None:
     from mmaccel.kernels import coarse_sweep_triton
 
-    weights, slots, work, scale = move(make_sweep(Sizes()), device)
+    weights, slots, work, *rest = move(make_sweep(Sizes()), device)
     across = work.t().contiguous().t()
     assert "stride of" in str(
-        coarse_sweep_triton.refuse_coarse_sweep(weights, slots, across, scale)
+        coarse_sweep_triton.refuse_coarse_sweep(weights, slots, across, *rest)
     )
     wide = weights._replace(inner=torch.zeros(513, 513, device=device))
     assert "at most 512, received 513" in str(
-        coarse_sweep_triton.refuse_coarse_sweep(wide, slots, work, scale)
+        coarse_sweep_triton.refuse_coarse_sweep(wide, slots, work, *rest)
     )
 
 

@@ -33,23 +33,27 @@ def test_by_hand() -> None:
         torch.tensor([0.0, -3.0]),
     )  # fmt: skip
     zeros, ids = torch.zeros(1, 4, 1), torch.tensor([1, 0]).expand(1, 4, 2)
-    values = torch.tensor([0.0, 4.0]).expand(1, 4, 2)
-    rows = torch.tensor([[1.0], [0.0]]).expand(1, 4, 2, 1)
+    values = torch.tensor([0.0, 3.0]).expand(1, 4, 2)
     seen = torch.zeros(1, 4, 1, dtype=torch.int64)
     slots = SweepSlots(
         torch.arange(1, 5)[None], torch.arange(4)[None, :, None],
         torch.tensor([[True, True, False, True]]), torch.tensor([[False, False, False, True]]),
-        seen, zeros, find_hidden(weights, seen, zeros), ids, values, rows, torch.zeros(1, 4, 2),
+        seen, zeros, find_hidden(weights, seen, zeros), ids, values, torch.tensor([[1.0, 0.0]]),
+        torch.full((1, 4), 0.5), torch.tensor([0.4, 0.0]).expand(1, 4, 2),
     )  # fmt: skip
     work = torch.tensor([[1, 0, 0, 1, 0, 2]])
-    # slot 0: token 1 has 0 + 8, token 0 has 4. Slot 1: the same, after the new token 1
-    # slot 2, h = 10: token 0 has 5 s, token 1 has (10 - 3) s, and noise of 0.9 for token 0
-    fresh = torch.zeros(1, 4, 2)
-    fresh[0, 2, 0] = 0.9
+    # slot 0: token 1 has 0 + 8 s, token 0 has 3. Slot 1: the same, after the new token 1
+    # slot 2, h = 10: token 0 has 5 s + 0.5 + noise of 0.4, token 1 has (10 - 3) s
     for scale, third in ((1.0, 1), (0.4, 0)):
         changed = work.clone()
-        drafts = coarse_sweep(weights, slots._replace(fresh=fresh), changed, scale)
+        drafts = coarse_sweep(weights, slots, changed, scale, 1)
         assert drafts.tolist() == [[1, 1, third, 0]]
         assert changed.tolist() == [[1, 1, 1, third, 0, 2]]
+    # token 0 is corrected as well: 3 + 4 s is more than 8 s
+    assert coarse_sweep(weights, slots, work.clone(), 0.5, 2)[0, 0] == 0
+    never = slots._replace(last=torch.tensor([[float("-inf"), 0.0]]))  # whatever the gate
+    for sign in (1, -1):
+        gated = never._replace(gates=sign * slots.gates)
+        assert coarse_sweep(weights, gated, work.clone(), 0.4, 1)[0, 2] == 1
     work[0, 0] = 0  # slot 0 stands where it was seen: it keeps its token, and so does slot 1
-    assert coarse_sweep(weights, slots, work, 1.0)[0, :2].tolist() == [0, 0]
+    assert coarse_sweep(weights, slots, work, 1.0, 1)[0, :2].tolist() == [0, 0]

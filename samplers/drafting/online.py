@@ -1,0 +1,120 @@
+"""Coarse drafts without training: what a changed token does is learned from the passes themselves.
+
+Two passes of a run over the same slot differ in some tokens on its left, and in the hidden state
+that this gave. Ridge regression fits the change of the state as a sum of linear maps, one for each
+neighbour, of the change of the neighbour's embedding. It is over all slots of all rows of all runs
+of a model so far: the rows of a batch learn together, and a call begins with what earlier calls
+have learned. Corrections are those of `mmaccel.samplers.drafting.coarse`; slots that no pass has
+seen keep the drafts of the neighbour source.
+
+No publication is known to us. Embeddings are the leading principal coordinates of the rows of the
+large model's output matrix, and states are fitted in the leading directions of that matrix, so that
+nothing here grows with the square of the vocabulary.
+
+Drafts depend on earlier passes, and so do the counts of passes; tokens do not. Only for bitwise
+policies: what was learned carries the noise of other slots, which the distribution of a draft must
+not depend on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout
+from mmaccel.kernels.coarse_sweep import SweepWeights
+from mmaccel.samplers.drafting.coarse_model import (
+    GRID_NEIGHBOURS,
+    TEXT_NEIGHBOURS,
+    VIDEO_NEIGHBOURS,
+    CoarseConfig,
+)
+
+RANK, WIDTH = 32, 128  # coordinates of embeddings and of states
+RIDGE = 300.0  # how many unit changes of evidence a map needs to be believed half
+EVERY = 16  # passes between two fits
+_LARGEST = 2**26  # numbers in the table of neighbours; the width shrinks for larger vocabularies
+_POSITIVE = 1024.0  # where the sweep's relu changes nothing
+
+
+class OnlineModel:
+    """A linear C that is fitted between passes.
+
+    Args:
+        output: `[V, D]`, the large model's output matrix.
+        layout: of the tokens, which says what neighbours are; None for a text.
+        length: tokens of a row.
+
+    Attributes:
+        config: sizes.
+        drafts_new_slots: False: it has nothing to say of slots that no pass has seen.
+    """
+
+    drafts_new_slots = False
+
+    def __init__(self, output: Tensor, layout: Layout | None, length: int) -> None:
+        output = output.detach().float()
+        neighbours = _find_neighbours(layout, length)
+        size, width = output.shape[0], min(WIDTH, output.shape[1])
+        while width > 16 and len(neighbours) * size * width > _LARGEST:
+            width //= 2
+        centred = output - output.mean(0)
+        directions = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)  # leading first
+        self.directions = directions[:, :width]  # [D, H]
+        embedded = centred @ directions[:, :RANK]
+        embedded = embedded / embedded.std()
+        self.embedded = torch.cat([embedded, embedded.new_zeros(1, embedded.shape[1])])
+        self.config = CoarseConfig(
+            size, output.shape[1], neighbours,
+            0 if layout is None else layout.columns, 0 if layout is None else layout.frame,
+            embedding=embedded.shape[1], width=width,
+        )  # fmt: skip
+        n_in = len(neighbours) * embedded.shape[1]
+        self._squares, self._products = output.new_zeros(n_in, n_in), output.new_zeros(n_in, width)
+        self._passes = 0
+        self._weights = SweepWeights(
+            output.new_zeros(len(neighbours) * (size + 1), width), output.new_zeros(width, width),
+            output.new_zeros(width), (output @ self.directions).contiguous(),
+            output.new_zeros(size),
+        )  # fmt: skip
+
+    def sweep_weights(self) -> SweepWeights:
+        """The weights, which every fit changes in place: zeros before the first."""
+        return self._weights
+
+    def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
+        """A constant: what a linear C says of a change does not depend on the rest."""
+        return states.new_full((*slots.shape, self.config.width), _POSITIVE)
+
+    def gate(self, distances: Tensor) -> Tensor:
+        """Ones, which no draft depends on."""
+        return torch.ones(*distances.shape, 1, device=distances.device)
+
+    def learn(self, seen: Tensor, now: Tensor, states_seen: Tensor, states: Tensor) -> None:
+        """Add n slots which a pass evaluated, and the pass before it.
+
+        Args:
+            seen, now: `[n, N]` int64, ids of the neighbours in the earlier and in the later pass.
+            states_seen, states: `[n, D]` float32.
+        """
+        change = (self.embedded[now] - self.embedded[seen]).flatten(1)  # [n, N * R]
+        self._squares.addmm_(change.T, change)
+        self._products.addmm_(change.T, (states - states_seen) @ self.directions)
+        self._passes += 1
+        if self._passes % EVERY == 0:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Maps of all neighbours, and the table of what every token then adds to a state."""
+        squares = self._squares.clone()
+        squares.diagonal().add_(RIDGE)
+        maps = torch.cholesky_solve(self._products, torch.linalg.cholesky(squares))
+        maps = maps.view(len(self.config.neighbours), -1, maps.shape[1])  # [N, R, H]
+        table = self._weights.table.view(len(maps), -1, maps.shape[2])
+        torch.matmul(self.embedded, maps, out=table)
+
+
+def _find_neighbours(layout: Layout | None, length: int) -> tuple[tuple[int, int, int], ...]:
+    if layout is None or not layout.columns:
+        return TEXT_NEIGHBOURS
+    return VIDEO_NEIGHBOURS if length > layout.frame > 0 else GRID_NEIGHBOURS
