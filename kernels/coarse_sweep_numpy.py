@@ -48,6 +48,7 @@ class _Arrays:
         offsets = np.arange(neighbours.shape[1]) * (len(self.head) + 1)
         was_seen, fixed, n = is_seen.tolist(), is_fixed.tolist(), self.n_corrected
         impossible = last == float("-inf")
+        last = np.where(impossible, 0, last)
         for k, column in enumerate(columns.tolist()):
             now = work.take(neighbours[k])
             # compared as bytes: a tenth of the time of an array of bools

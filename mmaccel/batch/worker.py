@@ -24,6 +24,7 @@ from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
 from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.samplers.drafting.coarse import coarse_facts
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.outputs import RequestOutput
@@ -109,12 +110,13 @@ def negative_of(setup: Setup, item: Item) -> str | None:
 
 
 def describe(
-    setup: Setup, item: Item, settings: GenerationSettings, weights: str
+    setup: Setup, item: Item, settings: GenerationSettings, weights: str, model: object = None
 ) -> dict[str, Any]:
     """Everything that an image depends on, ready for JSON; equal in every run.
 
     Args:
         weights: content hash of the model.
+        model: the token model, which may have a coarse model of its own.
     """
     size = parse_size(setup.size) if item.row.size is None else item.row.size
     negative = negative_of(setup, item)
@@ -130,6 +132,7 @@ def describe(
         "dtype": setup.dtype,
         "device": setup.device.split(":")[0],
         **describe_settings(settings.name, settings.policy, settings.params),
+        **coarse_facts(settings.policy, model),
         "exactness": exactness_in(settings.policy.exactness, setup.dtype),
         "versions": versions(),
     }
@@ -159,7 +162,7 @@ class Worker:
         pipe = setup.open()
         assert pipe.source is not None  # it was opened by name
         self._generator = ImageGenerator(pipe)
-        self._weights = content_hash(pipe.source, setup.decoder)
+        self._weights, self._model = content_hash(pipe.source, setup.decoder), pipe.model
         # a million equal settings are one object
         self._same: dict[GenerationSettings, GenerationSettings] = {}
         self._plans: dict[Key, tuple[GenerationSettings, str]] = {}
@@ -261,7 +264,7 @@ class Worker:
     def _write(self, finished: RequestOutput) -> Record:
         item: Item = finished.request.tag
         settings, own_fingerprint = self._plans[item.key]
-        facts = describe(self.setup, item, settings, self._weights)
+        facts = describe(self.setup, item, settings, self._weights, self._model)
         file = self.setup.out / item.file
         try:
             write_png(file, finished.image, {**facts, **finished.shape})
@@ -293,7 +296,7 @@ class Worker:
         if found is None:
             settings = settings_of(self.setup, item, pipe)
             settings = self._same.setdefault(settings, settings)
-            digits = fingerprint(describe(self.setup, item, settings, self._weights))
+            digits = fingerprint(describe(self.setup, item, settings, self._weights, self._model))
             found = self._plans[item.key] = settings, digits
         return found
 

@@ -37,6 +37,7 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
 from mmaccel.pipelines.text_to_image.outputs import Request, join
 from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.samplers.drafting.coarse import coarse_facts
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
@@ -179,6 +180,7 @@ class ImageJob:
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             **describe_settings(self.name, self.policy, self.params),
+            **coarse_facts(self.policy, self.pipe.model),
         }
 
     def name_settings(self, rows: int) -> dict[str, Any]:

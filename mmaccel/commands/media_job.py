@@ -29,6 +29,7 @@ from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params
 from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
+from mmaccel.samplers.drafting.coarse import coarse_facts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -156,6 +157,7 @@ class MediaJob(ABC):
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             **settings,
+            **coarse_facts(self.policy, self.pipe.model),
         }
 
     def write_payload(

@@ -71,6 +71,7 @@ _CONFIGURING = (
     "preprocessor_config.json",
     "processor_config.json",
 )
+_COARSE = "coarse.safetensors"  # drafts with it are no part of what a model's results are
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 
 
@@ -108,8 +109,8 @@ def content_hash(source: Path, decoder: Path | None = None) -> str:
 
 
 def _own_files(folder: Path) -> list[Path]:
-    """Weights and configurations of a folder, without its subfolders."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    """Weights and configurations of a folder, without its subfolders and its coarse model."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != _COARSE]
     return [path for path in files if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
 
 

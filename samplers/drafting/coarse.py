@@ -41,6 +41,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     CoarseConfig,
     CoarseModel,
     check_coarse,
+    describe_coarse,
     find_coarse,
     load_coarse,
 )
@@ -300,13 +301,15 @@ def check_drafts(source: object, exactness: Exactness) -> None:
     """Raise OptionError unless `source` is a draft source of window policies so exact."""
     if isinstance(source, Coarse):
         return
-    check_choice("drafts", source, NAMES, hint="auto suits most models")
-    if source == "online" and exactness != "bitwise":
+    is_bitwise = exactness == "bitwise"
+    if source == "online" and not is_bitwise:
         raise OptionError(
             "drafts='online': expected a bitwise policy (what is learned depends on the noise, so "
-            "that no distribution of the drafts is known), received one that is exact in "
+            "that no distribution of the drafts is known), received one whose exactness is "
             f"{exactness}; use drafts='coarse'"
         )
+    names = [name for name in NAMES if is_bitwise or name != "online"]
+    check_choice("drafts", source, names, hint="auto suits most models")
 
 
 def parse_source(text: str) -> str | Coarse:
@@ -327,6 +330,21 @@ def parse_source(text: str) -> str | Coarse:
 def first_source(source: str | Coarse) -> str:
     """The source, one of `SOURCES`, of drafts that no coarse model can make."""
     return source if isinstance(source, str) and source in SOURCES else "neighbour"
+
+
+def coarse_facts(policy: object, model: object) -> dict[str, str]:
+    """The SHA-256 of the coarse model on which a policy's tokens depend, as "coarse"; else nothing.
+
+    Bitwise policies have the same tokens with any coarse model.
+    """
+    source, folder = getattr(policy, "drafts", None), None
+    if getattr(policy, "exactness", None) == "bitwise":
+        return {}
+    if isinstance(source, Coarse):
+        folder = Path(source.folder)
+    elif source in ("auto", "coarse") and isinstance(model, StateModel):
+        folder = model.coarse
+    return {} if folder is None else {"coarse": describe_coarse(folder)["sha256"]}
 
 
 def use_folder(model: object, folder: Path) -> None:

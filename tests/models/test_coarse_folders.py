@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import mmaccel
 from mmaccel.errors import OptionError
 from mmaccel.handle import family_of
+from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.samplers.drafting import coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
 from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
@@ -149,3 +151,21 @@ def test_a_coarse_model_of_another_model_is_refused(llamagen, tmp_path, other):
     source = save_random(Other(), tmp_path, llamagen.image_model.layout)
     with pytest.raises(OptionError, match="drafts: expected .*, received .*; make one"):
         llamagen("1", policy=mmaccel.Jacobi(WINDOW, source))
+
+
+def test_facts_of_an_image_name_the_coarse_model_where_its_tokens_depend_on_it(tmp_path):
+    """Jacobi makes the same tokens with any, so that its images keep their names."""
+    source = build_checkpoint("janus", tmp_path / "janus")
+    pipe = mmaccel.TextToImage.from_pretrained(source)
+    before = content_hash(source)
+    first = save_random(pipe.model, source, pipe.image_model.layout)
+    pipe = mmaccel.TextToImage.from_pretrained(source)
+    assert content_hash(source) == before
+    policies = [
+        mmaccel.SpeculativeJacobi(drafts=drafts) for drafts in ("auto", "coarse", first)
+    ]  # fmt: skip
+    facts = [coarse.coarse_facts(policy, pipe.model) for policy in policies]
+    digest = hashlib.sha256((source / "coarse.safetensors").read_bytes()).hexdigest()
+    assert facts == [{"coarse": digest}] * 3
+    bitwise = [mmaccel.Jacobi(drafts=first), mmaccel.SpeculativeJacobi(), mmaccel.Autoregressive()]
+    assert [coarse.coarse_facts(policy, pipe.model) for policy in bitwise] == [{}] * 3
