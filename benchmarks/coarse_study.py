@@ -4,7 +4,8 @@
         --json benchmarks/results/scenes-coarse-study.json
 
 Token by token, the neighbour source and every coarse model run image by image in a rotating order,
-batch 1. The card of a coarse model says how large it is, how long it was trained, and its
+batch 1. Drafts learned online run beside the neighbour source, from nothing for each window and
+guidance scale. The card of a coarse model says how large it is, how long it was trained, and its
 cross-entropy; the report repeats it. Sweep: median time between two passes that drafts need, as a
 share of a pass.
 """
@@ -35,6 +36,7 @@ from mmaccel.pipelines.text_to_image.model import choose_params  # noqa: E402
 from mmaccel.results import EXACT_DTYPE  # noqa: E402
 from mmaccel.samplers.drafting.coarse import CoarseDrafts  # noqa: E402
 from mmaccel.samplers.drafting.coarse_model import describe_coarse  # noqa: E402
+from mmaccel.samplers.sampling_params import SamplingParams  # noqa: E402
 
 _CANDIDATES = mmaccel.Coarse("").candidates
 Seconds = dict[tuple[str, float], dict[str, list[float]]]  # (policy, guidance) -> method -> calls
@@ -53,6 +55,7 @@ def main() -> None:
         "--candidates", default=str(_CANDIDATES), help="with commas; the first folder alone"
     )
     parser.add_argument("--guidance", default="1,2", help="with commas")
+    parser.add_argument("--online", default="", help="windows of drafts='online', with commas")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report here")
@@ -70,6 +73,11 @@ def main() -> None:
     ]
     with timed_sweeps() as seconds:
         rows = measure({EXACT_DTYPE: pipe}, captions, setups, params, args.seed, 1)
+        learned = [
+            measure_online(args.model, captions, int(window), own, args.seed)
+            for own in params
+            for window in filter(None, args.online.split(","))
+        ]
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
@@ -86,6 +94,15 @@ def main() -> None:
             }
             for row, setup in zip(rows, setups * len(params), strict=True)
             if setup.name == "jacobi"
+        ]
+        + [
+            {
+                **row.to_dict(),
+                "candidates": None,
+                "sweep_share": share_of_a_pass(row, seconds),
+                "neighbour_seconds": beside,
+            }
+            for row, beside in learned
         ],
     }
     if args.json is not None:
@@ -109,6 +126,19 @@ def make_setups(folders: list[str], windows: list[int], candidates: list[int]) -
             for source in (*sources, *more)
         ),
     ]
+
+
+def measure_online(
+    model: str, captions: list[str], window: int, params: SamplingParams, seed: int
+) -> tuple[Row, float]:
+    """Drafts that a newly loaded model learns, and the seconds an image of the neighbour source."""
+    pipe = mmaccel.TextToImage.from_pretrained(model)
+    setups = [
+        Setup("jacobi", mmaccel.Jacobi(window, drafts), window, EXACT_DTYPE)
+        for drafts in ("neighbour", "online")
+    ]
+    neighbour, online = measure({EXACT_DTYPE: pipe}, captions, setups, [params], seed, 1)
+    return online, neighbour.seconds
 
 
 @contextmanager

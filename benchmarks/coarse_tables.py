@@ -47,7 +47,7 @@ def _usual(report: Report) -> list[dict[str, Any]]:
 
 
 def _windows(report: Report) -> str:
-    rows = _usual(report)
+    rows = sorted(_usual(report), key=lambda row: (row["guidance"], row["window"]))
     neighbour = {
         (row["guidance"], row["window"]): row["seconds"]
         for row in rows
@@ -65,13 +65,19 @@ def _windows(report: Report) -> str:
                 Path(row["drafts"]).name,
                 _gain(row),
                 f"{row['seconds']:.3f}",
-                f"{neighbour[row['guidance'], row['window']] / row['seconds']:.2f}×",
+                f"{_beside(row, neighbour) / row['seconds']:.2f}×",
                 f"{row['identical']} of {row['images']}",
                 _share(row),
             )
             for row in rows
         ],
     )  # fmt: skip
+
+
+def _beside(row: dict[str, Any], neighbour: dict[tuple[float, int], float]) -> float:
+    """Seconds of the neighbour source in the same measurement."""
+    found = row.get("neighbour_seconds") or neighbour[row["guidance"], row["window"]]
+    return float(found)
 
 
 def _models(report: Report) -> str:

@@ -24,7 +24,7 @@ from mmaccel.limits import (
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
 _HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
-_HELP_DRAFTS = "draft source: auto, coarse, neighbour, …, or the folder of a coarse model"
+_HELP_DRAFTS = "draft source: auto, coarse, online, neighbour, …, or the folder of a coarse model"
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 

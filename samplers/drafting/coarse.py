@@ -51,6 +51,7 @@ from mmaccel.samplers.window.proposers import SOURCES
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
 
+_TABLES = 64  # of neighbours, by lengths of prompt and run
 NAMES = ("auto", "coarse", "online", *SOURCES)
 
 
@@ -231,7 +232,9 @@ class CoarseDrafts:
             found, exists = self.config.find_neighbours(index)
             columns = found + origin
             table = torch.where(exists & (columns >= 0), columns, n_columns)
-            self._tables[origin, n_columns] = table  # stays: a captured graph may read it
+            if len(self._tables) >= _TABLES and not run.runner.is_static:
+                self._tables.clear()  # prompts and runs of many lengths
+            self._tables[origin, n_columns] = table  # a captured graph may read it: those stay
         return table[slots]
 
     def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:

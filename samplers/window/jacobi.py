@@ -34,8 +34,9 @@ class Jacobi(WindowPolicy):
     Args:
         window: tokens processed per pass, or "adaptive" to choose by measured cost.
         drafts: where drafts come from: "auto" (the coarse model that ships with the model, where
-            one does, else "neighbour"), "coarse" (the same, and says so where there is none), a
-            `Coarse`, or one of `mmaccel.samplers.window.proposers.SOURCES`.
+            one does, else "neighbour"), "coarse" (the same, and says so where there is none),
+            "online" (a linear one that is learned from the passes), a `Coarse`, or one of
+            `mmaccel.samplers.window.proposers.SOURCES`.
     """
 
     window: int | str = 32

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mmaccel
-from benchmarks.coarse_study import make_setups, share_of_a_pass, timed_sweeps
+from benchmarks.coarse_study import make_setups, measure_online, share_of_a_pass, timed_sweeps
 from mmaccel.commands.bench_window import Row
 from mmaccel.samplers.drafting.coarse import CoarseDrafts
 from tests.fixtures.tiny_coarse import build_coarse
@@ -40,3 +40,12 @@ def test_every_pass_is_timed_by_policy(tiny_folder: Path, tmp_path: Path) -> Non
         total_variation=0.0,
     )  # fmt: skip
     assert share_of_a_pass(row, seconds) == pytest.approx((0.2 + 0.1) / (30 * 0.8 / 8))
+
+
+def test_online_drafts_are_learned_from_nothing(tiny_folder: Path) -> None:
+    """The same passes when measured again: nothing that was learned stays."""
+    params = mmaccel.SamplingParams()
+    with timed_sweeps() as seconds:
+        rows = [measure_online(str(tiny_folder), CAPTIONS[:2], 8, params, 0)[0] for _ in range(2)]
+    assert rows[0].drafts == "online" and rows[0].passes == rows[1].passes
+    assert rows[0].identical == 2 and share_of_a_pass(rows[0], seconds) > 0
