@@ -104,7 +104,7 @@ class CoarseDrafts:
 
     def __init__(self, model: CoarseModel | OnlineModel, candidates: int = 16) -> None:
         self.model, self.config, self.candidates = model, model.config, candidates
-        self._tables: dict[tuple[int, int], Tensor] = {}
+        self._tables: tuple[dict[tuple[int, int], Tensor], ...] = ({}, {})  # eager, captured
         with torch.no_grad():
             self.weights = model.sweep_weights()
 
@@ -226,15 +226,16 @@ class CoarseDrafts:
     def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
         """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
         origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
-        table = self._tables.get((origin, n_columns))
+        tables = self._tables[run.runner.is_static]
+        table = tables.get((origin, n_columns))
         if table is None:
             index = torch.arange(n_columns - origin, device=slots.device)
             found, exists = self.config.find_neighbours(index)
             columns = found + origin
             table = torch.where(exists & (columns >= 0), columns, n_columns)
-            if len(self._tables) >= _TABLES and not run.runner.is_static:
-                self._tables.clear()  # prompts and runs of many lengths
-            self._tables[origin, n_columns] = table  # a captured graph may read it: those stay
+            if len(tables) >= _TABLES and not run.runner.is_static:
+                tables.clear()  # prompts and runs of many lengths
+            tables[origin, n_columns] = table  # those that captured graphs read stay
         return table[slots]
 
     def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
