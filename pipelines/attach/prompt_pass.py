@@ -24,9 +24,9 @@ def open_prompt(call: GenerateCall, outputs: StepOutputs | None) -> OwnPrompt:
     device = call.model.device
     mask = call.mask.to(device)
     next_position: Tensor = mask.sum(1)
-    positions = call.others.get("position_ids")
-    if positions is not None:
-        next_position = positions[:, -1].to(device).expand(len(mask)) + 1
+    if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
+        last = call.positions[..., -1].to(device)
+        next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
 
     def process() -> PromptStates:
         others = dict(call.others)
