@@ -36,6 +36,8 @@ _PUBLIC = {
     "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
+    "RandomTokens": "mmaccel.reduction.visual_tokens.random_tokens",
+    "UniformTokens": "mmaccel.reduction.visual_tokens.uniform_tokens",
     "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
@@ -106,6 +108,8 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
+    from mmaccel.reduction.visual_tokens.random_tokens import RandomTokens
+    from mmaccel.reduction.visual_tokens.uniform_tokens import UniformTokens
     from mmaccel.results import Generation, Progress, Stats
     from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
     from mmaccel.samplers.canvas.cache_plan import CachePlan
