@@ -25,6 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.attach.step_outputs import PER_LAYER
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
     offered,
@@ -65,19 +68,29 @@ class VisualReduction:
 
     Attributes:
         counts: (tokens before, tokens after) of each image of the last call.
+        layers: the last call's reduction inside the language model; None without.
     """
 
     methods: tuple[TokenReducer, ...] = ()
     counts: list[tuple[int, int]] = field(default_factory=list)
+    layers: LayerReduction | None = None
 
-    def check(self, model: Any) -> None:
-        """Raise UnsupportedModelError unless the model has what all methods need."""
-        has = offered(model)
+    def check(self, model: Any, family: CausalLM) -> None:
+        """Raise UnsupportedModelError unless a model of a family has what all methods need."""
+        if not family.prompt_inputs:
+            raise UnsupportedModelError(
+                f"visual_tokens: expected a vision-language model whose image prompts are served, "
+                f"received a {type(model).__name__}; docs/visual-tokens.md lists them"
+            )
         for method in self.methods:
-            if method.stage != "encoder_exit":
+            has = {"encoder_exit": offered(model), "llm_layer": find_offered(model)}.get(
+                method.stage
+            )
+            if has is None or method.revives or method.restarts:
                 raise UnsupportedModelError(
-                    f"visual_tokens: expected methods at the exit of the encoder, received "
-                    f"{method!r}, which works at {method.stage}; DivPrune needs nothing else"
+                    f"visual_tokens: expected a method at the exit of the encoder, or one that "
+                    f"drops tokens once in front of a layer, received {method!r}; DivPrune needs "
+                    "nothing but the visual tokens"
                 )
             method.check(has, f"a {type(model).__name__}")
 
@@ -95,6 +108,19 @@ class VisualReduction:
             finally:
                 _GIVEN.reset(token)
 
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """Reasons why a call cannot be decoded on fewer visual tokens."""
+        if not self.methods or not call.others.get("mm_encoder_outputs"):
+            return
+        if call.n_cached:
+            yield "visual_tokens with past_key_values given by the caller"
+        if call.returns_cache:
+            yield "visual_tokens with a cache that the caller sees"
+        if call.guidance is not None:
+            yield "visual_tokens with guidance"
+        if call.records & set(PER_LAYER.values()):
+            yield "visual_tokens with hidden states or attentions of all tokens"
+
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
         """The call on the visual tokens that stay; the call itself where none is to go.
 
@@ -102,8 +128,8 @@ class VisualReduction:
             call: one that can be served.
             seeds: of its rows, for methods that draw.
         """
-        self.counts = []
-        methods = [method for method in self.methods if method.keep != 1]
+        self.counts, self.layers = [], None
+        methods = [m for m in self.methods if m.keep != 1 and m.stage == "encoder_exit"]
         given = _GIVEN.get()
         if not methods or given is None or not call.others.get("mm_encoder_outputs"):
             return call
@@ -126,13 +152,25 @@ class VisualReduction:
             self.counts.append((total, total if whole else n))
         return is_whole
 
+    def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> LayerReduction | None:
+        """What drops tokens of a call inside the language model; None where nothing does."""
+        methods = [m for m in self.methods if m.keep != 1 and m.stage == "llm_layer"]
+        if methods and call.others.get("mm_encoder_outputs"):
+            self.layers = LayerReduction(call, methods[0], seeds)
+        return self.layers
+
     def describe(self) -> str:
         """What the last call kept, for its statistics; empty where nothing was to go."""
-        if not self.counts:
-            return ""
-        before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+        parts = []
+        if self.counts:
+            before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+            parts.append(f"{after} of {before} visual tokens")
+        if self.layers is not None and self.layers.cuts:
+            before, after = (int(counts.sum()) for counts in self.layers.counts)
+            first = self.layers.cuts[0].first
+            parts.append(f"{after} of {before} visual tokens after layer {first}")
         names = ", ".join(map(repr, self.methods))
-        return f"the model on {after} of {before} visual tokens ({names})"
+        return f"the model on {', '.join(parts)} ({names})" if parts else ""
 
 
 def _seeds_of(visuals: Sequence[Visual], seeds: Sequence[int]) -> list[int]:
