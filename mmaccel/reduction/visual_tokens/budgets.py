@@ -41,8 +41,13 @@ def uniform(available: Tensor, keep: float | None, n_keep: int | None) -> Tensor
     return rounded.clamp(min=1).minimum(available)
 
 
-def staged(
-    initial: Tensor, available: Tensor, keep: float | None, n_keep: int | None, done: float
+def geometric(
+    initial: Tensor,
+    available: Tensor,
+    keep: float | None,
+    n_keep: int | None,
+    stage: int,
+    stages: int,
 ) -> Tensor:
     """How many tokens stay after one of several stages, each of which keeps the same fraction.
 
@@ -51,17 +56,37 @@ def staged(
         available: `[B]` int64, tokens before this stage.
         keep: the fraction that the last stage leaves, or None.
         n_keep: the number that the last stage leaves, or None.
-        done: the part of the stages done after this one, in (0, 1]; 1 is the last.
+        stage: this one, from 1 on.
+        stages: how many there are.
 
     Returns:
         `[B]` int64; the last stage's is `uniform` of the initial tokens.
     """
     last = uniform(initial, keep, n_keep)
-    if done < 1:
-        fraction = last.double() / initial.clamp(min=1) if keep is None else torch.tensor(keep)
-        power = fraction.to(initial.device, torch.float64) ** done
-        last = (initial * power + 0.5).floor().long().maximum(last)
+    if stage < stages:
+        fraction = last.double() / initial.clamp(min=1)
+        if keep is not None:
+            fraction = torch.full_like(fraction, keep)
+        exact = initial * fraction ** (stage / stages)
+        last = (exact + 0.5).floor().long().maximum(last)
     return last.minimum(available)
+
+
+def linear(
+    initial: Tensor,
+    available: Tensor,
+    keep: float | None,
+    n_keep: int | None,
+    stage: int,
+    stages: int,
+) -> Tensor:
+    """How many tokens stay after one of several stages, each of which removes as many (ToMe's r).
+
+    Arguments and result as of `geometric`.
+    """
+    removed = initial - uniform(initial, keep, n_keep)
+    part = (2 * removed * stage + stages).div(2 * stages, rounding_mode="floor")
+    return (initial - part).minimum(available)
 
 
 def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:

@@ -64,8 +64,9 @@ class VisualContext:
         size: `[B, N]` float32, how many tokens each stands for after earlier merges.
         initial: `[B]` int64, how many tokens each row had before the method's first layer.
         seeds: `[B]` int64, what a row's random choices are keyed with.
-        layer: the layer that receives what is left; its predecessors have seen all of x. None at
+        layer: the layer that receives what is left; the one before it has seen all of x. None at
             the exit of the encoder.
+        depth: how many layers the stage's tower has.
         has: which of `NEEDS` there are.
     """
 
@@ -79,6 +80,7 @@ class VisualContext:
     initial: Tensor
     seeds: Tensor
     layer: int | None
+    depth: int | None
     has: frozenset[str]
     _keys: Keys | None = None
     _attention: Attention | None = None
@@ -145,6 +147,7 @@ def make_context(
     initial: Tensor | None = None,
     seed: int | Tensor = 0,
     layer: int | None = None,
+    depth: int | None = None,
     keys: Keys | None = None,
     attention: Attention | None = None,
     queries: tuple[Queries, ...] = (),
@@ -154,7 +157,7 @@ def make_context(
     """A `VisualContext`, with what is left out filled in.
 
     Args:
-        x, valid, group, row, column, tile_grid, size, initial, layer: see `VisualContext`.
+        x, valid, group, row, column, tile_grid, size, initial, layer, depth: see `VisualContext`.
         groups: what groups are; None: there is one group.
         seed: of all rows, or `[B]` int64 of each.
         keys: layer -> `[B, N, H, D]`.
@@ -182,6 +185,7 @@ def make_context(
         valid.sum(1) if initial is None else initial,
         torch.as_tensor(seed, dtype=torch.int64, device=x.device).expand(len(x)),
         layer,
+        depth,
         frozenset(has | set(offers)),
         keys,
         attention,

@@ -77,10 +77,13 @@ class TokenReducer:
         """What the context must have, out of `context.NEEDS`."""
         return frozenset()
 
-    @property
-    def run_before(self) -> tuple[int, ...]:
-        """The layers that receive a plan's tokens, ascending; empty at the exit of the encoder.
-        Before layer L means: layers 0 ... L-1 run with all tokens, and scores are of layer L-1.
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty
+        for a method that works once, at the exit of the encoder. Layer L receives: layers 0 ... L-1
+        have run, and scores are those of layer L-1.
+
+        Raises:
+            OptionError: a layer that the tower lacks.
         """
         return ()
 
@@ -140,6 +143,36 @@ class TokenReducer:
             return keep_tokens(context.valid, context.valid, context.size)
         scores = self.score(context)
         return self.select(scores, context, self.limit(scores, context, budget))
+
+
+def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> tuple[int, ...]:
+    """Layers that receive a plan's tokens, as a tuple.
+
+    Raises:
+        OptionError: unless they ascend from 1 on and, with a depth, lie below it.
+    """
+    last = None if depth is None else depth - 1
+    hint = "a plan is made from the layer before; list layers in ascending order"
+    for layer in layers:
+        check_int(f"{name}: layer", layer, 1, last, hint=hint)
+    if not layers or list(layers) != sorted(set(layers)):
+        raise OptionError(f"{name}: expected ascending layers, received {tuple(layers)}; {hint}")
+    return tuple(layers)
+
+
+def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
+    """Which of a method's stages a context is at, from 1 on, and how many there are.
+
+    Raises:
+        OptionError: a context without depth, or at another layer.
+    """
+    layers = () if context.depth is None else method.layers_in(context.depth)
+    if context.layer not in layers:
+        raise OptionError(
+            f"{method.name}: expected a context at one of the layers {layers}, received layer "
+            f"{context.layer} of {context.depth}; ask the method's layers_in for its layers"
+        )
+    return layers.index(context.layer) + 1, len(layers)
 
 
 def check_reducers(value: Any) -> tuple[TokenReducer, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmaccel.kernels.noise import uniforms
+from mmaccel.reduction.visual_tokens.plan import keep_tokens, take
 
 _LOWEST, _HIGHEST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
 _RANDOM_TOKENS = 0x76746F6B  # what these random numbers are for; no sampler uses this word
@@ -75,3 +76,50 @@ def random_uniforms(seeds: Tensor, valid: Tensor) -> Tensor:
 def unit(states: Tensor, valid: Tensor) -> Tensor:
     """States `[B, N, C]` as float32 vectors of length 1; 0 where not valid."""
     return normalize(states.float(), dim=-1).where(valid[..., None], 0.0)
+
+
+def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's most similar candidate.
+
+    Args:
+        vectors: `[B, N, C]` float32 of length 1.
+        candidates: `[B, N]` bool, at least one in some row.
+
+    Returns:
+        `[B, N]` int64 index of the candidate, the lowest of equal ones, and `[B, N]` float32
+        cosine; -1 and -inf in rows without a candidate.
+
+    Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
+    """
+    found = keep_tokens(candidates, candidates)
+    if found.keep.shape[1] == 0:
+        return candidates.long() - 1, torch.full_like(vectors[..., 0], float("-inf"))
+    targets = take(vectors, found)  # [B, M, C]
+    cosine = (vectors @ targets.mT).masked_fill(~found.valid[:, None], float("-inf"))
+    best = cosine.max(dim=2)
+    index = found.keep.gather(1, first_of(cosine, best.values))
+    return index, best.values
+
+
+def first_of(values: Tensor, best: Tensor) -> Tensor:
+    """The first index where `values [B, N, M]` equal `best [B, N]`: `[B, N]` int64."""
+    return (values == best[..., None]).to(torch.uint8).argmax(2)
+
+
+def union(ranks: Tensor) -> Tensor:
+    """Scores whose highest K are the union of several ranked lists, cut at a common depth.
+
+    Args:
+        ranks: `[B, N, P]` int64, the place of each token in each of P lists.
+
+    Returns:
+        `[B, N]` float32; a place further on in a list of its own for each list.
+    """
+    lists = ranks.shape[2]
+    places = ranks * lists + torch.arange(lists, device=ranks.device)
+    return -places.amin(2).float()
+
+
+def heads_as_one(keys: Tensor, valid: Tensor) -> Tensor:
+    """Keys `[B, N, H, D]` as vectors of length 1: `[B, N, H * D]` float32."""
+    return unit(keys.flatten(2), valid)
