@@ -92,8 +92,17 @@ _VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     **dict.fromkeys(
         (
-            "chameleon", "gemma3", "idefics3", "internvl", "llava", "llava_next",
-            "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm",
+            "chameleon",
+            "gemma3",
+            "idefics3",
+            "internvl",
+            "llava",
+            "llava_next",
+            "llava_onevision",
+            "qwen2_5_vl",
+            "qwen2_vl",
+            "qwen3_vl",
+            "smolvlm",
         ),
         _VISION_LANGUAGE,
     ),

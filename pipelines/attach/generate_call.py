@@ -348,12 +348,9 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
         return
     if not bool(mask.any(1).all()):
         yield "an attention mask that hides a whole row"
-    if positions is not None and positions.ndim == 3 and len(positions) == 3:
-        last = positions[:, :, -1]
-        if not bool((last == last[:1]).all()):
-            yield "a prompt that ends in an image"
-    elif positions is not None and positions.ndim != 2:
-        yield "position_ids of another shape"
+    reason = _find_in_positions(positions)
+    if reason is not None:
+        yield reason
         return
     length, longest = call.length, call.n_columns
     if length is None or length < 1:
@@ -377,6 +374,16 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
     limit = find_position_limit(call.model)
     if limit is not None and longest + length - 1 > limit:
         yield f"more positions than the model's {limit}"
+
+
+def _find_in_positions(positions: Tensor | None) -> str | None:
+    """Why text after `positions` cannot be counted on; None if it can."""
+    if positions is None or positions.ndim == 2:
+        return None
+    if positions.ndim != 3 or len(positions) != 3:
+        return "position_ids of another shape"
+    last = positions[:, :, -1]  # of all three coordinates
+    return None if bool((last == last[:1]).all()) else "a prompt that ends in an image"
 
 
 def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]:

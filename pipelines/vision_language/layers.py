@@ -1,9 +1,9 @@
 """Visual tokens that are dropped inside the language model: later layers process fewer columns.
 
 During the prompt's pass a hook in front of a decoder layer hands the visual tokens' states to a
-reducer, and drops columns: hidden states, positions, masks. From there on the layers run, and cache,
-the shorter prompt. What attention methods ask for is computed from the queries and keys of the layer
-before, for the queries they ask for; no layer gives out its attention map.
+reducer, and drops columns: hidden states, positions, masks. From there on the layers run, and
+cache, the shorter prompt. What attention methods ask for is computed from the queries and keys of
+the layer before, for the queries they ask for; no layer gives out its attention map.
 
 Departures from the methods' own code: rows of a batch have counts of their own and are padded on
 the left again; kept tokens stay in order, at the positions they had.

@@ -83,16 +83,14 @@ class VisualReduction:
                 f"received a {type(model).__name__}; docs/visual-tokens.md lists them"
             )
         for method in self.methods:
-            has = {"encoder_exit": offered(model), "llm_layer": find_offered(model)}.get(
-                method.stage
-            )
-            if has is None or method.revives or method.restarts:
+            find = {"encoder_exit": offered, "llm_layer": find_offered}.get(method.stage)
+            if find is None or method.revives or method.restarts:
                 raise UnsupportedModelError(
                     f"visual_tokens: expected a method at the exit of the encoder, or one that "
                     f"drops tokens once in front of a layer, received {method!r}; DivPrune needs "
                     "nothing but the visual tokens"
                 )
-            method.check(has, f"a {type(model).__name__}")
+            method.check(find(model), f"a {type(model).__name__}")
 
     @contextmanager
     def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
@@ -140,7 +138,9 @@ class VisualReduction:
                 call.model, own, given.inputs, _seeds_of(own, seeds), given.record
             )
             plan = methods[0].plan(context)
-            call = _reduce(call, own, plan, self._count(own, context.counts, plan))
+            is_whole = self._count(own, context.counts, plan)
+            if not all(is_whole):
+                call = _reduce(call, own, plan, is_whole)
         return call
 
     def _count(self, visuals: Sequence[Visual], before: Tensor, plan: Plan) -> list[bool]:

@@ -118,9 +118,7 @@ class Places:
     tiles: int = 1
 
 
-def find_places(
-    model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]
-) -> list[Places]:
+def find_places(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]) -> list[Places]:
     """Where the features of images stand.
 
     Args:

@@ -87,8 +87,11 @@ def find_placeholder(model: Any, modality: str) -> int:
 
 
 def split_features(pooled: Any) -> list[Tensor]:
-    """Features `[n, D]` of each image from a model's: `[N, n, D]`, or such a list."""
-    return list(pooled.unbind(0)) if isinstance(pooled, Tensor) else list(pooled)
+    """Features `[n, D]` of each image from a model's: `[N, n, D]`, or such a list.
+
+    Rows without an image, which some models list, are left out.
+    """
+    return [features for features in pooled if len(features)]
 
 
 def join_features(features: list[Tensor], pooled: Any) -> Any:

@@ -62,6 +62,8 @@ def test_the_rest_computes_what_a_mask_over_the_whole_prompt_computes(
     named: tuple[str, Any], stays: list[Tensor]
 ) -> None:
     name, model = named
+    if name == "gemma3":  # a sliding window counts the columns that there are
+        model = build_vlm(name, window=512)
     inputs = draw_prompts(name, model)
     made, stats = answer(model, RandomTokens(keep=0.5), inputs)
     (kept,) = stays
@@ -136,8 +138,6 @@ def test_a_cache_that_the_caller_sees_is_no_reduced_one() -> None:
     inputs = draw_prompts("llava", model, (1,))
     options: dict[str, Any] = GREEDY | {"return_dict_in_generate": True}
     with pytest.warns(UserWarning, match="a cache that the caller sees"):
-        with mmaccel.attach(
-            model, mmaccel.Jacobi(4), visual_tokens=RandomTokens(keep=0.5)
-        ) as run:
+        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=RandomTokens(keep=0.5)) as run:
             model.generate(**inputs, **options)
     assert run.stats.fallbacks
