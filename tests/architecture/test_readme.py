@@ -44,7 +44,8 @@ def provide(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md"]
+    "page",
+    ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md", "docs/visual-tokens.md"],
 )
 def test_python_blocks_run_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,9 +59,9 @@ def truncate_counts(patch: Patch) -> None:
     patch.setattr(
         budgets,
         "uniform",
-        lambda n, keep, n_keep: (n * keep).long().clamp(min=1).minimum(n)
-        if keep is not None
-        else n.clamp(max=n_keep),
+        lambda n, keep, n_keep: (
+            (n * keep).long().clamp(min=1).minimum(n) if keep is not None else n.clamp(max=n_keep)
+        ),
     )
 
 
@@ -134,7 +134,9 @@ def rank_padding(patch: Patch) -> None:
     """Padding takes part in the ranking."""
     for module in (selection, contract, dart, ilre):
         if hasattr(module, "rank"):
-            _wrap(patch, module, "rank", lambda rank: lambda s, v: rank(s.nan_to_num(9.0), v | True))
+            _wrap(
+                patch, module, "rank", lambda rank: lambda s, v: rank(s.nan_to_num(9.0), v | True)
+            )
 
 
 def number_random_tokens_with_padding(patch: Patch) -> None:
@@ -189,10 +191,11 @@ def share_frames_evenly(patch: Patch) -> None:
     """All frames of a video have the same share."""
     share = vidcom2.share_out
     patch.setattr(
-        vidcom2, "share_out", lambda total, weights, room: share(total, torch.ones_like(weights), room)
+        vidcom2,
+        "share_out",
+        lambda total, weights, room: share(total, torch.ones_like(weights), room),
     )
 
 
 def _wrap(patch: Patch, module: Any, name: str, change: Callable[[Any], Any]) -> None:
     patch.setattr(module, name, change(getattr(module, name)))
-

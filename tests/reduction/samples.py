@@ -116,7 +116,10 @@ def batch(
         longest = max(len(sample.text) for sample in samples)
         states, keys = (
             torch.stack(
-                [torch.cat([v, v.new_full((longest - len(v), *v.shape[1:]), torch.nan)]) for v in vs]
+                [
+                    torch.cat([v, v.new_full((longest - len(v), *v.shape[1:]), torch.nan)])
+                    for v in vs
+                ]
             )
             for vs in ([s.text for s in samples], [s.text_keys for s in samples])
         )

@@ -54,7 +54,11 @@ def slow_share(total: int, weights: list[float], capacity: list[int]) -> list[in
         open_ = [g for g in range(len(weights)) if g not in full and ratios[g] > 0]
         whole = sum(ratios[g] for g in open_)
         shares = [
-            Fraction(capacity[g]) if g in full else rest * ratios[g] / whole if g in open_ else Fraction(0)
+            Fraction(capacity[g])
+            if g in full
+            else rest * ratios[g] / whole
+            if g in open_
+            else Fraction(0)
             for g in range(len(weights))
         ]
         over = {g for g in open_ if shares[g] > capacity[g]}

@@ -1,9 +1,9 @@
 """Planted structure: clusters and outliers, attention, changes in a video.
 
-`RECALLS` states what each method finds of 40 clusters of very unequal size and 20 outliers among 576
-tokens when 64 are kept. It favours coverage (64 slots for 60 groups) and says nothing of answers;
-an implementation that breaks leaves its range. The ranges are measured values of 20 seeds and what
-chance allows around them.
+`RECALLS` states what each method finds of 40 clusters of very unequal size and 20 outliers among
+576 tokens when 64 are kept. It favours coverage (64 slots for 60 groups) and says nothing of
+answers; an implementation that breaks leaves its range. The ranges are measured values of 20 seeds
+and what chance allows around them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ CLUSTERS, OUTLIERS, TOKENS, SLOTS, SEEDS = 40, 20, 576, 64, 20
 
 # method: (lowest, highest) mean recall of clusters, and of outliers
 RECALLS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
-    "RandomTokens": ((0.55, 0.66), (0.06, 0.17)),
-    "UniformTokens": ((0.55, 0.66), (0.06, 0.17)),
-    "Downsample": ((0.50, 0.70), (0.05, 0.20)),
+    "RandomTokens": ((0.55, 0.63), (0.07, 0.18)),
+    "UniformTokens": ((0.55, 0.63), (0.06, 0.17)),
+    "Downsample": ((0.55, 0.63), (0.06, 0.17)),
     "DivPrune": ((1.0, 1.0), (1.0, 1.0)),
-    "DART without text": ((0.3, 0.6), (0.0, 0.4)),
-    "VisionZip": ((0.5, 0.7), (0.0, 0.3)),
-    "ToMe": ((0.5, 1.0), (0.0, 1.0)),
-    "FiCoCoV": ((0.3, 1.0), (0.0, 1.0)),
-    "VidCom2": ((0.2, 1.0), (0.0, 1.0)),
+    "DART without text": ((0.28, 0.38), (0.14, 0.27)),
+    "VisionZip": ((0.55, 0.63), (0.06, 0.17)),
+    "ToMe": ((0.56, 0.64), (0.12, 0.22)),
+    "FiCoCoV": ((0.36, 0.45), (0.42, 0.55)),
+    "FiCoCoL": ((0.39, 0.49), (0.41, 0.54)),
+    "VidCom2": ((0.28, 0.38), (0.37, 0.50)),
 }
 
 
@@ -117,8 +118,8 @@ def check_attention(name: str) -> None:
             where = where % int((sample.group == 0).sum())
         planted.append(set(where.tolist()))
         rows.append(plant(sample, where, *READS[name]))
-    options = {"alpha": 1.0} if name == "HiRED" else {}
-    method = case.make(n_keep=30, **options)
+    options = {"HiRED": {"alpha": 1.0}, "FiCoCoV": {"attended": 1.0}, "FiCoCoL": {"attended": 1.0}}
+    method = case.make(n_keep=30, **options.get(name, {}))
     plan = method.plan(case.context(rows))
     for row, expected in enumerate(planted):
         assert expected <= set(plan.keep[row].tolist())
@@ -127,11 +128,11 @@ def check_attention(name: str) -> None:
 def test_ilre_recalls_with_neighbours() -> None:
     where = torch.tensor([20, 60, 100])
     sample = plant(image(9, 14, 1), where, 2, "text")
-    plan = mmaccel.ILRe(n_keep=21).plan(batch([sample], layer=3))
-    wide = {int(i) + d for i in where for d in range(-3, 4)}
-    assert set(plan.keep[0].tolist()) == wide
-    plan = mmaccel.ILRe(n_keep=3, kernels=(1,)).plan(batch([sample], layer=3))
-    assert plan.keep[0].tolist() == [20, 60, 100]
+    wide = {int(i) + d for i in where for d in (-1, 0, 1)}
+    context = batch([sample], layer=3)
+    assert wide <= set(mmaccel.ILRe(n_keep=24).plan(context).keep[0].tolist())
+    alone = mmaccel.ILRe(n_keep=24, kernels=(1,)).plan(context).keep[0].tolist()
+    assert {20, 60, 100} <= set(alone) and not wide <= set(alone)
 
 
 BUDGET = 42  # of 7 groups of 24 tokens: the overview, and 2 x 3 tiles of 4 x 6

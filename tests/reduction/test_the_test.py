@@ -35,7 +35,10 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Check]] = {
     "next layer, encoder": (bugs.read_the_next_layer, partial(attention, "HiRED")),
     "other queries": (bugs.read_other_queries, partial(attention, "VisionZip")),
     "padding ranked": (bugs.rank_padding, partial(rows, "FastV", 0.22)),
-    "random by place": (bugs.number_random_tokens_with_padding, partial(rows, "RandomTokens", 0.22)),
+    "random by place": (
+        bugs.number_random_tokens_with_padding,
+        partial(rows, "RandomTokens", 0.22),
+    ),
     "random by batch": (bugs.draw_by_batch, partial(rows, "RandomTokens", 0.22)),
     "destinations by batch": (bugs.draw_by_batch, partial(rows, "ToMe", 0.6)),
     "target plus mean": (bugs.add_target_and_mean, partial(counts, "VisionZip", 0.22)),

@@ -4,8 +4,8 @@ Source: Y. Han et al., "Filter, Correlate, Compress: Training-Free Token Reducti
 Acceleration" (arXiv:2411.17686), section 3. *Filter*: redundant is what resembles the other visual
 tokens and is attended to little, by the class token (V, in the encoder, weight 0.35) or by the text
 (L, in the language model, weight 0.4). *Correlate*: a redundant token is compared with those that
-stay. *Compress*: it is merged into them. V may take one token of each 2 x 2 window first, the local
-penalty of the paper.
+stay. *Compress*: it is merged into them. V has the paper's local penalty: in each 2 x 2 window the
+most redundant token counts as more so.
 
 Departures: attention between patches, a map, is replaced by the cosine of keys; the token goes into
 its one best match (the paper's 0.998 quantile of 576 correlations is one or two) by weighted mean,
@@ -99,8 +99,8 @@ class FiCoCoV(_FiCoCo):
         layers: those that receive fewer tokens than the one before; None: from the middle on but
             the last (12 ... 22 of 24, as in the released code).
         attended: weight of the class token's attention, against that of the resemblance.
-        local_penalty: remove the most redundant token of each 2 x 2 window first, if the
-            context has a grid.
+        local_penalty: count the most redundant token of each 2 x 2 window as more redundant, if
+            the context has a grid, so that what is removed is spread over the image.
     """
 
     attended: float = 0.35
