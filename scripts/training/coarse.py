@@ -125,7 +125,7 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
     card["tokens_per_pass"] = measure(target, args, guidance)
     if args.curve:
         last = _point(training) | {"tokens_per_pass": card["tokens_per_pass"]}
-        card["curve"] = [*training.curve, last]
+        card["curve"] = [p for p in training.curve if p["minutes"] < last["minutes"]] + [last]
     _save(training, args.out, card)
     return card
 
