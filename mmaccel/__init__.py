@@ -36,6 +36,22 @@ _PUBLIC = {
     "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
+    "Downsample": "mmaccel.reduction.visual_tokens.downsample",
+    "RandomTokens": "mmaccel.reduction.visual_tokens.random_tokens",
+    "UniformTokens": "mmaccel.reduction.visual_tokens.uniform_tokens",
+    "DivPrune": "mmaccel.reduction.visual_tokens.divprune",
+    "VisionZip": "mmaccel.reduction.visual_tokens.visionzip",
+    "HiRED": "mmaccel.reduction.visual_tokens.hired",
+    "FiCoCoV": "mmaccel.reduction.visual_tokens.ficoco",
+    "FiCoCoL": "mmaccel.reduction.visual_tokens.ficoco",
+    "DART": "mmaccel.reduction.visual_tokens.dart",
+    "FastV": "mmaccel.reduction.visual_tokens.fastv",
+    "PyramidDrop": "mmaccel.reduction.visual_tokens.pyramid_drop",
+    "LazyLLM": "mmaccel.reduction.visual_tokens.lazy_llm",
+    "ILRe": "mmaccel.reduction.visual_tokens.ilre",
+    "VidCom2": "mmaccel.reduction.visual_tokens.vidcom2",
+    "EVS": "mmaccel.reduction.visual_tokens.evs",
+    "ToMe": "mmaccel.reduction.visual_tokens.tome",
     "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
@@ -106,6 +122,21 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
+    from mmaccel.reduction.visual_tokens.dart import DART
+    from mmaccel.reduction.visual_tokens.divprune import DivPrune
+    from mmaccel.reduction.visual_tokens.downsample import Downsample
+    from mmaccel.reduction.visual_tokens.evs import EVS
+    from mmaccel.reduction.visual_tokens.fastv import FastV
+    from mmaccel.reduction.visual_tokens.ficoco import FiCoCoL, FiCoCoV
+    from mmaccel.reduction.visual_tokens.hired import HiRED
+    from mmaccel.reduction.visual_tokens.ilre import ILRe
+    from mmaccel.reduction.visual_tokens.lazy_llm import LazyLLM
+    from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
+    from mmaccel.reduction.visual_tokens.random_tokens import RandomTokens
+    from mmaccel.reduction.visual_tokens.tome import ToMe
+    from mmaccel.reduction.visual_tokens.uniform_tokens import UniformTokens
+    from mmaccel.reduction.visual_tokens.vidcom2 import VidCom2
+    from mmaccel.reduction.visual_tokens.visionzip import VisionZip
     from mmaccel.results import Generation, Progress, Stats
     from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
     from mmaccel.samplers.canvas.cache_plan import CachePlan

@@ -88,7 +88,24 @@ POLICIES: dict[str, Entry] = {
     "masked-parallel": _canvas("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
 }
 
+_VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
+    **dict.fromkeys(
+        (
+            "chameleon",
+            "gemma3",
+            "idefics3",
+            "internvl",
+            "llava",
+            "llava_next",
+            "llava_onevision",
+            "qwen2_5_vl",
+            "qwen2_vl",
+            "qwen3_vl",
+            "smolvlm",
+        ),
+        _VISION_LANGUAGE,
+    ),
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",

@@ -71,6 +71,7 @@ class Decoder:
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config,
             others=others, layout=self.layout, assume_stateless=self.assume_stateless,
+            prompt_inputs=service.family.prompt_inputs,
         )  # fmt: skip
         return service.serve(call)
 

@@ -17,6 +17,8 @@ from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, 
 from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.coarse import first_source
 from mmaccel.samplers.noise import check_seed
@@ -115,6 +117,7 @@ def attach(
     cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
     assume_stateless: bool = False,
+    visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
 ) -> Handle:
     """Let a policy decode what a model generates, until it is detached.
 
@@ -146,6 +149,9 @@ def attach(
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
+        visual_tokens: which visual tokens of a prompt stay, such as `mmaccel.DivPrune(keep=0.22)`,
+            or several methods of different stages. The policy is then as exact as it says with
+            respect to the model on these tokens. None keeps all.
 
     Returns:
         The handle, with statistics and `detach`.
@@ -153,16 +159,23 @@ def attach(
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
             True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`, or one
-            the policy cannot use.
+            the policy cannot use; something that is no method for visual tokens.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device.
-        UnsupportedModelError: the target does not generate with transformers; with `strict`, also
-            a model that only the original can serve.
+        UnsupportedModelError: the target does not generate with transformers; a model without the
+            visual tokens that a method needs; with `strict`, also a model that only the original
+            can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
     engine, own_seed = Engine(cuda_graphs, sync_every), None if seed is None else check_seed(seed)
+    reducers = () if visual_tokens is None else check_reducers(visual_tokens)
     if find_pipeline(target):
+        if reducers:
+            raise UnsupportedModelError(
+                f"visual_tokens: expected a vision-language model of transformers, received a "
+                f"{type(target).__name__}; leave visual_tokens out"
+            )
         return Handle(
             target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, make_policy)
         )
@@ -181,7 +194,12 @@ def attach(
     except UnsupportedModelError:
         if strict:
             raise
-    service = GenerateService(chosen, family, own_seed, strict, layout, engine, assume_stateless)
+    reduction = VisualReduction(reducers)
+    if reducers:
+        reduction.check(model, family)
+    service = GenerateService(
+        chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction
+    )
     injection = Injection()
     injection.add(model, service.methods())
     return Handle(model, service, injection)

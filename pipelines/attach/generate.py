@@ -27,6 +27,8 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.vision_language.layers import LayerReduction
+from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.drafting.coarse import CoarseDrafts, StateModel, share_opened, use_folder
 from mmaccel.samplers.noise import Noise
@@ -50,6 +52,7 @@ class GenerateService:
         layout: what is known about the slots of every call, or None.
         engine: how passes are carried out.
         assume_stateless: as in `GenerateCall`.
+        reduction: of the visual tokens of every call.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
@@ -67,6 +70,7 @@ class GenerateService:
     history: list[Stats] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
     coarse_drafts: dict[tuple[Any, ...], CoarseDrafts] = field(default_factory=dict)
+    reduction: VisualReduction = field(default_factory=VisualReduction)
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(
@@ -94,6 +98,7 @@ class GenerateService:
         else:
             reasons = find_obstacles(call, self.family.served, self.family.takes_own_prompt)
             reasons += self.family.obstacles(call)
+            reasons += self.reduction.obstacles(call)
         if not reasons:
             return self._decode(call)
         return self._fallback.run(
@@ -115,6 +120,7 @@ class GenerateService:
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config,
             synced_gpus, streamer, others, self.layout, self.assume_stateless,
+            self.family.prompt_inputs,
         )  # fmt: skip
         return self.serve(call)
 
@@ -143,7 +149,8 @@ class GenerateService:
             if self.strict:
                 self._fallback.refuse("; ".join(loop.reasons))
         began = time.perf_counter()
-        out = original(model, "generate")(*args, **options)
+        with self.reduction.watching(model, options):
+            out = original(model, "generate")(*args, **options)
         if len(self.history) == n_before:  # `generate` reached no loop of `methods`
             reasons = [_UNKNOWN_LOOP] if loop is None else loop.reasons
             if self.layout is not None:
@@ -166,18 +173,24 @@ class GenerateService:
 
     def _decode(self, call: GenerateCall) -> Any:
         """Run the policy; return its tokens as `_sample` would."""
-        prompt, length, samples = call.prompt(), call.length, call.config.do_sample
+        length, samples = call.length, call.config.do_sample
         assert length is not None  # `find_obstacles` requires a limit
+        seed = self._choose_seed(samples)
+        whole, call = call, self.reduction.apply(call, _row_seeds(call, seed))
+        prompt = call.prompt()
         kinds, warpers = take_warpers(call.kinds(), samples)
-        chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
+        chain = LogitsChain(kinds, whole.ids, prompt.tokens.shape[1]) if kinds else None
         params = call.params({"processor": chain} | warpers)
-        window, seed = self.family.open(call), self._choose_seed(samples)
+        window = self.family.open(call)
         self._use_coarse_drafts(window, call.model)
-        outputs = _prepare(call, window, self.family)
+        layers = self.reduction.open_layers(call, _row_seeds(call, seed))
+        if layers is not None:
+            window.attention = "model"  # under masks of each layer's own
+        outputs = _prepare(call, window, self.family, layers)
         streamer = None
         if call.needs_streamer:
             scores = outputs.scores if outputs is not None and "scores" in call.records else None
-            streamer = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad, scores)
+            streamer = TokenStreamer(whole.ids, call.criteria, call.streamer, call.pad, scores)
 
         def on_step(progress: Progress) -> Tensor | None:
             ends = streamer(progress) if streamer is not None else None
@@ -195,12 +208,15 @@ class GenerateService:
             noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
             on_step=None if streamer is None and chain is None else on_step,
         )
+        if call is not whole or (layers is not None and layers.cuts):
+            generation.stats.exactness = "relaxed"
+            generation.stats.reference = self.reduction.describe()
         self.history.append(generation.stats)
         if call.streamer is not None:
             call.streamer.end()
         fields = {} if outputs is None else outputs.collect()
         as_output = call.config.return_dict_in_generate
-        return hand_over(call.ids, generation, call.pad, as_output, fields)
+        return hand_over(whole.ids, generation, call.pad, as_output, fields)
 
     def _use_coarse_drafts(self, window: Any, model: Any) -> None:
         """Coarse drafts of the model's own folder; opened once for all calls."""
@@ -216,7 +232,15 @@ class GenerateService:
         return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
-def _prepare(call: GenerateCall, window: CausalLMWindow, family: CausalLM) -> StepOutputs | None:
+def _row_seeds(call: GenerateCall, seed: int | Sequence[int]) -> list[int]:
+    """One for each row."""
+    rows = range(len(call.ids))
+    return [seed + row for row in rows] if isinstance(seed, int) else list(seed)
+
+
+def _prepare(
+    call: GenerateCall, window: CausalLMWindow, family: CausalLM, layers: LayerReduction | None
+) -> StepOutputs | None:
     """Let a window record what the call wants next to its tokens, and give it its prompt."""
     outputs, names = None, call.records
     if names or call.returns_cache:
@@ -230,5 +254,5 @@ def _prepare(call: GenerateCall, window: CausalLMWindow, family: CausalLM) -> St
     if not is_own and call.returns_cache and call.guidance is None and family.takes_own_prompt:
         is_own = not bool(call.mask.all())  # for the keys and values of padding
     if is_own:
-        window.own_prompt = open_prompt(call, outputs)
+        window.own_prompt = open_prompt(call, outputs, layers)
     return outputs

@@ -52,6 +52,7 @@ class GenerateCall:
         layout: what is known about the tokens of each slot, or None.
         assume_stateless: whether processors of the caller's own count as marked, see
             `mmaccel.stateless`.
+        prompt_inputs: arguments for the model's forward that belong to the prompt alone.
     """
 
     model: Any
@@ -64,6 +65,7 @@ class GenerateCall:
     others: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
     assume_stateless: bool = False
+    prompt_inputs: frozenset[str] = frozenset()
 
     @property
     def guidance(self) -> Any:
@@ -111,6 +113,28 @@ class GenerateCall:
             shape = len(self.ids), self.n_columns
             return torch.ones(shape, dtype=torch.bool, device=self.ids.device)
         return mask.bool()
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the arguments for the model's forward that say something."""
+        given = {name for name, value in self.others.items() if value is not None}
+        if not self.others.get("mm_encoder_outputs"):  # no images in the prompt
+            given.discard("mm_encoder_outputs")
+        return given
+
+    @cached_property
+    def positions(self) -> Tensor | None:
+        """`position_ids` `[B or 1, T]`; `[3, B or 1, T]` where coordinates on a grid differ.
+
+        Models with positions on a grid take them with three coordinates, and the text's own count
+        before these.
+        """
+        positions: Tensor | None = self.others.get("position_ids")
+        if positions is None or positions.ndim != 3:
+            return positions
+        coordinates = positions[1:] if len(positions) == 4 else positions
+        is_text = bool((coordinates == coordinates[:1]).all())
+        return coordinates[0] if is_text else coordinates
 
     @property
     def records(self) -> frozenset[str]:
@@ -168,15 +192,18 @@ class GenerateCall:
         return list(self._find_prompt_reasons())
 
     def _find_prompt_reasons(self) -> Iterator[str]:
-        yield from (name for name in _PROMPT_INPUTS if self.others.get(name) is not None)
+        names = (*_PROMPT_INPUTS, *sorted(self.prompt_inputs))
+        yield from (name for name in names if name in self.given)
         if self.n_cached:
             yield "past_key_values given by the caller"
         yield from (name for name, kind in PER_LAYER.items() if kind in self.records)
         if not is_left_padded(self.mask):
             yield "an attention mask that does more than hide padding on the left"
             return
-        positions = self.others.get("position_ids")
-        if positions is not None and not self.n_cached:
+        positions = self.positions
+        if positions is not None and positions.ndim == 3:
+            yield "position_ids on a grid"
+        elif positions is not None and not self.n_cached:
             counted = (self.mask.long().cumsum(-1) - 1)[self.mask]
             if positions.shape[-1] != self.mask.shape[1] or not torch.equal(
                 positions.expand_as(self.mask)[self.mask], counted.to(positions.device)
@@ -288,15 +315,12 @@ def find_obstacles(
 
 
 def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[str]:
-    config, others = call.config, call.others
+    config = call.config
     if call.synced_gpus:
         yield "synced_gpus"
     if getattr(config, "is_assistant", False):
         yield "a model that drafts for another one"
-    given = {name for name, value in others.items() if value is not None}
-    if not others.get("mm_encoder_outputs"):  # no images in the prompt
-        given.discard("mm_encoder_outputs")
-    yield from sorted(given - _SERVED - served)
+    yield from sorted(call.given - _SERVED - served - call.prompt_inputs)
     cache = call.cache
     if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
         yield f"a cache of its own kind ({type(cache).__name__})"
@@ -318,14 +342,15 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
     if call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.n_columns < 1:
         yield "a prompt that is not token ids [B, T]"
         return
-    mask, positions = call.mask, call.others.get("position_ids")
+    mask, positions = call.mask, call.positions
     if mask.shape != (len(call.ids), call.n_columns):
         yield "an attention mask of another shape than the prompt"
         return
     if not bool(mask.any(1).all()):
         yield "an attention mask that hides a whole row"
-    if positions is not None and positions.ndim != 2:
-        yield "position_ids of another shape"
+    reason = _find_in_positions(positions)
+    if reason is not None:
+        yield reason
         return
     length, longest = call.length, call.n_columns
     if length is None or length < 1:
@@ -349,6 +374,16 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
     limit = find_position_limit(call.model)
     if limit is not None and longest + length - 1 > limit:
         yield f"more positions than the model's {limit}"
+
+
+def _find_in_positions(positions: Tensor | None) -> str | None:
+    """Why text after `positions` cannot be counted on; None if it can."""
+    if positions is None or positions.ndim == 2:
+        return None
+    if positions.ndim != 3 or len(positions) != 3:
+        return "position_ids of another shape"
+    last = positions[:, :, -1]  # of all three coordinates
+    return None if bool((last == last[:1]).all()) else "a prompt that ends in an image"
 
 
 def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]:

@@ -6,27 +6,33 @@ Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_fo
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor
 
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.causal_lm.compatibility import text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
+from mmaccel.pipelines.vision_language.layers import LayerReduction
 
 
-def open_prompt(call: GenerateCall, outputs: StepOutputs | None) -> OwnPrompt:
+def open_prompt(
+    call: GenerateCall, outputs: StepOutputs | None, layers: LayerReduction | None = None
+) -> OwnPrompt:
     """The prompt of a call, as a window takes it.
 
     Args:
         call: the call.
         outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
+        layers: drops visual tokens inside the language model; None where nobody asked.
     """
     device = call.model.device
     mask = call.mask.to(device)
     next_position: Tensor = mask.sum(1)
-    positions = call.others.get("position_ids")
-    if positions is not None:
-        next_position = positions[:, -1].to(device).expand(len(mask)) + 1
+    if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
+        last = call.positions[..., -1].to(device)
+        next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
 
     def process() -> PromptStates:
         others = dict(call.others)
@@ -38,11 +44,13 @@ def open_prompt(call: GenerateCall, outputs: StepOutputs | None) -> OwnPrompt:
             cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
         others |= {"past_key_values": cache, "use_cache": True}
         n_cached = call.n_cached
-        output = call.model._prefill(call.ids, call.config, others)
+        with nullcontext() if layers is None else layers.cutting(call.model):
+            output = call.model._prefill(call.ids, call.config, others)
         if outputs is not None:
             outputs.take_prompt(output, None if call.is_uncached else cache)
         n_processed = mask.shape[0] * (mask.shape[1] - n_cached)
-        return PromptStates(read_layers(cache), output.logits[:, -1], n_processed)
+        cuts = () if layers is None else layers.cuts
+        return PromptStates(read_layers(cache), output.logits[:, -1], n_processed, cuts)
 
     return OwnPrompt(mask, next_position, process, _inputs(call))
 

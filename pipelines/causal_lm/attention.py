@@ -76,6 +76,20 @@ def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[No
         _running.reset(token)
 
 
+@contextmanager
+def attention_named(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Inside the block, a model's modules look up the attention of this name; None: their own."""
+    configs = find_configs(model) if name is not None else []
+    before = [getattr(config, _FIELD) for config in configs]
+    try:
+        for config in configs:
+            setattr(config, _FIELD, name)
+        yield
+    finally:
+        for config, own in zip(configs, before):
+            setattr(config, _FIELD, own)
+
+
 @cache
 def _register() -> None:
     """Register both functions once a process; transformers 5.17 to 5.23."""

@@ -142,7 +142,7 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
         )
     if getattr(config, "attention_chunk_size", None) is not None:
         return "whose attention is chunked", other
-    decoder: Any = type(model.base_model)
+    decoder: Any = type(model.get_decoder())  # of a vision-language model: that of its text
     if len(set(_windows(layers))) > 1 and not _source_has(decoder, "attention_mask, dict)"):
         return "whose layers see different positions, but whose forward takes one mask", other
     if any(_windows(layers)) and not _source_has(decoder, "sliding"):

@@ -18,9 +18,10 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 
 _PREPARE = "prepare_inputs_for_generation"
-_LIKE_THE_USUAL = {  # overrides that act beyond the positions of `find_position_limit` alone
+_LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the first pass
     f"Phi3ForCausalLM.{_PREPARE}",
     f"PhimoeForCausalLM.{_PREPARE}",
+    f"Gemma3ForConditionalGeneration.{_PREPARE}",  # leaves token types to the first pass
 }
 _OWN = ("_sample", _PREPARE, "_update_model_kwargs_for_generation")
 
@@ -30,6 +31,8 @@ class CausalLM:
 
     Attributes:
         name: of the family.
+        prompt_inputs: arguments for the model's forward that belong to the prompt alone, which the
+            model's own prefill then processes.
         served: arguments for the model's forward that `open` uses, in addition to the usual ones.
         known: methods of `GenerationMixin` that models of this family may override.
         takes_own_prompt: whether its windows go on from the model's own prefill, see
@@ -37,6 +40,7 @@ class CausalLM:
     """
 
     name: ClassVar[str] = "causal_lm"
+    prompt_inputs: ClassVar[frozenset[str]] = frozenset()
     served: ClassVar[frozenset[str]] = frozenset()
     known: ClassVar[frozenset[str]] = frozenset()
     takes_own_prompt: ClassVar[bool] = True

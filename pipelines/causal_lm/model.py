@@ -7,8 +7,8 @@ cache of `mmaccel.pipelines.causal_lm.kv_cache`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +33,9 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     forward_parameters,
 )
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
-from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
+from mmaccel.pipelines.causal_lm.own_prompt import Cut, OwnPrompt
 from mmaccel.pipelines.causal_lm.self_check import find_reason
+from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
@@ -106,6 +107,7 @@ class CausalLMWindow(StaticModelBuffers):
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
+        self._short_layers: list[ShortLayers] = []
         self._prompt_logits: Tensor | None = None  # [R, V], until the first pass hands them over
 
     @property
@@ -130,7 +132,7 @@ class CausalLMWindow(StaticModelBuffers):
         if not self.attention_reason:
             self.use_kernel(self.choices)
         self._positions = positions
-        self._kv_layout = KVCacheLayout(rows, positions + 1)
+        self._kv_layout, self._short_layers = KVCacheLayout(rows, positions + 1), []
         self._cache = make_cache(len(self.windows), self._kv_layout)
 
     def use_kernel(self, choices: Choices | None) -> None:
@@ -182,11 +184,33 @@ class CausalLMWindow(StaticModelBuffers):
             return None
         assert layout is not None, "reserve comes first"
         states, index = own.process(), own.cache_indices()
-        for layer, (keys, values) in zip(self._cache.layers, states.layers):
-            layout.prepare(index[:, index.shape[1] - keys.shape[2] :], layout.max_length)
+        self._shorten_cache(layout, states.cuts)
+        for number, (keys, values) in enumerate(states.layers):
+            layer = self._cache.layers[number]
+            for short in self._short_layers:
+                index = short.index if number == short.first else index
+            own_layout = layer.layout
+            own_layout.prepare(index[:, index.shape[1] - keys.shape[2] :], own_layout.max_length)
             layer.update(keys, values)
         self._prompt_logits = states.logits
         return states.n_processed
+
+    def _shorten_cache(self, layout: KVCacheLayout, cuts: Sequence[Cut]) -> None:
+        """Give the layers after each cut a cache of their own length."""
+        assert self.own_prompt is not None
+        lengths, n_layers = self.own_prompt.lengths, len(self._cache.layers)
+        firsts = [*(cut.first for cut in cuts), n_layers]
+        self._short_layers = []
+        for cut, end in zip(cuts, firsts[1:]):
+            dropped = lengths - cut.mask.sum(1)
+            room = layout.max_length - int(dropped.min())
+            own = KVCacheLayout(layout.rows, room)
+            layers = make_cache(end - cut.first, own).layers
+            self._cache.layers[cut.first : end] = layers
+            decoder = self.model.get_decoder().layers[cut.first : end]
+            self._short_layers.append(
+                ShortLayers(cut.first, list(decoder), own, dropped, cut.cache_indices())
+            )
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
@@ -221,7 +245,9 @@ class CausalLMWindow(StaticModelBuffers):
             )
         else:  # a mask of one zero: given none, some models synchronise to check for padding
             masks = start.new_zeros(layout.rows, 1, 1, 1, dtype=dtype)
-        with self._watched_head():
+        with self._watched_head(), ExitStack() as stack:
+            for short in self._short_layers:
+                stack.enter_context(short.masked(positions, dtype))
             return self._run(
                 input_ids=tokens,
                 attention_mask=masks,

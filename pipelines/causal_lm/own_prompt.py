@@ -18,19 +18,38 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Cut:
+    """From a layer on, the pass had fewer columns.
+
+    Attributes:
+        first: the first such layer.
+        mask: `[R, T']` bool, columns that are attended to; the last ones of the prompt's order.
+    """
+
+    first: int
+    mask: Tensor
+
+    def cache_indices(self) -> Tensor:
+        """`[R, T']` int64; see `OwnPrompt.cache_indices`."""
+        return _count_columns(self.mask)
+
+
+@dataclass(frozen=True)
 class PromptStates:
     """What a model's own pass over a prompt left.
 
     Attributes:
         layers: keys and values `[R, H, n, D]` of each layer, of the last n columns: of all T, or of
-            those that a sliding window can see.
+            those that a sliding window can see, or of those that a cut left.
         logits: `[R, V]`, after the last column.
         n_processed: tokens that the pass processed, over all rows.
+        cuts: by their layers, ascending.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
     logits: Tensor
     n_processed: int
+    cuts: Sequence[Cut] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,11 @@ class OwnPrompt:
         Columns that nobody attends to share the index of the first generated token, which
         overwrites them before it is read.
         """
-        return torch.where(self.mask, self.mask.cumsum(1) - 1, self.lengths[:, None])
+        return _count_columns(self.mask)
+
+
+def _count_columns(mask: Tensor) -> Tensor:
+    return torch.where(mask, mask.cumsum(1) - 1, mask.sum(1, keepdim=True))
 
 
 def read_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:

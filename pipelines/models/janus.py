@@ -43,6 +43,7 @@ from mmaccel.pipelines.loading.checkpoint import (
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
+from mmaccel.pipelines.vision_language.family import PROMPT_INPUTS
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -58,6 +59,7 @@ class Janus(CausalLM):
     """`JanusForConditionalGeneration`: text as any causal LM, images by their own loop."""
 
     name: ClassVar[str] = "janus"
+    prompt_inputs: ClassVar[frozenset[str]] = PROMPT_INPUTS
 
     def own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]

@@ -27,6 +27,7 @@ LAYERS = (  # from the lowest to the highest
     Layer("kernels", "torch numpy"),
     Layer("tokenizers_vq", "torch einops safetensors"),
     Layer("samplers", "torch safetensors"),
+    Layer("reduction", "torch"),
     Layer("pipelines", "torch"),
     Layer("handle custom_generate catalog loading outputs batch", "torch numpy einops safetensors"),
     Layer("evaluation demo commands comfy", "torch numpy einops safetensors", separate=True),
@@ -86,6 +87,8 @@ def test_imports_only_go_down() -> None:
     [
         ("mmaccel.samplers.x", "from mmaccel.pipelines.base import y"),
         ("mmaccel.samplers.x", "def f():\n    import mmaccel.handle"),
+        ("mmaccel.samplers.x", "from mmaccel.reduction.visual_tokens.plan import reduce"),
+        ("mmaccel.reduction.x", "from mmaccel.pipelines.vision_language import y"),
         ("mmaccel.errors", "from mmaccel.samplers import jacobi"),
         ("mmaccel.commands.x", "from mmaccel.demo.scenes.data import WORDS"),
         ("mmaccel.batch.x", "from mmaccel.commands.terminal import Stopped"),

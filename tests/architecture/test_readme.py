@@ -17,6 +17,7 @@ from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_model import N_CODES, build_tiny
+from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.video import build_video
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,6 +31,10 @@ def provide(name: str, folder: Path) -> Any:
         return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
     if name == "denoiser":
         return TARGETS["masked-lm"]()
+    if name == "vlm":
+        return build_vlm("llava")
+    if name == "image_inputs":
+        return draw_prompts("llava", build_vlm("llava"))
     if name == "llada2":
         return build_pipe("blocks")
     if name in ("video_model", "video_codec"):
@@ -44,7 +49,8 @@ def provide(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md"]
+    "page",
+    ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md", "docs/visual-tokens.md"],
 )
 def test_python_blocks_run_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,1 @@
+"""Reduction: what a model computes and looks at is cut down."""

@@ -1,0 +1,1 @@
+"""Visual tokens: choose, merge and restore; one method a file."""

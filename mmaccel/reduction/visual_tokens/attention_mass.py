@@ -1,0 +1,75 @@
+"""Attention that visual tokens receive in one layer, from its queries and keys, without a map.
+
+For encoders, whose queries see everything, and for a few queries of a language model; a causal
+window has `mmaccel.kernels.column_mass`. A query's attention is normalised over all keys that it
+sees, the class token and the text included, and only then are the visual tokens picked out:
+normalised over visual tokens alone, a head that does not look at the image would count as much as
+one that does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+
+_QUERIES = 256  # whose scores are held at once
+
+
+def attention_mass(
+    q: Tensor,
+    k: Tensor,
+    where: Tensor,
+    *,
+    scale: float,
+    seen: Tensor | None = None,
+    weights: Tensor | None = None,
+    per_head: bool = False,
+) -> Tensor:
+    """Sum over queries of the attention each visual token gets.
+
+    Args:
+        q: `[B, H, Q, D]`, the queries that count, of one layer, with their positions applied.
+        k: `[B, H_kv, S, D]`, all keys of the layer. Query head h reads key head `h // (H / H_kv)`.
+        where: `[B, N]` int64, where among the S keys each visual token is; -1 for padding.
+        scale: what scores are multiplied by.
+        seen: `[B, Q, S]` or `[B, 1, S]` bool, the keys that a query sees; None: all.
+        weights: `[B, Q]` float, how much each query counts, 0 for padding; None: 1.
+        per_head: `[B, H, N]` and not their sum over heads.
+
+    Returns:
+        `[B, N]` float32, or `[B, H, N]`; 0 for padding.
+
+    Raises:
+        ShapeError: shapes that do not fit each other.
+
+    Cost: float32 scores `[B, H, 256, S]` at a time.
+    """
+    groups, rest = divmod(q.shape[1], k.shape[1])
+    if rest or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or len(where) != len(q):
+        raise ShapeError(
+            f"attention mass: expected queries [B, H, Q, D], keys [B, H_kv, S, D] and places "
+            f"[B, N], received {list(q.shape)}, {list(k.shape)} and {list(where.shape)}; H is a "
+            "multiple of H_kv"
+        )
+    keys = k.float().repeat_interleave(groups, 1).mT
+    mass = torch.zeros(*q.shape[:2], k.shape[2], device=q.device)
+    for first in range(0, q.shape[2], _QUERIES):
+        part = slice(first, first + _QUERIES)
+        scores = q[:, :, part].float() @ keys * scale
+        if seen is not None:
+            visible = seen if seen.shape[1] == 1 else seen[:, part]
+            scores = scores.masked_fill(~visible[:, None], float("-inf"))
+        attention = normalised(scores)
+        if weights is not None:
+            attention = attention * weights[:, None, part, None].float()
+        mass += attention.sum(2)
+    index = where.clamp(min=0)[:, None].expand(-1, q.shape[1], -1)
+    found = mass.gather(2, index).masked_fill((where < 0)[:, None], 0.0)
+    return found if per_head else found.sum(1)
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """Softmax over the last axis; 0 for a query that sees nothing."""
+    return scores.softmax(-1).nan_to_num(0.0)

@@ -1,0 +1,143 @@
+"""How many tokens stay: exact counts, computed once from whole numbers.
+
+The count of a row is the fraction times its number of tokens, rounded to the nearest (a half is
+rounded up), at least 1. Shares of a count among tiles or frames add up to it: largest remainder (A.
+Hamilton, 1792), the lower index first where remainders are equal. Counts of stages are computed
+from the first stage's count, so that rounding does not add up.
+
+Departures: HiRED's code truncates each tile's share and so spends less than its budget; VidCom2's
+rounds each frame's and so spends more or less.
+
+Shapes: **B** rows, **N** visual tokens, **G** groups.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+_LONGEST = 10**6  # denominator of a fraction of tokens
+
+
+def uniform(available: Tensor, keep: float | None, n_keep: int | None) -> Tensor:
+    """How many of `available` tokens stay.
+
+    Args:
+        available: `[...]` int64.
+        keep: a fraction in (0, 1], or None.
+        n_keep: a number of tokens, or None.
+
+    Returns:
+        `[...]` int64, at least 1 where a token is available.
+    """
+    if n_keep is not None:
+        return available.clamp(max=n_keep)
+    assert keep is not None
+    share = Fraction(keep).limit_denominator(_LONGEST)  # 0.22 is 11/50 again
+    top, bottom = 2 * share.numerator, 2 * share.denominator
+    rounded = (available * top + bottom // 2).div(bottom, rounding_mode="floor")
+    return rounded.clamp(min=1).minimum(available)
+
+
+def geometric(
+    initial: Tensor,
+    available: Tensor,
+    keep: float | None,
+    n_keep: int | None,
+    stage: int,
+    stages: int,
+) -> Tensor:
+    """How many tokens stay after one of several stages, each of which keeps the same fraction.
+
+    Args:
+        initial: `[B]` int64, tokens before the first stage.
+        available: `[B]` int64, tokens before this stage.
+        keep: the fraction that the last stage leaves, or None.
+        n_keep: the number that the last stage leaves, or None.
+        stage: this one, from 1 on.
+        stages: how many there are.
+
+    Returns:
+        `[B]` int64; the last stage's is `uniform` of the initial tokens.
+    """
+    last = uniform(initial, keep, n_keep)
+    if stage < stages:
+        fraction = last.double() / initial.clamp(min=1)
+        if keep is not None:
+            fraction = torch.full_like(fraction, keep)
+        exact = initial * fraction ** (stage / stages)
+        last = (exact + 0.5).floor().long().maximum(last)
+    return last.minimum(available)
+
+
+def linear(
+    initial: Tensor,
+    available: Tensor,
+    keep: float | None,
+    n_keep: int | None,
+    stage: int,
+    stages: int,
+) -> Tensor:
+    """How many tokens stay after one of several stages, each of which removes as many (ToMe's r).
+
+    Arguments and result as of `geometric`.
+    """
+    removed = initial - uniform(initial, keep, n_keep)
+    part = (2 * removed * stage + stages).div(2 * stages, rounding_mode="floor")
+    return (initial - part).minimum(available)
+
+
+def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
+    """Shares of a count in proportion to weights, none above its capacity.
+
+    Args:
+        total: `[B]` int64, at most the sum of capacities.
+        weights: `[B, G]` float >= 0. Groups of weight 0 receive what the others cannot hold.
+        capacity: `[B, G]` int64, how many tokens each group has.
+
+    Returns:
+        `[B, G]` int64, which add up to `total`.
+    """
+    room = capacity.double()
+    weights = weights.double().where(capacity > 0, 0.0)
+    none = weights.sum(1, keepdim=True) == 0
+    weights = room.where(none, weights)
+    tiny = weights.amax(1, keepdim=True) * 1e-12
+    weights = weights.maximum(tiny).where(capacity > 0, 0.0)
+    # At water level t a group holds min(capacity, t * weight); groups fill up in this order:
+    full_at = (room / weights.clamp(min=1e-300)).where(capacity > 0, float("inf"))
+    order = full_at.argsort(dim=1, stable=True)
+    full, rooms, shares = (v.gather(1, order) for v in (full_at, room, weights))
+    held = rooms.cumsum(1) - rooms  # by the groups that are full before this one
+    rest = shares.flip(1).cumsum(1).flip(1)  # weights of the others
+    levels = (total[:, None] - held) / rest.clamp(min=1e-300)
+    fits = levels <= full  # the first group that does not fill up sets the level
+    first = fits.long().argmax(1, keepdim=True)
+    level = levels.gather(1, first).where(fits.any(1, keepdim=True), float("inf"))
+    exact = (level * weights).where(weights > 0, 0.0).minimum(room)
+    counts = (exact + 1e-9).floor().long().minimum(capacity)
+    remainder = (exact - counts).where(counts < capacity, -1.0)
+    remainder = (remainder * 2.0**30).round()  # equal ones are equal in spite of rounding
+    place = remainder.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    return counts + (place < (total - counts.sum(1))[:, None]).long()
+
+
+def threshold(scores: Tensor, valid: Tensor, least: float) -> Tensor:
+    """How many valid scores `[B, N]` are at least `least`: `[B]` int64, at least 1 of a row that
+    has tokens.
+    """
+    return ((scores >= least) & valid).sum(1).clamp(min=1).minimum(valid.sum(1))
+
+
+def top_p(scores: Tensor, valid: Tensor, p: float) -> Tensor:
+    """How many of the highest scores `[B, N]` (>= 0, attention masses) hold the fraction `p` of
+    their sum: `[B]` int64, at least 1 of a row that has tokens.
+
+    Source: the threshold of Twilight (C. Lin et al., 2025, arXiv:2502.02770) for sparse attention.
+    """
+    mass = scores.double().where(valid, 0.0).sort(dim=1, descending=True).values
+    before = mass.cumsum(1) - mass
+    wanted = p * mass.sum(1, keepdim=True) * (1 - 1e-6)  # float32 scores
+    return (before < wanted).sum(1).clamp(min=1).minimum(valid.sum(1))

@@ -1,0 +1,193 @@
+"""What a reducer may look at: the visual tokens of some rows, and the text only on request.
+
+A row is one image, one video, or all visual tokens of one prompt, as the model's stage has it.
+What costs something (keys, attention, text) is a function that a method calls only if it needs it.
+Attention is the mass that each visual token receives, never a map.
+
+Shapes: **B** rows, **N** visual tokens, **C** channels, **H** heads, **D** head width, **T** text
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import UnsupportedModelError
+
+Queries = Literal["cls", "all", "last", "text"]
+
+# What methods can need -> what it is, for messages.
+NEEDS = {
+    "keys": "the keys of a layer",
+    "cls_attention": "the attention of an encoder's class token",
+    "all_attention": "the attention of all visual tokens",
+    "last_attention": "the attention of the prompt's last token",
+    "text_attention": "the attention of the text tokens",
+    "text": "the states of the text tokens",
+    "grid": "the row and column of each token",
+    "tiles": "an image in tiles with an overview",
+    "frames": "a video in frames",
+    "revival": "the states of tokens dropped at earlier steps",
+    "restart": "a second prefill from the first layer with the recalled tokens",
+}
+
+
+class Text(NamedTuple):
+    """Text tokens that a method compares visual tokens with."""
+
+    states: Tensor  # [B, T, C], at the stage of the visual tokens
+    mask: Tensor  # [B, T] bool
+    keys: Tensor | None = None  # [B, T, H, D], of the layer before
+
+
+Keys = Callable[[int], Tensor]  # layer -> [B, N, H, D]
+Attention = Callable[[int, Queries, bool], Tensor]  # layer, queries, per_head -> [B, N] | [B, H, N]
+
+
+@dataclass(frozen=True, eq=False)
+class VisualContext:
+    """The visual tokens of some rows at one stage of a model. Make one with `make_context`.
+
+    Args:
+        x: `[B, N, C]` states.
+        valid: `[B, N]` bool, False where a row has fewer tokens.
+        group: `[B, N]` int64 >= 0, the tile or frame; 0 is the overview or the first frame.
+        row: `[B, N]` int64 in the group's grid, -1 where unknown.
+        column: `[B, N]` int64 in the group's grid, -1 where unknown.
+        tile_grid: `[B, 2]` int64, rows and columns of tiles; tile (r, c) is group
+            `1 + r * columns + c`. (0, 0) for an overview alone.
+        size: `[B, N]` float32, how many tokens each stands for after earlier merges.
+        initial: `[B]` int64, how many tokens each row had before the method's first layer.
+        seeds: `[B]` int64, what a row's random choices are keyed with.
+        layer: the layer that receives what is left; the one before it has seen all of x. None at
+            the exit of the encoder.
+        depth: how many layers the stage's tower has.
+        has: which of `NEEDS` there are.
+    """
+
+    x: Tensor
+    valid: Tensor
+    group: Tensor
+    row: Tensor
+    column: Tensor
+    tile_grid: Tensor
+    size: Tensor
+    initial: Tensor
+    seeds: Tensor
+    layer: int | None
+    depth: int | None
+    has: frozenset[str]
+    _keys: Keys | None = None
+    _attention: Attention | None = None
+    _text: Callable[[], Text] | None = None
+
+    @property
+    def counts(self) -> Tensor:
+        """`[B]` int64, how many tokens each row has."""
+        return self.valid.sum(1)
+
+    def keys(self, layer: int) -> Tensor:
+        """Keys of the visual tokens in a layer, negative ones counted from the last.
+
+        Returns:
+            `[B, N, H, D]`.
+        """
+        self.require("keys")
+        assert self._keys is not None
+        return self._keys(layer)
+
+    def attention(self, layer: int, queries: Queries, per_head: bool = False) -> Tensor:
+        """Attention that each visual token receives in a layer. A query's attention is normalised
+        over all that the query sees, text included; then queries are summed.
+
+        Args:
+            layer: of the encoder or, where `layer` is one of it, of the language model; negative
+                ones are counted from the last.
+            queries: whose attention.
+            per_head: of each head; False: the sum over heads.
+
+        Returns:
+            `[B, N]` float32, or `[B, H, N]`.
+        """
+        self.require(f"{queries}_attention")
+        assert self._attention is not None
+        return self._attention(layer, queries, per_head)
+
+    def text(self) -> Text:
+        """The text tokens: states `[B, T, C]`, mask `[B, T]`, keys `[B, T, H, D]` or None."""
+        self.require("text")
+        assert self._text is not None
+        return self._text()
+
+    def require(self, *needs: str) -> None:
+        """Raise UnsupportedModelError unless the context has all of `needs`."""
+        missing = [NEEDS[name] for name in needs if name not in self.has]
+        if missing:
+            raise UnsupportedModelError(
+                f"visual tokens: expected {' and '.join(missing)}, received a model or input "
+                "without; choose a method that does not need it"
+            )
+
+
+def make_context(
+    x: Tensor,
+    valid: Tensor | None = None,
+    *,
+    group: Tensor | None = None,
+    groups: Literal["tiles", "frames"] | None = None,
+    row: Tensor | None = None,
+    column: Tensor | None = None,
+    tile_grid: Tensor | None = None,
+    size: Tensor | None = None,
+    initial: Tensor | None = None,
+    seed: int | Tensor = 0,
+    layer: int | None = None,
+    depth: int | None = None,
+    keys: Keys | None = None,
+    attention: Attention | None = None,
+    queries: tuple[Queries, ...] = (),
+    text: Callable[[], Text] | None = None,
+    offers: tuple[str, ...] = (),
+) -> VisualContext:
+    """A `VisualContext`, with what is left out filled in.
+
+    Args:
+        x, valid, group, row, column, tile_grid, size, initial, layer, depth: see `VisualContext`.
+        groups: what groups are; None: there is one group.
+        seed: of all rows, or `[B]` int64 of each.
+        keys: layer -> `[B, N, H, D]`.
+        attention: layer, queries, per_head -> `[B, N]` or `[B, H, N]`.
+        queries: which queries `attention` knows.
+        text: -> `Text`.
+        offers: what else the caller can do: "revival", "restart".
+    """
+    valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
+    whole = torch.zeros_like(valid, dtype=torch.int64)
+    given = {
+        "keys": keys, "text": text, "grid": row if column is not None else None,
+        "tiles": tile_grid, "frames": group if groups == "frames" else None,
+    }  # fmt: skip
+    has = {name for name, value in given.items() if value is not None}
+    has |= {f"{name}_attention" for name in queries if attention is not None}
+    return VisualContext(
+        x,
+        valid,
+        whole if group is None else group,
+        whole - 1 if row is None else row,
+        whole - 1 if column is None else column,
+        whole.new_zeros(len(x), 2) if tile_grid is None else tile_grid,
+        torch.ones_like(valid, dtype=torch.float32) if size is None else size,
+        valid.sum(1) if initial is None else initial,
+        torch.as_tensor(seed, dtype=torch.int64, device=x.device).expand(len(x)),
+        layer,
+        depth,
+        frozenset(has | set(offers)),
+        keys,
+        attention,
+        text,
+    )

@@ -1,0 +1,200 @@
+"""The contract of a reducer: score the visual tokens, select within a budget, return a `Plan`.
+
+A method is a frozen dataclass with `score` and, where a ranking does not decide alone, `select`.
+Counts, ties, order and the identity at `keep=1` are written once, here and in `budgets`. A reducer
+never sees the model; it looks at a `VisualContext`, and declares in `needs` what must be in it.
+
+All reducers are relaxed: the answer may differ from the one of all tokens. A decoding policy on top
+is as exact as it says *with respect to* the reduced model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int, check_number
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.reduction.visual_tokens import budgets
+from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
+from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens
+from mmaccel.reduction.visual_tokens.selection import top
+from mmaccel.results import Exactness
+
+Stage = Literal["pixels", "encoder_layer", "encoder_exit", "llm_layer"]
+STAGES: tuple[Stage, ...] = ("pixels", "encoder_layer", "encoder_exit", "llm_layer")
+
+
+@dataclass(frozen=True)
+class TokenReducer:
+    """Base of all reducers of visual tokens. Give one of `keep` and `n_keep`.
+
+    Args:
+        keep: the fraction of a row's visual tokens that stays, in (0, 1]; 1 changes nothing.
+        n_keep: the number of a row's visual tokens that stays; rows with fewer keep all.
+
+    Attributes:
+        stage: where the method works.
+        revives: tokens dropped earlier are scored again at every step, with `offers="revival"`.
+        restarts: the model runs from its first layer with the tokens that the plan keeps.
+
+    Raises:
+        OptionError: neither or both, or a value out of range.
+    """
+
+    keep: float | None = None
+    n_keep: int | None = None
+
+    stage: ClassVar[Stage] = "encoder_exit"
+    exactness: ClassVar[Exactness] = "relaxed"
+    revives: ClassVar[bool] = False
+    restarts: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) == (self.n_keep is None):
+            received = "neither" if self.keep is None else f"{self.keep!r} and {self.n_keep!r}"
+            raise OptionError(
+                f"{self.name}: expected one of keep and n_keep, received {received}; write "
+                f"{self.name}(keep=0.25) for a quarter of the visual tokens"
+            )
+        if self.keep is not None:
+            hint = "give the fraction of visual tokens that stays; 1 keeps all"
+            check_number(f"{self.name}.keep", self.keep, 0, 1, hint, above_low=True)
+        else:
+            check_int(f"{self.name}.n_keep", self.n_keep, 1, hint="give the number that stays")
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return type(self).__name__
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the context must have, out of `context.NEEDS`."""
+        return frozenset()
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty
+        for a method that works once, at the exit of the encoder. Layer L receives: layers 0 ... L-1
+        have run, and scores are those of layer L-1.
+
+        Raises:
+            OptionError: a layer that the tower lacks.
+        """
+        return ()
+
+    def check(self, has: frozenset[str], model: str = "this model") -> None:
+        """Raise UnsupportedModelError unless a model has what the method needs.
+
+        Args:
+            has: out of `context.NEEDS`.
+            model: its name, for the message.
+        """
+        missing = sorted(self.needs - has)
+        if missing:
+            raise UnsupportedModelError(
+                f"{self.name}: expected {' and '.join(NEEDS[need] for need in missing)}, received "
+                f"{model} without; {self.remedy}"
+            )
+
+    @property
+    def remedy(self) -> str:
+        """What to do where a model lacks what the method needs."""
+        return "DivPrune needs nothing but the visual tokens"
+
+    def budget(self, context: VisualContext) -> Tensor:
+        """How many tokens of each row stay, `[B]` int64."""
+        return budgets.uniform(context.counts, self.keep, self.n_keep)
+
+    def score(self, context: VisualContext) -> Tensor:
+        """How much each token matters, `[B, N]`; 0 for methods that do not rank."""
+        return torch.zeros_like(context.size)
+
+    def limit(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Tensor:
+        """A smaller budget `[B]` where the scores `[B, N]` say that fewer tokens will do."""
+        return budget
+
+    def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """The plan with `budget [B]` slots a row: the highest scores `[B, N]`."""
+        return keep_tokens(top(scores, context.valid, budget), context.valid, context.size)
+
+    @final
+    def plan(self, context: VisualContext) -> Plan:
+        """What stays of the visual tokens.
+
+        Args:
+            context: the tokens of some rows.
+
+        Returns:
+            A `Plan`; if nothing is to go, the one that keeps all valid tokens.
+
+        Raises:
+            UnsupportedModelError: the context lacks what the method needs.
+
+        Cost: two host synchronisations, and the method's own.
+        """
+        self.check(context.has)
+        budget = self.budget(context)
+        if self.keep == 1 or bool((budget >= context.counts).all()):
+            return keep_tokens(context.valid, context.valid, context.size)
+        scores = self.score(context)
+        return self.select(scores, context, self.limit(scores, context, budget))
+
+
+def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> tuple[int, ...]:
+    """Layers that receive a plan's tokens, as a tuple.
+
+    Raises:
+        OptionError: unless they ascend from 1 on and, with a depth, lie below it.
+    """
+    last = None if depth is None else depth - 1
+    hint = "a plan is made from the layer before; list layers in ascending order"
+    for layer in layers:
+        check_int(f"{name}: layer", layer, 1, last, hint=hint)
+    if not layers or list(layers) != sorted(set(layers)):
+        raise OptionError(f"{name}: expected ascending layers, received {tuple(layers)}; {hint}")
+    return tuple(layers)
+
+
+def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
+    """Which of a method's stages a context is at, from 1 on, and how many there are.
+
+    Raises:
+        OptionError: a context without depth, or at another layer.
+    """
+    layers = () if context.depth is None else method.layers_in(context.depth)
+    if context.layer not in layers:
+        raise OptionError(
+            f"{method.name}: expected a context at one of the layers {layers}, received layer "
+            f"{context.layer} of {context.depth}; ask the method's layers_in for its layers"
+        )
+    return layers.index(context.layer) + 1, len(layers)
+
+
+def check_reducers(value: Any) -> tuple[TokenReducer, ...]:
+    """The methods of `visual_tokens=`, in the order in which an image meets their stages.
+
+    Args:
+        value: a method, or a list with at most one method a stage.
+
+    Raises:
+        OptionError: anything else.
+    """
+    methods = tuple(value) if isinstance(value, Sequence) else (value,)
+    for method in methods:
+        if not isinstance(method, TokenReducer):
+            raise OptionError(
+                f"visual_tokens: expected a method such as mmaccel.DART(keep=0.22), received "
+                f"{method!r}; see docs/visual-tokens.md for the list"
+            )
+    stages = [method.stage for method in methods]
+    if not methods or len(set(stages)) < len(stages):
+        raise OptionError(
+            f"visual_tokens: expected one method a stage, received {list(map(repr, methods))}; "
+            "keep one of those that share a stage"
+        )
+    return tuple(sorted(methods, key=lambda method: STAGES.index(method.stage)))

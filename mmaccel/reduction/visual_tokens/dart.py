@@ -1,0 +1,82 @@
+"""DART: tokens that do not resemble a few pivots.
+
+Source: Z. Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication
+Matters More", EMNLP 2025 (arXiv:2502.11494), section 4.2: pivots are the visual and the text tokens
+with the largest keys by the L1 norm in an early layer. Kept are the visual pivots and, of each
+pivot, the visual tokens least similar to it by the cosine of hidden states.
+
+Departures: the pivots' lists are cut at a common depth such that their union fills the budget
+exactly; the code goes through pivots one by one, in the order of a Python set, divides the budget
+by their number without the remainder, and returns the tokens unsorted, which scrambles their
+positions. Text pivots are ranked by their hidden states where the model gives no text keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmaccel.checks import check_int
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+from mmaccel.reduction.visual_tokens.selection import invert, rank, top, union, unit
+
+
+@dataclass(frozen=True)
+class DART(TokenReducer):
+    """Drops duplicates of pivots in the language model. Give one of `keep` and `n_keep`, see
+    `TokenReducer`.
+
+    Args:
+        layer: the first that receives fewer tokens.
+        image_pivots: visual tokens that others are compared with.
+        text_pivots: text tokens that visual ones are compared with.
+    """
+
+    layer: int = 2
+    image_pivots: int = 4
+    text_pivots: int = 4
+
+    stage: ClassVar[Stage] = "llm_layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("DART", (self.layer,))
+        check_int("DART.image_pivots", self.image_pivots, 1, hint="4 is the paper's")
+        check_int("DART.text_pivots", self.text_pivots, 0, hint="4 is the paper's, 0 for none")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"keys", "text"}) if self.text_pivots else frozenset({"keys"})
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """See `TokenReducer.layers_in`."""
+        return check_layers("DART", (self.layer,), depth)
+
+    def score(self, context: VisualContext) -> Tensor:
+        """How far down the pivots' lists a token is, `[B, N]`; visual pivots come first."""
+        valid = context.valid
+        norms = context.keys(self.layer - 1).flatten(2).float().abs().sum(2)
+        pivots, used = _pick(context.x, norms, valid, self.image_pivots)
+        if self.text_pivots:
+            text = context.text()
+            of = text.states if text.keys is None else text.keys.flatten(2)
+            others = _pick(text.states, of.float().abs().sum(2), text.mask, self.text_pivots)
+            pivots, used = torch.cat([pivots, others[0]], 1), torch.cat([used, others[1]], 1)
+        cosine = unit(context.x, valid) @ normalize(pivots, dim=2).mT  # [B, N, P]
+        ranks = torch.stack([rank(-list_, valid) for list_ in cosine.unbind(2)], 2)
+        last = torch.full_like(ranks, valid.shape[1])
+        scores = union(ranks.where(used[:, None], last))
+        return scores.masked_fill(top(norms, valid, context.counts.clamp(max=self.image_pivots)), 1)
+
+
+def _pick(states: Tensor, norms: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The n states of largest norm: `[B, n, C]` float32, and which of them exist, `[B, n]`."""
+    order = invert(rank(norms, mask))[:, :n]
+    picked = states.float().gather(1, order[..., None].expand(-1, -1, states.shape[2]))
+    return picked, mask.gather(1, order)

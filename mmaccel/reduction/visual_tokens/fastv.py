@@ -1,0 +1,64 @@
+"""FastV: after two layers, the tokens that the prompt's last token attends to.
+
+Source: L. Chen et al., "An Image is Worth 1/2 Tokens After Layer 2: Plug-and-Play Inference
+Acceleration for Large Vision-Language Models", ECCV 2024 (arXiv:2403.06764), section 4.1, with the
+attention of the last token, as the released code has it (the paper says: average over all tokens).
+
+Departures: attention is the mass received in the one layer before the cut, never a map, so that no
+layer leaves its fast kernel; `top_p` lets a row keep fewer tokens than its budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.reduction.visual_tokens import budgets
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+
+
+@dataclass(frozen=True)
+class FastV(TokenReducer):
+    """Keeps what the last token attends to in the language model. Give one of `keep` and `n_keep`,
+    see `TokenReducer`; the paper's is `keep=0.5`.
+
+    Args:
+        layer: the first that receives fewer tokens (the paper's K).
+        top_p: keep no more than the tokens that hold this fraction of the attention on all visual
+            tokens; None: keep the whole budget.
+    """
+
+    layer: int = 2
+    top_p: float | None = None
+
+    stage: ClassVar[Stage] = "llm_layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("FastV", (self.layer,))
+        if self.top_p is not None:
+            hint = "give the fraction of attention that stays"
+            check_number("FastV.top_p", self.top_p, 0, 1, hint, above_low=True)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"last_attention"})
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """See `TokenReducer.layers_in`."""
+        return check_layers("FastV", (self.layer,), depth)
+
+    def score(self, context: VisualContext) -> Tensor:
+        """Attention of the last token, `[B, N]`."""
+        return context.attention(self.layer - 1, "last")
+
+    def limit(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Tensor:
+        """See `TokenReducer.limit`."""
+        if self.top_p is None:
+            return budget
+        return budget.minimum(budgets.top_p(scores, context.valid, self.top_p))

@@ -1,0 +1,149 @@
+"""FiCoCo: filter redundant tokens, correlate them with the others, compress.
+
+Source: Y. Han et al., "Filter, Correlate, Compress: Training-Free Token Reduction for MLLM
+Acceleration" (arXiv:2411.17686), section 3. *Filter*: redundant is what resembles the other visual
+tokens and is attended to little, by the class token (V, in the encoder, weight 0.35) or by the text
+(L, in the language model, weight 0.4). *Correlate*: a redundant token is compared with those that
+stay. *Compress*: it is merged into them. V has the paper's local penalty: in each 2 x 2 window the
+most redundant token counts as more so.
+
+Departures: attention between patches, a map, is replaced by the cosine of keys; the token goes into
+its one best match (the paper's 0.998 quantile of 576 correlations is one or two) by weighted mean,
+weighed by the correlation; only tokens that stay are matches. The released code adds to other
+tokens than it has chosen, because it uses indices of all tokens for those that stay in the order of
+their scores, and its L variant uses attention of visual tokens to later text, which is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmaccel.checks import check_number
+from mmaccel.reduction.visual_tokens import budgets
+from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers, stage_of
+from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
+from mmaccel.reduction.visual_tokens.selection import heads_as_one, nearest, rank_in_groups, top
+
+
+@dataclass(frozen=True)
+class _FiCoCo(TokenReducer):
+    """What the two variants share; every layer removes as many tokens.
+
+    Args:
+        layers: those that receive fewer tokens than the one before.
+        attended: weight of the attention received, against that of the resemblance.
+    """
+
+    layers: tuple[int, ...] | None = None
+    attended: float = 0.0
+
+    queries: ClassVar[Queries]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None:
+            check_layers(self.name, self.layers)
+        check_number(f"{self.name}.attended", self.attended, 0, 1, "a weight between 0 and 1")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"keys", f"{self.queries}_attention"})
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """See `TokenReducer.layers_in`."""
+        return check_layers(self.name, self.layers or self.usual(depth), depth)
+
+    def usual(self, depth: int) -> tuple[int, ...]:
+        """The layers that the released code chooses, of `depth` layers."""
+        raise NotImplementedError
+
+    def budget(self, context: VisualContext) -> Tensor:
+        """See `TokenReducer.budget`."""
+        stage = stage_of(self, context)
+        return budgets.linear(context.initial, context.counts, self.keep, self.n_keep, *stage)
+
+    def score(self, context: VisualContext) -> Tensor:
+        """The opposite of redundancy, `[B, N]`."""
+        assert context.layer is not None
+        keys = heads_as_one(context.keys(context.layer - 1), context.valid)
+        alike = (keys @ keys.sum(1)[..., None])[..., 0] / context.counts.clamp(min=1)[:, None]
+        mass = context.attention(context.layer - 1, self.queries).where(context.valid, 0.0)
+        seen = self.attended * normalize(mass, dim=1)
+        return seen - (1 - self.attended) * normalize(alike.where(context.valid, 0.0), dim=1)
+
+    def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """See `TokenReducer.select`."""
+        assert context.layer is not None
+        valid = context.valid
+        stays = top(scores, valid, budget)
+        keys = heads_as_one(context.keys(context.layer - 1), valid)
+        index, cosine = nearest(keys, stays)
+        itself = torch.arange(valid.shape[1], device=valid.device).expand_as(index)
+        mass = cosine.clamp(min=1e-3).masked_fill(stays, 1.0) * context.size
+        return merge_tokens(index.where(~stays, itself), valid, mass, context.size)
+
+
+@dataclass(frozen=True)
+class FiCoCoV(_FiCoCo):
+    """FiCoCo in the layers of the encoder. Give one of `keep` and `n_keep`, what is left after the
+    last layer; see `TokenReducer`.
+
+    Args:
+        layers: those that receive fewer tokens than the one before; None: from the middle on but
+            the last (12 ... 22 of 24, as in the released code).
+        attended: weight of the class token's attention, against that of the resemblance.
+        local_penalty: count the most redundant token of each 2 x 2 window as more redundant, if
+            the context has a grid, so that what is removed is spread over the image.
+    """
+
+    attended: float = 0.35
+    local_penalty: bool = True
+
+    stage: ClassVar[Stage] = "encoder_layer"
+    queries: ClassVar[Queries] = "cls"
+
+    def usual(self, depth: int) -> tuple[int, ...]:
+        """See `_FiCoCo.usual`."""
+        return tuple(range(max(1, depth // 2), max(2, depth - 1)))
+
+    def score(self, context: VisualContext) -> Tensor:
+        """See `_FiCoCo.score`."""
+        scores = super().score(context)
+        if not self.local_penalty or "grid" not in context.has:
+            return scores
+        window = [
+            axis.clamp(0).div(2, rounding_mode="floor") for axis in (context.row, context.column)
+        ]
+        rows, columns = (int(axis.max()) + 1 for axis in window)
+        window_of = (context.group * rows + window[0]) * columns + window[1]
+        window_of = window_of.where(context.valid, 0)
+        place = rank_in_groups(-scores, window_of, context.valid, int(window_of.max()) + 1)
+        lower = torch.where(scores > 0, scores / 2, scores * 2)
+        return lower.where(place == 0, scores)
+
+
+@dataclass(frozen=True)
+class FiCoCoL(_FiCoCo):
+    """FiCoCo in the layers of the language model. Give one of `keep` and `n_keep`, what is left
+    after the last layer; see `TokenReducer`.
+
+    Args:
+        layers: those that receive fewer tokens than the one before; None: from the fifth on.
+        attended: weight of the text's attention, against that of the resemblance.
+    """
+
+    attended: float = 0.4
+
+    stage: ClassVar[Stage] = "llm_layer"
+    queries: ClassVar[Queries] = "text"
+
+    def usual(self, depth: int) -> tuple[int, ...]:
+        """See `_FiCoCo.usual`."""
+        return tuple(range(min(5, depth - 1), depth))

@@ -1,0 +1,117 @@
+"""HiRED: every tile of a high-resolution image has its share of the budget.
+
+Source: K. H. I. Arif et al., "HiRED: Attention-Guided Token Dropping for Efficient Inference of
+High-Resolution Vision-Language Models", AAAI 2025 (arXiv:2408.10945), sections 4.1 and 4.2: the
+overview has the fraction alpha of the budget. The tokens of the overview that the class token
+attends to most in an early layer are located on the tiles, and a tile's share is in proportion to
+how many fall on it. Inside the overview and each tile the highest by a late layer's attention stay.
+
+Departures: shares add up to the budget (the code truncates each and spends less); what a tile
+cannot hold goes to the others; the late ranking may be any other method's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_choice, check_number, show
+from mmaccel.errors import OptionError
+from mmaccel.reduction.visual_tokens.budgets import share_out
+from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens
+from mmaccel.reduction.visual_tokens.selection import (
+    count_groups,
+    count_of_groups,
+    top,
+    top_in_groups,
+)
+
+
+@dataclass(frozen=True)
+class HiRED(TokenReducer):
+    """Budgets of tiles at the exit of the encoder. Give one of `keep` and `n_keep`, see
+    `TokenReducer`; the paper's is `keep=0.2`.
+
+    Args:
+        alpha: the overview's fraction of the budget.
+        early: the encoder's layer whose attention gives the tiles their budgets.
+        late: the encoder's layer whose attention ranks the tokens of a tile.
+        queries: whose attention: "cls" the class token's, "all" that of all visual tokens.
+        scorer: ranks the tokens of a tile instead of the late layer: a method whose scores decide
+            alone, such as EVS or RandomTokens; its own budget is not used.
+    """
+
+    alpha: float = 0.5
+    early: int = 0
+    late: int = -2
+    queries: str = "cls"
+    scorer: TokenReducer | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("HiRED.alpha", self.alpha, 0, 1, "0.5 is the paper's")
+        check_choice("HiRED.queries", self.queries, ("cls", "all"))
+        if self.scorer is not None and type(self.scorer).select is not TokenReducer.select:
+            raise OptionError(
+                f"HiRED.scorer: expected a method that ranks tokens, received {show(self.scorer)}; "
+                "RandomTokens and EVS are such methods"
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        others = self.scorer.needs if self.scorer is not None else frozenset()
+        return frozenset({f"{self.queries}_attention", "grid", "tiles"}) | others
+
+    @property
+    def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
+        return "HiRED(queries='all') needs no class token, VisionZip and DivPrune no tiles"
+
+    def score(self, context: VisualContext) -> Tensor:
+        """Attention of the late layer, or the scorer's, `[B, N]`."""
+        if self.scorer is not None:
+            return self.scorer.score(context)
+        return context.attention(self.late, self._queries)
+
+    def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """See `TokenReducer.select`."""
+        shares = self.shares(context, budget)
+        chosen = top_in_groups(scores, context.group.where(context.valid, 0), context.valid, shares)
+        return keep_tokens(chosen, context.valid, context.size)
+
+    def shares(self, context: VisualContext, budget: Tensor) -> Tensor:
+        """How many tokens of each group stay, `[B, G]` int64: group 0 is the overview."""
+        valid = context.valid
+        group = context.group.where(valid, 0)
+        overview = valid & (group == 0)
+        groups = count_of_groups(group, valid)
+        # the paper looks at the (1 - alpha) N most attended tokens of an overview of N
+        looked_at = (overview.sum(1) * (1 - self.alpha) + 0.5).floor().long()
+        early = context.attention(self.early, self._queries)
+        tile = _tile_of(context, overview).clamp(max=groups - 1)
+        hits = count_groups(tile, top(early, overview, looked_at), groups).double()
+        hits[:, 0] = 0  # of tokens on no tile
+        weights = hits / hits.sum(1, keepdim=True).clamp(min=1) * (1 - self.alpha)
+        weights[:, 0] = self.alpha
+        return share_out(budget, weights, count_groups(group, valid, groups))
+
+    @property
+    def _queries(self) -> Queries:
+        return "cls" if self.queries == "cls" else "all"
+
+
+def _tile_of(context: VisualContext, overview: Tensor) -> Tensor:
+    """The tile, as a group, that shows what a token of the overview shows: `[B, N]` int64, 0 for
+    tokens of tiles and in rows without tiles.
+    """
+    places = []
+    for axis, tiles in zip((context.row, context.column), context.tile_grid.unbind(1), strict=True):
+        extent = (axis + 1).where(overview, 1).amax(1).clamp(min=1)  # of the overview's grid
+        places.append((axis.clamp(0) * tiles[:, None]).div(extent[:, None], rounding_mode="floor"))
+    tile = 1 + places[0] * context.tile_grid[:, 1:] + places[1]
+    return tile.where(overview & (context.tile_grid[:, :1] > 0), torch.zeros_like(tile))

@@ -1,0 +1,82 @@
+"""ILRe: one intermediate layer recalls the tokens that the text asks for.
+
+Source: M. Liang et al., "ILRe: Intermediate Layer Retrieval for Context Compression in Causal
+Language Models" (arXiv:2508.17892): run all tokens up to one layer, recall those with the most
+attention of the query there, and run the model again from its first layer with these alone. The
+scores are pooled with kernels of several widths, so that tokens are recalled with what is around
+them.
+
+Departures: visual tokens alone are recalled, all text stays. The kernels' lists are cut at a common
+depth such that their union fills the budget exactly. The paper finds the layer offline; two fifths
+of the depth is our default. `restarts` says that the caller runs the model again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool1d
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+from mmaccel.reduction.visual_tokens.selection import rank, union
+
+
+@dataclass(frozen=True)
+class ILRe(TokenReducer):
+    """Recalls visual tokens by one layer's attention of the text. Give one of `keep` and `n_keep`,
+    see `TokenReducer`.
+
+    Args:
+        layer: the one before which the first run stops; None: two fifths of the depth.
+        kernels: widths of max pooling along the tokens, odd.
+    """
+
+    layer: int | None = None
+    kernels: tuple[int, ...] = (1, 3, 7)
+
+    stage: ClassVar[Stage] = "llm_layer"
+    restarts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer is not None:
+            check_layers("ILRe", (self.layer,))
+        for kernel in self.kernels:
+            check_int("ILRe.kernels", kernel, 1, hint="give odd widths such as (1, 3, 7)")
+        if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):
+            raise OptionError(
+                f"ILRe.kernels: expected odd widths, received {self.kernels}; write (1, 3, 7)"
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"text_attention", "restart"})
+
+    @property
+    def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
+        return "FastV cuts at one layer and goes on from there"
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """See `TokenReducer.layers_in`."""
+        return check_layers("ILRe", (self.layer or max(1, depth * 2 // 5),), depth)
+
+    def score(self, context: VisualContext) -> Tensor:
+        """How far down the kernels' lists a token is, `[B, N]`."""
+        assert context.layer is not None
+        mass = context.attention(context.layer - 1, "text").float()
+        mass = mass.masked_fill(~context.valid, float("-inf"))
+        lists = [
+            rank(
+                max_pool1d(mass[:, None], width, stride=1, padding=width // 2)[:, 0], context.valid
+            )
+            for width in self.kernels
+        ]
+        return union(torch.stack(lists, 2))

@@ -1,0 +1,41 @@
+"""LazyLLM: tokens are dropped layer by layer at every step, and may come back at a later one.
+
+Source: Q. Fu et al., "LazyLLM: Dynamic Token Pruning for Efficient Long Context LLM Inference"
+(arXiv:2407.14057), section 3.2: at several layers the tokens with the least attention of the token
+that predicts are left out of this step's later layers. Their states at that layer are held in an
+auxiliary cache, from which a later step that wants them goes on.
+
+Departures: visual tokens alone are dropped. The plan is made here for one step; `revives` says that
+the caller makes a context of *all* visual tokens at every step, those of the auxiliary cache
+included, and keeps that cache. Layers and counts are PyramidDrop's; the paper tunes them by task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
+
+
+@dataclass(frozen=True)
+class LazyLLM(PyramidDrop):
+    """Drops visual tokens for the present step alone. Give one of `keep` and `n_keep`, what the
+    last layers see of all tokens; see `TokenReducer`.
+
+    Args:
+        layers: those that receive fewer tokens than the one before; None: at a quarter, half and
+            three quarters of the depth.
+    """
+
+    revives: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"last_attention", "revival"})
+
+    @property
+    def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
+        return "PyramidDrop drops by the same scores and revives nothing"

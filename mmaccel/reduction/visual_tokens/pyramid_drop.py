@@ -1,0 +1,61 @@
+"""PyramidDrop: FastV at several layers.
+
+Source: L. Xing et al., "PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid
+Visual Redundancy Reduction", CVPR 2025 (arXiv:2410.17247), section 3.2: at the ends of stages the
+fraction lambda of the visual tokens stays, those that the last token of the instruction attends to
+most.
+
+Departures: `keep` is what the last stage leaves, so that methods can be compared; the three stages
+of the paper with lambda = 0.5 are `keep=0.125`. Counts are computed from the first stage's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmaccel.reduction.visual_tokens import budgets
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers, stage_of
+
+
+@dataclass(frozen=True)
+class PyramidDrop(TokenReducer):
+    """Drops visual tokens at several layers of the language model. Give one of `keep` and `n_keep`,
+    what is left after the last; see `TokenReducer`.
+
+    Args:
+        layers: those that receive fewer tokens than the one before; None: at a quarter, half and
+            three quarters of the depth (8, 16 and 24 of 32, as in the paper).
+    """
+
+    layers: tuple[int, ...] | None = None
+
+    stage: ClassVar[Stage] = "llm_layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None:
+            check_layers(self.name, self.layers)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"last_attention"})
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """See `TokenReducer.layers_in`."""
+        quarters = sorted({max(1, depth * part // 4) for part in (1, 2, 3)})
+        return check_layers(self.name, self.layers or quarters, depth)
+
+    def budget(self, context: VisualContext) -> Tensor:
+        """See `TokenReducer.budget`."""
+        stage = stage_of(self, context)
+        return budgets.geometric(context.initial, context.counts, self.keep, self.n_keep, *stage)
+
+    def score(self, context: VisualContext) -> Tensor:
+        """Attention of the last token in the layer before, `[B, N]`."""
+        assert context.layer is not None
+        return context.attention(context.layer - 1, "last")

@@ -1,0 +1,29 @@
+"""A random choice of visual tokens: a control.
+
+Source: the baseline of UniPruneBench (Y. Peng et al., 2025, arXiv:2511.02650), which many pruners
+do not beat.
+
+Departures: none in the choice. Numbers come from a counter-based generator: a row's choice depends
+on its seed and its number of tokens, not on the batch, the padding or the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.selection import random_uniforms
+
+
+@dataclass(frozen=True)
+class RandomTokens(TokenReducer):
+    """Keeps a uniformly random subset at the exit of the encoder. Give one of `keep` and `n_keep`,
+    see `TokenReducer`. The seed is the context's.
+    """
+
+    def score(self, context: VisualContext) -> Tensor:
+        """Uniform random numbers, `[B, N]`."""
+        return random_uniforms(context.seeds, context.valid)

@@ -1,0 +1,125 @@
+"""Ranks, choices by rank and means of groups, batched over rows; shared by the methods.
+
+Equal scores are ordered by index, the lower first, so that a choice does not depend on the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmaccel.kernels.noise import uniforms
+from mmaccel.reduction.visual_tokens.plan import keep_tokens, take
+
+_LOWEST, _HIGHEST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+_RANDOM_TOKENS = 0x76746F6B  # what these random numbers are for; no sampler uses this word
+
+
+def rank(scores: Tensor, valid: Tensor) -> Tensor:
+    """The place of every token, 0 for the highest score; `[B, N]` int64. Invalid tokens come last,
+    after a valid one whose score is -inf or NaN.
+    """
+    scores = scores.float().nan_to_num(_LOWEST, _HIGHEST, _LOWEST).where(valid, float("-inf"))
+    return invert(scores.argsort(dim=1, descending=True, stable=True))
+
+
+def invert(order: Tensor) -> Tensor:
+    """The inverse of each row's permutation, `[B, N]` int64."""
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places)
+
+
+def top(scores: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """The `budget [B]` highest scores `[B, N]` of every row: a mask `[B, N]`."""
+    return valid & (rank(scores, valid) < budget[:, None])
+
+
+def top_in_groups(scores: Tensor, group: Tensor, valid: Tensor, counts: Tensor) -> Tensor:
+    """The `counts [B, G]` highest scores `[B, N]` of every group: a mask `[B, N]`."""
+    places = rank_in_groups(scores, group, valid, counts.shape[1])
+    return valid & (places < counts.gather(1, group))
+
+
+def rank_in_groups(scores: Tensor, group: Tensor, valid: Tensor, groups: int) -> Tensor:
+    """The place of every token in its group, 0 for the highest score; `[B, N]` int64."""
+    by_score = rank(scores, valid)
+    bins = group.where(valid, groups)
+    order = invert(by_score)
+    order = order.gather(1, bins.gather(1, order).argsort(dim=1, stable=True))
+    sizes = count_groups(bins, torch.ones_like(valid), groups + 1)
+    starts = sizes.cumsum(1) - sizes
+    return invert(order) - starts.gather(1, bins)
+
+
+def count_groups(group: Tensor, valid: Tensor, groups: int) -> Tensor:
+    """How many valid tokens each group has: `[B, G]` int64."""
+    return group.new_zeros(len(group), groups).scatter_add_(1, group, valid.long())
+
+
+def count_of_groups(group: Tensor, valid: Tensor) -> int:
+    """G, the number of groups of the row that has most. Cost: one host synchronisation."""
+    return int(group.where(valid, 0).max()) + 1 if group.numel() else 1
+
+
+def order_of(valid: Tensor) -> Tensor:
+    """How many valid tokens come before each: its index if there were no padding, `[B, N]`."""
+    return valid.cumsum(1) - valid.long()
+
+
+def random_uniforms(seeds: Tensor, valid: Tensor) -> Tensor:
+    """Uniforms `[B, N]` float32, functions of (seed `[B]`, index without padding) alone."""
+    purpose = torch.tensor(_RANDOM_TOKENS, device=valid.device)
+    return uniforms(seeds, torch.zeros_like(seeds), order_of(valid), 1, purpose)[..., 0]
+
+
+def unit(states: Tensor, valid: Tensor) -> Tensor:
+    """States `[B, N, C]` as float32 vectors of length 1; 0 where not valid."""
+    return normalize(states.float(), dim=-1).where(valid[..., None], 0.0)
+
+
+def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's most similar candidate.
+
+    Args:
+        vectors: `[B, N, C]` float32 of length 1.
+        candidates: `[B, N]` bool, at least one in some row.
+
+    Returns:
+        `[B, N]` int64 index of the candidate, the lowest of equal ones, and `[B, N]` float32
+        cosine; -1 and -inf in rows without a candidate.
+
+    Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
+    """
+    found = keep_tokens(candidates, candidates)
+    if found.keep.shape[1] == 0:
+        return candidates.long() - 1, torch.full_like(vectors[..., 0], float("-inf"))
+    targets = take(vectors, found)  # [B, M, C]
+    cosine = (vectors @ targets.mT).masked_fill(~found.valid[:, None], float("-inf"))
+    best = cosine.max(dim=2)
+    index = found.keep.gather(1, first_of(cosine, best.values))
+    return index, best.values
+
+
+def first_of(values: Tensor, best: Tensor) -> Tensor:
+    """The first index where `values [B, N, M]` equal `best [B, N]`: `[B, N]` int64."""
+    return (values == best[..., None]).to(torch.uint8).argmax(2)
+
+
+def union(ranks: Tensor) -> Tensor:
+    """Scores whose highest K are the union of several ranked lists, cut at a common depth.
+
+    Args:
+        ranks: `[B, N, P]` int64, the place of each token in each of P lists.
+
+    Returns:
+        `[B, N]` float32; a place further on in a list of its own for each list.
+    """
+    lists = ranks.shape[2]
+    places = ranks * lists + torch.arange(lists, device=ranks.device)
+    return -places.amin(2).float()
+
+
+def heads_as_one(keys: Tensor, valid: Tensor) -> Tensor:
+    """Keys `[B, N, H, D]` as vectors of length 1: `[B, N, H * D]` float32."""
+    return unit(keys.flatten(2), valid)

@@ -1,0 +1,100 @@
+"""ToMe: in the layers of the encoder, similar tokens become one.
+
+Source: D. Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023 (arXiv:2210.09461), section
+3: tokens are split into sources and destinations, each source is compared with the destinations by
+the cosine of the keys' mean over heads, and the r most similar sources are merged into theirs by a
+mean weighted by size. Attention then counts a token log(size) stronger. Seeded destinations: one of
+each part of the tokens, after D. Bolya, J. Hoffman, "Token Merging for Fast Stable Diffusion", 2023
+(arXiv:2303.17604).
+
+Departures: a destination is one of four consecutive tokens, chosen by a counter-based generator, or
+of more where the budget is smaller than a quarter; a source less similar than `threshold` stays,
+which the authors of ToMe for diffusion considered (their issue 40). Merging is before a layer, from
+the keys of the layer before it, where the paper merges between a layer's attention and its MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmaccel.checks import check_number
+from mmaccel.reduction.visual_tokens import budgets
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers, stage_of
+from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
+from mmaccel.reduction.visual_tokens.selection import (
+    nearest,
+    order_of,
+    random_uniforms,
+    rank_in_groups,
+    top,
+)
+
+
+@dataclass(frozen=True)
+class ToMe(TokenReducer):
+    """Merges similar tokens in the layers of the encoder, as many before each. Give one of `keep`
+    and `n_keep`, what is left after the last layer; see `TokenReducer`. The caller adds the
+    logarithm of the plan's `size` to the scores of attention.
+
+    Args:
+        layers: those that receive fewer tokens than the one before; None: all but the first.
+        threshold: the least cosine of two tokens that are merged; None: merge the budget.
+    """
+
+    layers: tuple[int, ...] | None = None
+    threshold: float | None = None
+
+    stage: ClassVar[Stage] = "encoder_layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None:
+            check_layers("ToMe", self.layers)
+        if self.threshold is not None:
+            check_number("ToMe.threshold", self.threshold, -1, 1, "give a cosine, 0.8 for alike")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"keys"})
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        """See `TokenReducer.layers_in`."""
+        return check_layers("ToMe", self.layers or range(1, depth), depth)
+
+    def budget(self, context: VisualContext) -> Tensor:
+        """See `TokenReducer.budget`."""
+        stage = stage_of(self, context)
+        return budgets.linear(context.initial, context.counts, self.keep, self.n_keep, *stage)
+
+    def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """See `TokenReducer.select`."""
+        assert context.layer is not None
+        valid = context.valid
+        quarter = (context.counts + 2).div(4, rounding_mode="floor").clamp(min=1)
+        destinations = _one_of_each(context, quarter.minimum(budget))
+        keys = normalize(context.keys(context.layer - 1).float().mean(2), dim=-1)
+        index, cosine = nearest(keys, destinations)
+        sources = valid & ~destinations
+        merged = top(cosine, sources, context.counts - budget)
+        if self.threshold is not None:
+            merged &= cosine >= self.threshold
+        itself = torch.arange(valid.shape[1], device=valid.device).expand_as(index)
+        return merge_tokens(index.where(merged, itself), valid, size=context.size)
+
+
+def _one_of_each(context: VisualContext, parts: Tensor) -> Tensor:
+    """One random token of each of `parts [B]` consecutive parts of a row: a mask `[B, N]`."""
+    valid = context.valid
+    part = (order_of(valid) * parts[:, None]).div(
+        context.counts.clamp(min=1)[:, None], rounding_mode="floor"
+    )
+    part = part.where(valid, 0)
+    numbers = random_uniforms(context.seeds, valid)
+    return valid & (rank_in_groups(numbers, part, valid, int(parts.max())) == 0)

@@ -1,0 +1,72 @@
+"""VisionZip: tokens that the encoder attends to, and the others merged into a few.
+
+Source: S. Yang et al., "VisionZip: Longer is Better but Not Necessary in Vision Language Models",
+CVPR 2025 (arXiv:2412.04467), section 3: *dominant* tokens have the highest attention of the class
+token in the layer before the last; of the others, every n-th is a *contextual* one into which the
+rest is merged by similarity of keys. 10 of 64 are contextual.
+
+Departures: a contextual token is the mean of its tokens, where the code adds the target to the mean
+of the rest and so doubles its length. The class token itself is not kept: no model of transformers
+gives it to its language model. Attention is the mass received, not a map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_choice, check_number
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
+from mmaccel.reduction.visual_tokens.selection import heads_as_one, nearest, top
+from mmaccel.reduction.visual_tokens.uniform_tokens import spaced
+
+
+@dataclass(frozen=True)
+class VisionZip(TokenReducer):
+    """Dominant and contextual tokens at the exit of the encoder. Give one of `keep` and `n_keep`,
+    see `TokenReducer`.
+
+    Args:
+        contextual: the fraction of kept tokens that others are merged into.
+        queries: whose attention ranks: "cls" the class token's, "all" that of all visual tokens
+            (the paper's rule for encoders without a class token).
+        layer: of the encoder, whose attention and keys are used.
+    """
+
+    contextual: float = 10 / 64
+    queries: str = "cls"
+    layer: int = -2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("VisionZip.contextual", self.contextual, 0, 1, "10/64 is the paper's")
+        check_choice("VisionZip.queries", self.queries, ("cls", "all"))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({f"{self.queries}_attention", "keys"})
+
+    @property
+    def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
+        return "VisionZip(queries='all') needs no class token, DivPrune no attention"
+
+    def score(self, context: VisualContext) -> Tensor:
+        """Attention received, `[B, N]`."""
+        return context.attention(self.layer, "cls" if self.queries == "cls" else "all")
+
+    def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """See `TokenReducer.select`."""
+        valid = context.valid
+        merged = (budget * self.contextual + 0.5).floor().long().clamp(min=1).minimum(budget - 1)
+        dominant = top(scores, valid, budget - merged)
+        rest = valid & ~dominant
+        targets = spaced(rest, merged)
+        index, _ = nearest(heads_as_one(context.keys(self.layer), valid), targets)
+        itself = torch.arange(valid.shape[1], device=valid.device).expand_as(index)
+        return merge_tokens(index.where(rest & ~targets, itself), valid, size=context.size)

@@ -1,0 +1,244 @@
+"""Visual tokens of a prompt that are dropped or merged before the first layer.
+
+Between the encoder and the language model a reducer looks at the features of each image and says
+which of them stay. Their placeholders stay in the prompt, the other columns go, in every input that
+has columns; a kept token has the position that it had, and so has the text behind it. DeepStack
+features go with their token. The model's own prefill then processes the shorter prompt, and a
+window takes over its keys and values: a decoding policy is as exact as it says with respect to the
+model on the tokens that stayed.
+
+Each image is reduced for itself, so that a row's tokens do not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.attach.step_outputs import PER_LAYER
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
+from mmaccel.pipelines.vision_language.tokens import (
+    EncoderRecord,
+    offered,
+    open_context,
+    recorded_encoder,
+)
+from mmaccel.pipelines.vision_language.visuals import (
+    Visual,
+    find_placeholder,
+    find_visuals,
+    join_features,
+    split_features,
+)
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan, reduce
+
+_OF_TOWER = {"keys", "cls_attention", "all_attention"}
+_COLUMNS = ("token_type_ids", "mm_token_type_ids")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What `generate` was called with, and what its encoder did."""
+
+    inputs: Mapping[str, Any]
+    record: EncoderRecord | None
+
+
+_GIVEN: ContextVar[_Given | None] = ContextVar("mmaccel_visual_inputs", default=None)
+
+
+@dataclass
+class VisualReduction:
+    """The reducers of an attached model.
+
+    Args:
+        methods: of `visual_tokens=`, in the order of their stages.
+
+    Attributes:
+        counts: (tokens before, tokens after) of each image of the last call.
+        layers: the last call's reduction inside the language model; None without.
+    """
+
+    methods: tuple[TokenReducer, ...] = ()
+    counts: list[tuple[int, int]] = field(default_factory=list)
+    layers: LayerReduction | None = None
+
+    def check(self, model: Any, family: CausalLM) -> None:
+        """Raise UnsupportedModelError unless a model of a family has what all methods need."""
+        if not family.prompt_inputs:
+            raise UnsupportedModelError(
+                f"visual_tokens: expected a vision-language model whose image prompts are served, "
+                f"received a {type(model).__name__}; docs/visual-tokens.md lists them"
+            )
+        for method in self.methods:
+            find = {"encoder_exit": offered, "llm_layer": find_offered}.get(method.stage)
+            if find is None or method.revives or method.restarts:
+                raise UnsupportedModelError(
+                    f"visual_tokens: expected a method at the exit of the encoder, or one that "
+                    f"drops tokens once in front of a layer, received {method!r}; DivPrune needs "
+                    "nothing but the visual tokens"
+                )
+            method.check(find(model), f"a {type(model).__name__}")
+
+    @contextmanager
+    def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """Around a `generate` call: keeps its inputs, and records its encoder where needed."""
+        if not self.methods:
+            yield
+            return
+        wanted = any(method.needs & _OF_TOWER for method in self.methods)
+        with recorded_encoder(model, wanted) as record:
+            token = _GIVEN.set(_Given(dict(inputs), record))
+            try:
+                yield
+            finally:
+                _GIVEN.reset(token)
+
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """Reasons why a call cannot be decoded on fewer visual tokens."""
+        if not self.methods or not call.others.get("mm_encoder_outputs"):
+            return
+        if call.n_cached:
+            yield "visual_tokens with past_key_values given by the caller"
+        if call.returns_cache:
+            yield "visual_tokens with a cache that the caller sees"
+        if call.guidance is not None:
+            yield "visual_tokens with guidance"
+        if call.records & set(PER_LAYER.values()):
+            yield "visual_tokens with hidden states or attentions of all tokens"
+
+    def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
+        """The call on the visual tokens that stay; the call itself where none is to go.
+
+        Args:
+            call: one that can be served.
+            seeds: of its rows, for methods that draw.
+        """
+        self.counts, self.layers = [], None
+        methods = [m for m in self.methods if m.keep != 1 and m.stage == "encoder_exit"]
+        given = _GIVEN.get()
+        if not methods or given is None or not call.others.get("mm_encoder_outputs"):
+            return call
+        visuals = find_visuals(call)
+        for modality in dict.fromkeys(visual.modality for visual in visuals):
+            own = [visual for visual in visuals if visual.modality == modality]
+            context = open_context(
+                call.model, own, given.inputs, _seeds_of(own, seeds), given.record
+            )
+            plan = methods[0].plan(context)
+            is_whole = self._count(own, context.counts, plan)
+            if not all(is_whole):
+                call = _reduce(call, own, plan, is_whole)
+        return call
+
+    def _count(self, visuals: Sequence[Visual], before: Tensor, plan: Plan) -> list[bool]:
+        """Note the counts; whether each image keeps all its tokens."""
+        after = plan.counts.tolist()
+        is_whole = [a == b for a, b in zip(after, before.tolist(), strict=True)]
+        for visual, n, whole in zip(visuals, after, is_whole, strict=True):
+            total = len(visual.features)
+            self.counts.append((total, total if whole else n))
+        return is_whole
+
+    def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> LayerReduction | None:
+        """What drops tokens of a call inside the language model; None where nothing does."""
+        methods = [m for m in self.methods if m.keep != 1 and m.stage == "llm_layer"]
+        if methods and call.others.get("mm_encoder_outputs"):
+            self.layers = LayerReduction(call, methods[0], seeds)
+        return self.layers
+
+    def describe(self) -> str:
+        """What the last call kept, for its statistics; empty where nothing was to go."""
+        parts = []
+        if self.counts:
+            before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+            parts.append(f"{after} of {before} visual tokens")
+        if self.layers is not None and self.layers.cuts:
+            before, after = (int(counts.sum()) for counts in self.layers.counts)
+            first = self.layers.cuts[0].first
+            parts.append(f"{after} of {before} visual tokens after layer {first}")
+        names = ", ".join(map(repr, self.methods))
+        return f"the model on {', '.join(parts)} ({names})" if parts else ""
+
+
+def _seeds_of(visuals: Sequence[Visual], seeds: Sequence[int]) -> list[int]:
+    """One for each image: of its row, and its place among the row's images."""
+    found, seen = list[int](), dict[int, int]()
+    for visual in visuals:
+        place = seen.get(visual.row, 0)
+        seen[visual.row] = place + 1
+        found.append((seeds[visual.row] + 0x9E3779B97F4A7C15 * place) % 2**63)
+    return found
+
+
+def _reduce(
+    call: GenerateCall, visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool]
+) -> GenerateCall:
+    """The call with a modality's tokens reduced."""
+    modality = visuals[0].modality
+    encoded = dict(call.others["mm_encoder_outputs"])
+    output = copy(encoded[modality])
+    kept = [  # of each image, indices among its features
+        torch.arange(len(v.features)) if whole else plan.keep[k][plan.valid[k]].cpu()
+        for k, (v, whole) in enumerate(zip(visuals, is_whole, strict=True))
+    ]
+
+    def shorten(features: Sequence[Tensor]) -> list[Tensor]:
+        made = reduce(pad_sequence(list(features), batch_first=True), plan)
+        return [
+            f if whole else m[: len(k)]
+            for f, m, k, whole in zip(features, made, kept, is_whole, strict=True)
+        ]
+
+    pooled = output.pooler_output
+    output.pooler_output = join_features(shorten(split_features(pooled)), pooled)
+    deep = getattr(output, "deepstack_features", None)
+    if deep is not None:
+        output.deepstack_features = [shorten(features) for features in deep]
+    encoded[modality] = output
+
+    placeholder = find_placeholder(call.model, modality)
+    stays = (call.ids != placeholder) & call.mask.to(call.ids.device)
+    for visual, own in zip(visuals, kept, strict=True):
+        stays[visual.row, visual.columns[own.to(visual.columns.device)]] = True
+    return _take_columns(call, stays, {"mm_encoder_outputs": encoded})
+
+
+def _take_columns(call: GenerateCall, stays: Tensor, others: dict[str, Any]) -> GenerateCall:
+    """The call with the columns where `stays` `[B, T]`, padded on the left."""
+    width = int(stays.sum(1).max())
+    order = stays.long().argsort(dim=1, stable=True)[:, -width:]  # those that stay come last
+    mask = stays.gather(1, order)
+
+    def take(values: Tensor) -> Tensor:
+        """`[..., B or 1, T]`."""
+        index = order.expand(*values.shape[:-2], *order.shape)
+        return values.to(order.device).expand(*values.shape[:-2], *stays.shape).gather(-1, index)
+
+    positions = call.others.get("position_ids")
+    if positions is None:
+        positions = (call.mask.long().cumsum(1) - 1).clamp(min=0)
+    others = {**call.others, **others, "position_ids": take(positions)}
+    others["attention_mask"] = mask.long()
+    for name in _COLUMNS:
+        if others.get(name) is not None:
+            others[name] = take(others[name])
+    return replace(call, ids=take(call.ids).where(mask, _find_filler(call)), others=others)
+
+
+def _find_filler(call: GenerateCall) -> int:
+    """An id of padding that stands for no image."""
+    taken = {find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]}
+    return next(value for value in range(len(taken) + 1) if value not in taken)

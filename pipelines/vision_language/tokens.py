@@ -1,0 +1,294 @@
+"""Where visual tokens stand in an image, and what its encoder said of them: the model's part of a
+reducer's context.
+
+The features that a model puts into a prompt are tokens of a tower, packed: tiles are laid side by
+side, padding is cut off, ends of rows get a token of their own. Which tower token a feature is, is
+found by packing their indices with the model's own `pack_image_features`.
+
+Source: `get_image_features` and `pack_image_features` of these models in transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
+
+_TILED = {"llava_next", "llava_onevision"}
+_ONE_TO_ONE = {"llava", *_TILED}  # a feature is a token of the tower, no mean of several
+_WITH_CLASS_TOKEN = {"clip_vision_model"}
+_GRIDS = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+
+
+@dataclass
+class EncoderRecord:
+    """Queries and keys of a tower's layers, from its last call.
+
+    Attributes:
+        layers: (queries, keys) of each layer, `[tiles, S, H * D]`; S counts the class token.
+        heads: H.
+    """
+
+    heads: int
+    layers: list[dict[str, Tensor]] = field(default_factory=list)
+
+
+@contextmanager
+def recorded_encoder(model: Any, wanted: bool) -> Iterator[EncoderRecord | None]:
+    """Record what the attention of a model's tower reads, inside the block.
+
+    Nothing else of the tower changes: it keeps its fast attention, and no map is made.
+
+    Args:
+        model: the model.
+        wanted: whether a method asks for it; otherwise the block is an empty one.
+    """
+    tower = getattr(model.base_model, "vision_tower", None)
+    attentions = [] if tower is None else find_attentions(tower)
+    if not wanted or not attentions:
+        yield None
+        return
+    record = EncoderRecord(attentions[0].num_heads, [{} for _ in attentions])
+
+    def keep(index: int, name: str) -> Any:
+        return lambda _module, _given, made: record.layers[index].__setitem__(name, made.detach())
+
+    hooks = [
+        getattr(attention, f"{name}_proj").register_forward_hook(keep(index, name))
+        for index, attention in enumerate(attentions)
+        for name in ("q", "k")
+    ]
+    try:
+        yield record
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def find_attentions(tower: Any) -> list[Any]:
+    """The attention modules of a tower's layers, in order; of those with `q_proj` and `k_proj`."""
+    modules = [m for m in tower.modules() if hasattr(m, "q_proj") and hasattr(m, "k_proj")]
+    return [m for m in modules if hasattr(m, "num_heads")]
+
+
+def has_class_token(model: Any) -> bool:
+    """Whether the tower of a model has a class token."""
+    config = getattr(model.config, "vision_config", None)
+    return getattr(config, "model_type", None) in _WITH_CLASS_TOKEN
+
+
+def offered(model: Any) -> frozenset[str]:
+    """What of `mmaccel.reduction.visual_tokens.context.NEEDS` images of a model have."""
+    kind = model.config.model_type
+    found = set[str]()
+    if kind in _ONE_TO_ONE:
+        found |= {"grid", "keys", "all_attention"} | ({"tiles"} if kind in _TILED else set())
+        found |= {"cls_attention"} if has_class_token(model) else set()
+    elif kind in _GRIDS:
+        found |= {"grid", "frames"}
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the features of one image stand.
+
+    Attributes:
+        source: `[n]` int64, the tower token of each, tiles one after the other, without the class
+            token; -1 for tokens that end a row.
+        group, row, column: `[n]` int64, tile or frame, and place in its grid; -1 where unknown.
+        tile_grid: rows and columns of tiles.
+        tiles: tiles of this image, the overview included.
+    """
+
+    source: Tensor
+    group: Tensor
+    row: Tensor
+    column: Tensor
+    tile_grid: tuple[int, int] = (0, 0)
+    tiles: int = 1
+
+
+def find_places(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]) -> list[Places]:
+    """Where the features of images stand.
+
+    Args:
+        model: the model.
+        visuals: images, or videos, of one call.
+        inputs: what `generate` was called with: `image_sizes`, `image_grid_thw`, …
+    """
+    return [_find_places(model, visual, inputs) for visual in visuals]
+
+
+def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Places:
+    kind, n = model.config.model_type, len(visual.features)
+    index = torch.arange(n, device=visual.features.device)
+    if kind in _GRIDS:
+        thw = inputs[f"{visual.modality}_grid_thw"][visual.index].tolist()
+        merge = model.config.vision_config.spatial_merge_size
+        height, width = thw[1] // merge, thw[2] // merge
+        inside = index % (height * width)
+        return Places(index, index // (height * width), inside // width, inside % width)
+    if kind in _TILED and visual.modality == "image":
+        return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
+    side = isqrt(n)
+    if kind in _ONE_TO_ONE and side * side == n:
+        return Places(index, index * 0, index // side, index % side)
+    unknown = torch.full_like(index, -1)
+    return Places(index, index * 0, unknown, unknown)
+
+
+def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
+    """The tokens of an overview and of tiles, by packing their indices as features."""
+    vision = model.config.vision_config
+    side = vision.image_size // vision.patch_size
+    device = visual.features.device
+    from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
+
+    rows, columns = get_anyres_image_grid_shape(
+        torch.as_tensor(size), model.config.image_grid_pinpoints, vision.image_size
+    )
+    tiles = 1 + rows * columns
+    indices = torch.arange(tiles * side * side, dtype=torch.float64, device=device)
+    given: dict[str, Any] = {
+        "image_features": [indices.view(tiles, side * side, 1)],
+        "image_sizes": torch.as_tensor(size)[None],
+        "image_newline": indices.new_full((1,), -1.0),
+    }
+    if model.config.model_type == "llava_next":
+        given["vision_feature_select_strategy"] = "default"
+    packed = model.base_model.pack_image_features(**given)[0][0][:, 0]
+    source = packed.round().long()
+    if len(source) != len(visual.features) or not torch.equal(source.double(), packed):
+        # features that were resized after the tower: means of several tokens
+        index = torch.arange(len(visual.features), device=device)
+        unknown = torch.full_like(index, -1)
+        return Places(unknown, index * 0, unknown, unknown)
+    inside = source % (side * side)
+    is_token = source >= 0
+    return Places(
+        source,
+        (source // (side * side)).where(is_token, 0),
+        (inside // side).where(is_token, -1),
+        (inside % side).where(is_token, -1),
+        (rows, columns),
+        tiles,
+    )
+
+
+def open_context(
+    model: Any,
+    visuals: Sequence[Visual],
+    inputs: Mapping[str, Any],
+    seeds: Sequence[int],
+    record: EncoderRecord | None,
+) -> VisualContext:
+    """What a reducer may look at between the encoder and the first layer; a row for each image.
+
+    Tokens that end a row of an image are not among its tokens: they say nothing of it.
+
+    Args:
+        model, inputs: as in `find_places`.
+        visuals: images, or videos, of one call.
+        seeds: one for each.
+        record: of the tower, where it was recorded.
+    """
+    places = find_places(model, visuals, inputs)
+    stack = {
+        name: pad_sequence(
+            [getattr(place, name) for place in places], batch_first=True, padding_value=-1
+        )
+        for name in ("source", "group", "row", "column")
+    }
+    x = pad_sequence([visual.features for visual in visuals], batch_first=True)
+    lengths = torch.tensor([len(visual.features) for visual in visuals], device=x.device)
+    valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    is_tiled = model.config.model_type in _TILED and visuals[0].modality == "image"
+    if is_tiled:
+        valid &= stack["source"] >= 0
+    is_video = visuals[0].modality == "video"
+    has_grid = bool((stack["row"] >= 0).any())
+    options: dict[str, Any] = {}
+    if record is not None and model.config.model_type in _ONE_TO_ONE and not is_video:
+        tower = TowerTokens(record, places, stack["source"], has_class_token(model))
+        options = {"keys": tower.keys, "attention": tower.attention, "queries": tower.queries}
+    if is_tiled and has_grid:
+        options["tile_grid"] = torch.tensor([p.tile_grid for p in places], device=x.device)
+    return make_context(
+        x,
+        valid,
+        group=stack["group"].clamp(min=0),
+        groups="frames" if is_video else "tiles" if is_tiled else None,
+        row=stack["row"] if has_grid else None,
+        column=stack["column"] if has_grid else None,
+        seed=torch.tensor(seeds, dtype=torch.int64),
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class TowerTokens:
+    """Keys of a tower's tokens and the attention that they receive, in the order of the features.
+
+    Args:
+        record: of the tower's call.
+        places: of each image.
+        source: `[B, N]` int64, tower token of each feature in its image.
+        has_class_token: whether token 0 of each tile is one.
+    """
+
+    record: EncoderRecord
+    places: Sequence[Places]
+    source: Tensor
+    has_class_token: bool
+
+    @property
+    def queries(self) -> tuple[Queries, ...]:
+        """Whose attention there is."""
+        return ("cls", "all") if self.has_class_token else ("all",)
+
+    def keys(self, layer: int) -> Tensor:
+        """`[B, N, H, D]`; see `VisualContext.keys`."""
+        return self._arrange(self._split(layer, "k").transpose(1, 2))
+
+    def attention(self, layer: int, queries: Queries, per_head: bool) -> Tensor:
+        """`[B, N]` or `[B, H, N]`; see `VisualContext.attention`.
+
+        Each tile is a sequence of its own to the tower. A tile's map is made for its class token
+        alone, or summed head by head.
+        """
+        q, k = self._split(layer, "q"), self._split(layer, "k")  # [tiles, H, S, D]
+        scale = q.shape[-1] ** -0.5
+        asked = q[:, :, :1] if queries == "cls" else q
+        mass = torch.stack(
+            [
+                (asked[:, h].float() @ k[:, h].float().mT * scale).softmax(-1).sum(1)
+                for h in range(self.record.heads)
+            ],
+            2,
+        )  # [tiles, S, H]
+        found = self._arrange(mass).transpose(1, 2)  # [B, H, N]
+        return found if per_head else found.sum(1)
+
+    def _split(self, layer: int, name: str) -> Tensor:
+        """`[tiles, H, S, D]` of the queries or keys of a layer."""
+        values = self.record.layers[layer][name]
+        return values.unflatten(-1, (self.record.heads, -1)).transpose(1, 2)
+
+    def _arrange(self, values: Tensor) -> Tensor:
+        """`[B, N, ...]` from `[tiles, S, ...]`; 0 for tokens that end a row and padding."""
+        values = values[:, 1:] if self.has_class_token else values
+        parts = values.split([place.tiles for place in self.places])
+        flat = pad_sequence([part.flatten(0, 1) for part in parts], batch_first=True)
+        index = self.source.clamp(min=0).view(*self.source.shape, *[1] * (flat.ndim - 2))
+        found = flat.gather(1, index.expand(*self.source.shape, *flat.shape[2:]))
+        return found.where((self.source >= 0).view(index.shape), 0)

@@ -1,0 +1,99 @@
+"""The images and videos of a `generate` call: their features, and their columns in the prompt.
+
+transformers encodes them before its loop (`mm_encoder_outputs`) and puts their features where the
+prompt has placeholders, in order. An image here is a run of placeholders with as many features; a
+video is one run for each of its features, whatever text stands between.
+
+Source: `_prepare_multimodal_encoder_kwargs_for_generation` of
+`transformers.generation.utils.GenerationMixin`, 5.23, and `get_placeholder_mask` of the models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach.generate_call import GenerateCall
+
+_PLACEHOLDERS = {
+    "image": ("image_token_id", "image_token_index"),
+    "video": ("video_token_id", "video_token_index"),
+}
+
+
+@dataclass(frozen=True)
+class Visual:
+    """One image or video of a prompt.
+
+    Attributes:
+        modality: "image" or "video".
+        index: among those of its modality.
+        row: of the batch.
+        columns: `[n]` int64, of the row's prompt, ascending.
+        features: `[n, D]`, as the model merges them with the text's embeddings.
+    """
+
+    modality: str
+    index: int
+    row: int
+    columns: Tensor
+    features: Tensor
+
+
+def find_visuals(call: GenerateCall) -> list[Visual]:
+    """All images, then all videos, of a call.
+
+    Raises:
+        UnsupportedModelError: features that are not encoded before the loop, or whose number is not
+            that of the prompt's placeholders.
+    """
+    encoded = call.others.get("mm_encoder_outputs") or {}
+    raw = {"pixel_values", "pixel_values_videos"} & call.given
+    if raw:
+        raise UnsupportedModelError(
+            f"visual_tokens: expected a model whose images are encoded before its loop, received "
+            f"{', '.join(sorted(raw))} for a {type(call.model).__name__}; use transformers 5.23"
+        )
+    found: list[Visual] = []
+    for modality, output in encoded.items():
+        features = split_features(output.pooler_output)
+        row, column = (call.ids == find_placeholder(call.model, modality)).nonzero().unbind(1)
+        counts = [len(f) for f in features]
+        if sum(counts) != len(row):
+            raise UnsupportedModelError(
+                f"visual_tokens: expected a placeholder for each of the {sum(counts)} {modality} "
+                f"features, received {len(row)}; use the model's own processor"
+            )
+        parts = zip(features, row.split(counts), column.split(counts), strict=True)
+        for index, (own, rows, columns) in enumerate(parts):
+            found.append(Visual(modality, index, int(rows[0]), columns, own))
+    return found
+
+
+def find_placeholder(model: Any, modality: str) -> int:
+    """The id that stands for a feature in a prompt."""
+    for name in _PLACEHOLDERS[modality]:
+        value = getattr(model.config, name, None)
+        if value is not None:
+            return int(value)
+    raise UnsupportedModelError(
+        f"visual_tokens: expected a configuration with one of {_PLACEHOLDERS[modality]}, received "
+        f"a {type(model).__name__} without"
+    )
+
+
+def split_features(pooled: Any) -> list[Tensor]:
+    """Features `[n, D]` of each image from a model's: `[N, n, D]`, or such a list.
+
+    Rows without an image, which some models list, are left out.
+    """
+    return [features for features in pooled if len(features)]
+
+
+def join_features(features: list[Tensor], pooled: Any) -> Any:
+    """Features of each image in the form of `pooled`: a list, or one tensor `[sum of n, D]`."""
+    return torch.cat(features) if isinstance(pooled, Tensor) else features

@@ -1,0 +1,201 @@
+"""Bugs of reducers, each planted into the real code by replacing a small function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.reduction.visual_tokens import (
+    attention_mass,
+    budgets,
+    contract,
+    dart,
+    divprune,
+    evs,
+    hired,
+    ilre,
+    random_tokens,
+    selection,
+    tome,
+    vidcom2,
+    visionzip,
+)
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.plan import Plan
+from tests.reduction import test_references
+
+Patch = pytest.MonkeyPatch
+
+
+def leave_indices_unsorted(patch: Patch) -> None:
+    """Tokens are in the order of their scores, as in DART's code: positions are scrambled."""
+    keep_tokens = contract.keep_tokens
+
+    def wrong(*arguments: Any) -> Plan:
+        plan = keep_tokens(*arguments)
+        return replace(plan, keep=_flip_used(plan.keep))
+
+    patch.setattr(contract, "keep_tokens", wrong)
+
+
+def _flip_used(keep: Tensor) -> Tensor:
+    counts = (keep >= 0).sum(1, keepdim=True)
+    places = counts - 1 - torch.arange(keep.shape[1])
+    return keep.gather(1, places.clamp(min=0)).where(places >= 0, -1)
+
+
+def keep_one_too_many(patch: Patch) -> None:
+    """A rank equal to the budget is still inside."""
+    _wrap(patch, contract, "top", lambda top: lambda s, v, budget: top(s, v, budget + 1))
+
+
+def truncate_counts(patch: Patch) -> None:
+    """Fractions are cut off: 0.22 of 63 is 13."""
+    patch.setattr(
+        budgets,
+        "uniform",
+        lambda n, keep, n_keep: (
+            (n * keep).long().clamp(min=1).minimum(n) if keep is not None else n.clamp(max=n_keep)
+        ),
+    )
+
+
+def truncate_shares(patch: Patch) -> None:
+    """Each tile's share is cut off, as in HiRED's code, and the budget is not spent."""
+
+    def wrong(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-9)
+        return (total[:, None] * weights).long().minimum(capacity)
+
+    for module in (budgets, hired, vidcom2):
+        patch.setattr(module, "share_out", wrong)
+
+
+def let_stages_drift(patch: Patch) -> None:
+    """Each stage takes its fraction of what the one before has rounded."""
+
+    def wrong(initial: Tensor, available: Tensor, keep: Any, n_keep: Any, stage: int, stages: int):
+        return (available * keep ** (1 / stages) + 0.5).long().clamp(min=1).minimum(available)
+
+    patch.setattr(budgets, "geometric", wrong)
+
+
+def number_tiles_by_column(patch: Patch) -> None:
+    """Tiles are counted down the columns."""
+    find = hired._tile_of
+
+    def wrong(context: VisualContext, overview: Tensor) -> Tensor:
+        tile = find(context, overview)
+        rows, columns = context.tile_grid.unbind(1)
+        place = (tile - 1).clamp(min=0)
+        row = place.div(columns.clamp(min=1)[:, None], rounding_mode="floor")
+        column = place - row * columns[:, None]
+        return (1 + column * rows[:, None] + row).where(tile > 0, 0)
+
+    patch.setattr(hired, "_tile_of", wrong)
+
+
+def normalise_after_the_mask(patch: Patch) -> None:
+    """Attention is normalised over the visual tokens alone."""
+
+    def wrong(q: Tensor, k: Tensor, where: Tensor, *, seen: Any = None, **options: Any) -> Tensor:
+        index = where.clamp(min=0)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+        mask = (where >= 0)[:, None].expand(-1, q.shape[2], -1)
+        if seen is not None:
+            mask = mask & seen.gather(2, where.clamp(min=0)[:, None].expand(-1, q.shape[2], -1))
+        own = torch.arange(where.shape[1]).expand_as(where).where(where >= 0, -1)
+        return attention_mass.attention_mass(q, k.gather(2, index), own, seen=mask, **options)
+
+    patch.setattr(test_references, "attention_mass", wrong)
+
+
+def read_the_next_layer(patch: Patch) -> None:
+    """Attention is that of the layer that receives what is left, which has not run."""
+    attention = VisualContext.attention
+    patch.setattr(
+        VisualContext, "attention", lambda self, layer, *rest: attention(self, layer + 1, *rest)
+    )
+
+
+def read_other_queries(patch: Patch) -> None:
+    """Attention of all visual tokens for that of the class token."""
+    attention = VisualContext.attention
+    patch.setattr(
+        VisualContext, "attention", lambda self, layer, *rest: attention(self, layer, "all")
+    )
+
+
+def rank_padding(patch: Patch) -> None:
+    """Padding takes part in the ranking."""
+    for module in (selection, contract, dart, ilre):
+        if hasattr(module, "rank"):
+            _wrap(
+                patch, module, "rank", lambda rank: lambda s, v: rank(s.nan_to_num(9.0), v | True)
+            )
+
+
+def number_random_tokens_with_padding(patch: Patch) -> None:
+    """A token's random number depends on the padding before it."""
+    places = lambda valid: torch.arange(valid.shape[1]).expand(valid.shape)  # noqa: E731
+    patch.setattr(selection, "order_of", places)
+
+
+def draw_by_batch(patch: Patch) -> None:
+    """Random numbers come from one generator for the whole batch."""
+
+    def wrong(seeds: Tensor, valid: Tensor) -> Tensor:
+        return torch.rand(valid.shape, generator=torch.Generator().manual_seed(int(seeds[0])))
+
+    for module in (random_tokens, tome):
+        patch.setattr(module, "random_uniforms", wrong)
+
+
+def add_target_and_mean(patch: Patch) -> None:
+    """A contextual token is its target plus the mean of the others, as in VisionZip's code."""
+    merge = visionzip.merge_tokens
+
+    def wrong(*arguments: Any, **options: Any) -> Plan:
+        plan = merge(*arguments, **options)
+        where = torch.arange(plan.assign.shape[1])
+        slot = plan.assign.clamp(min=0)
+        own = (plan.keep.gather(1, slot) == where) & (plan.assign >= 0)
+        others = plan.size.gather(1, slot) - 1
+        weight = torch.where(own, 1.0, 1 / others.clamp(min=1)).where(plan.assign >= 0, 0.0)
+        return replace(plan, weight=weight)
+
+    patch.setattr(visionzip, "merge_tokens", wrong)
+
+
+def compare_with_the_last_pick(patch: Patch) -> None:
+    """The next token is far from the last one, not from all."""
+
+    patch.setattr(divprune, "_nearer", lambda nearest, found: found)
+
+
+def compare_with_the_same_frame(patch: Patch) -> None:
+    """A token is compared with the token before it in its own frame."""
+
+    def wrong(context: VisualContext) -> Tensor:
+        before = torch.arange(context.valid.shape[1]).expand(context.valid.shape) - 1
+        return before.where(context.valid & (context.group > 0), -1)
+
+    patch.setattr(evs, "_same_place_before", wrong)
+
+
+def share_frames_evenly(patch: Patch) -> None:
+    """All frames of a video have the same share."""
+    share = vidcom2.share_out
+    patch.setattr(
+        vidcom2,
+        "share_out",
+        lambda total, weights, room: share(total, torch.ones_like(weights), room),
+    )
+
+
+def _wrap(patch: Patch, module: Any, name: str, change: Callable[[Any], Any]) -> None:
+    patch.setattr(module, name, change(getattr(module, name)))

@@ -1,0 +1,112 @@
+"""`Plan`: constructors, reduce, restore, and the laws that `find_broken_laws` knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.errors import ShapeError
+from mmaccel.reduction.visual_tokens.plan import (
+    Plan,
+    find_broken_laws,
+    keep_tokens,
+    merge_tokens,
+    reduce,
+    restore,
+    take,
+)
+
+VALID = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0]], dtype=torch.bool)
+X = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_indices_and_masks_make_the_same_plan() -> None:
+    mask = torch.tensor([[0, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1, 0]], dtype=torch.bool)
+    indices = torch.tensor([[4, 1, 3, -1], [4, -1, 1, 0]])
+    for plan in (keep_tokens(mask, VALID), keep_tokens(indices, VALID)):
+        assert plan.keep.tolist() == [[1, 3, 4], [1, 4, -1]]
+        assert plan.assign.tolist() == [[-1, 0, -1, 1, 2, -1], [-1, 0, -1, -1, 1, -1]]
+        assert plan.size.tolist() == [[1, 1, 1], [1, 1, 0]]
+        assert plan.counts.tolist() == [3, 2] and find_broken_laws(plan, VALID) == []
+
+
+def test_pruning_copies_bits() -> None:
+    plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
+    x = X.clone()
+    x[0, 0] = torch.tensor([-0.0, torch.inf, torch.nan, 1e-45])
+    y = reduce(x, plan)
+    assert y[0].numpy().tobytes() == x[0, [0, 2, 5]].numpy().tobytes()
+    assert torch.equal(y[1, :2], x[1, [2, 4]]) and not y[1, 2].any()
+
+
+def test_restore_puts_kept_tokens_over_a_base() -> None:
+    plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
+    y, base = reduce(X, plan), torch.full_like(X, 7.0)
+    full = restore(y, plan, base)
+    assert torch.equal(full[0, [0, 2, 5]], X[0, [0, 2, 5]]) and (full[0, [1, 3, 4]] == 7).all()
+    assert torch.equal(reduce(full, plan), y)  # idempotent
+    assert not restore(y, plan)[1, [0, 1, 3, 5]].any()
+
+
+def test_merging_is_a_weighted_mean_and_restore_copies_it_back() -> None:
+    target = torch.tensor([[0, 0, 3, 3, 3, -1], [-1, 1, 1, -1, 4, -1]])
+    mass = torch.tensor([[1.0, 3, 1, 1, 2, 9], [9, 1, 1, 9, 1, 9]])
+    plan = merge_tokens(target, VALID, mass)
+    assert find_broken_laws(plan, VALID) == []
+    y = reduce(X, plan)
+    torch.testing.assert_close(y[0, 0], (X[0, 0] + 3 * X[0, 1]) / 4)
+    torch.testing.assert_close(y[0, 1], (X[0, 2] + X[0, 3] + 2 * X[0, 4]) / 4)
+    torch.testing.assert_close(y[1, 0], (X[1, 1] + X[1, 2]) / 2)
+    assert torch.equal(y[1, 1], X[1, 4])  # alone in its slot: bits
+    assert plan.size.tolist() == [[2, 3], [2, 1]]
+    assert torch.equal(restore(y, plan)[0, [2, 3, 4]], y[0, [1, 1, 1]])
+
+
+def test_sizes_of_earlier_merges_are_carried() -> None:
+    size = torch.tensor([[2.0, 1, 1, 4, 1, 1], [1, 5, 1, 1, 2, 1]])
+    target = torch.tensor([[0, 0, 3, 3, 3, -1], [-1, 1, 1, -1, 4, -1]])
+    plan = merge_tokens(target, VALID, size=size)
+    assert find_broken_laws(plan, VALID, size) == []
+    assert plan.size.tolist() == [[3, 6], [6, 2]]
+    torch.testing.assert_close(reduce(X, plan)[0, 0], (2 * X[0, 0] + X[0, 1]) / 3)
+    assert keep_tokens(VALID, VALID, size).size[1].tolist() == [5, 1, 2, 0, 0, 0]
+
+
+def test_positions_are_taken_bit_for_bit() -> None:
+    plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
+    positions = torch.arange(36).view(2, 6, 3) + 2**40
+    taken = take(positions, plan, fill=-1)
+    assert torch.equal(taken[0], positions[0, [0, 2, 5]]) and (taken[1, 2] == -1).all()
+
+
+def test_bad_choices_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"expected a mask \[2, 6\] or indices \[2, k\]"):
+        keep_tokens(torch.ones(2, 5, dtype=torch.bool), VALID)
+    with pytest.raises(ShapeError, match="choose among the tokens"):
+        keep_tokens(torch.zeros(3, 2, dtype=torch.int64), VALID)
+
+
+def broken(**changes: Any) -> list[str]:
+    plan = merge_tokens(torch.tensor([[0, 0, 2, 2, 4, -1], [-1, 1, 1, -1, 4, -1]]), VALID)
+    return find_broken_laws(replace(plan, **changes), VALID)
+
+
+def test_broken_laws_are_found() -> None:
+    assert broken() == []
+    assert broken(keep=torch.tensor([[2, 0, 4], [1, 4, -1]])) == ["keep ascends and is unique"]
+    assert broken(keep=torch.tensor([[0, 2, 2], [1, 4, -1]])) == ["keep ascends and is unique"]
+    assert "keep holds indices" in broken(keep=torch.tensor([[0, 2, 4], [1, -1, 4]]))[0]
+    assert "only valid" in broken(keep=torch.tensor([[0, 2, 4], [0, 4, -1]]))[0]
+    assign = torch.tensor([[0, 0, 1, 1, 2, -1], [-1, 0, 0, -1, 1, -1]])
+    assert "names slots" in broken(assign=assign.where(assign != 1, 3))[0]
+    assert "is assigned to it" in broken(assign=assign.flip(1))[-1] or broken(assign=assign.flip(1))
+    assert "sum to 1" in broken(weight=torch.ones(2, 6).where(assign >= 0, 0))[0]
+    assert "weigh nothing" in broken(weight=torch.full((2, 6), 0.5).where(assign >= 0, 1.0))[-1]
+    assert broken(size=torch.ones(2, 3)) == ["size counts the tokens of a slot"]
+    pruned = Plan(*(getattr(keep_tokens(VALID, VALID), f) for f in ("keep", "assign", "weight")),
+                  size=keep_tokens(VALID, VALID).size)  # fmt: skip
+    assert find_broken_laws(pruned, VALID) == []
+    assert "one token a slot" in broken(merges=False)[0]

@@ -1,0 +1,312 @@
+"""Methods against slow versions written from the papers, one token at a time."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, normalize
+
+import mmaccel
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
+from mmaccel.reduction.visual_tokens.contract import check_reducers
+from mmaccel.reduction.visual_tokens.plan import reduce
+from tests.reduction.methods import CASES
+from tests.reduction.samples import DEPTH, batch, image, tiled, video
+
+
+def slow_divprune(x: Tensor, k: int) -> list[int]:
+    unit = normalize(x.double(), dim=1)
+    distance = 1 - unit @ unit.T
+    n = len(x)
+    first = max(range(n), key=lambda i: min(float(distance[i, j]) for j in range(n) if j != i))
+    chosen = [first]
+    while len(chosen) < k:
+        rest = [i for i in range(n) if i not in chosen]
+        chosen.append(max(rest, key=lambda i: min(float(distance[i, j]) for j in chosen)))
+    return sorted(chosen)
+
+
+@pytest.mark.parametrize("k", (1, 5, 20))
+def test_divprune(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [image(6, 7, 1), image(5, 5, 2)]
+    plan = mmaccel.DivPrune(n_keep=k).plan(batch(rows))
+    for row, sample in enumerate(rows):
+        assert plan.keep[row].tolist() == slow_divprune(sample.x, k)
+
+
+def test_divprune_without_all_pairs_goes_on_in_the_same_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mmaccel.reduction.visual_tokens import divprune
+
+    sample = image(6, 7, 1)
+    monkeypatch.setattr(divprune, "_PAIRS", 0)
+    keep = mmaccel.DivPrune(n_keep=12).plan(batch([sample])).keep[0].tolist()
+    unit = normalize(sample.x, dim=1)
+    chosen = [int((unit @ unit.mean(0)).argmin())]
+    while len(chosen) < 12:
+        nearest = (1 - unit @ unit[chosen].T).amin(1)
+        nearest[chosen] = -1
+        chosen.append(int(nearest.argmax()))
+    assert keep == sorted(chosen)
+
+
+def slow_dart(sample: object, layer: int, k: int) -> list[int]:
+    """The lists of the pivots, read in turn until k tokens are found."""
+    x, keys = sample.x, sample.keys[layer - 1]  # type: ignore[attr-defined]
+    pivots = keys.abs().sum((1, 2)).argsort(descending=True)[:4].tolist()
+    texts = sample.text_keys.abs().sum((1, 2)).argsort(descending=True)[:4].tolist()  # type: ignore[attr-defined]
+    states = [x[i] for i in pivots] + [sample.text[i] for i in texts]  # type: ignore[attr-defined]
+    lists = [(normalize(x, dim=1) @ normalize(state, dim=0)).argsort().tolist() for state in states]
+    chosen, depth = list(pivots), 0
+    while len(chosen) < k:
+        for list_ in lists:
+            if list_[depth] not in chosen and len(chosen) < k:
+                chosen.append(list_[depth])
+        depth += 1
+    return sorted(chosen)
+
+
+@pytest.mark.parametrize("k", (5, 13, 40))
+def test_dart(k: int) -> None:
+    rows = [image(6, 9, 1), image(5, 11, 2)]
+    plan = mmaccel.DART(n_keep=k).plan(batch(rows, layer=2))
+    for row, sample in enumerate(rows):
+        assert plan.keep[row].tolist() == slow_dart(sample, 2, k)
+
+
+def test_tome_merges_the_most_similar_sources() -> None:
+    sample = image(6, 8, 3)
+    plan = mmaccel.ToMe(n_keep=40, layers=(3,)).plan(batch([sample], layer=3))
+    keys = normalize(sample.keys[2].mean(1), dim=1)
+    assign, size = plan.assign[0], plan.size[0]
+    absorbed = [i for i in range(48) if int(plan.keep[0, assign[i]]) != i]
+    assert len(absorbed) == 8 and plan.counts[0] == 40
+    destinations = plan.keep[0][size > 1].tolist()
+    for i in absorbed:  # at least as similar as any source that was left
+        into = int(plan.keep[0, assign[i]])
+        assert all(keys[i] @ keys[into] >= keys[i] @ keys[d] - 1e-6 for d in destinations)
+    for part in range(12):  # one destination of every four tokens
+        assert sum(d // 4 == part for d in destinations) <= 1
+    loose = mmaccel.ToMe(n_keep=16, layers=(3,), threshold=0.5).plan(batch([sample], layer=3))
+    assert loose.counts[0] > 16
+    for i in range(48):
+        into = int(loose.keep[0, loose.assign[0, i]])
+        assert into == i or keys[i] @ keys[into] >= 0.5
+
+
+def test_tome_carries_sizes_through_layers() -> None:
+    method = mmaccel.ToMe(keep=0.3, layers=(2, 4, 6))
+    sample = image(6, 10, 4)
+    context = batch([sample], layer=2)
+    whole, counts, x = context.x.sum(1), [], context.x
+    for layer in method.layers:
+        n = x.shape[1]
+        keys = torch.randn(1, n, 2, 8, generator=torch.Generator().manual_seed(layer))
+        size = context.size if layer == 2 else plan.size  # noqa: F821
+        context = type(context)(
+            x, torch.ones(1, n, dtype=torch.bool), *(torch.zeros(1, n, dtype=torch.int64),) * 3,
+            context.tile_grid, size, torch.tensor([60]), context.seeds, layer, DEPTH,
+            frozenset({"keys"}), lambda _, keys=keys: keys,
+        )  # fmt: skip
+        plan = method.plan(context)
+        x = reduce(x, plan)
+        counts.append(int(plan.counts[0]))
+    assert counts == [46, 32, 18] and plan.size.sum() == 60
+    torch.testing.assert_close((x * plan.size[..., None]).sum(1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_visionzip_merges_the_rest_into_spaced_targets() -> None:
+    sample = image(8, 8, 5)
+    plan = mmaccel.VisionZip(n_keep=16).plan(batch([sample]))
+    mass = sample.mass["cls"][-2].sum(0)
+    dominant = set(mass.argsort(descending=True)[:13].tolist())  # 16 * 10 / 64 = 2.5, rounded up
+    kept = plan.keep[0].tolist()
+    assert dominant <= set(kept)
+    rest = [i for i in range(64) if i not in dominant]
+    targets = [rest[int((i + 0.5) * len(rest) / 3)] for i in range(3)]
+    assert set(kept) - dominant == set(targets)
+    keys = normalize(sample.keys[-2].flatten(1), dim=1)
+    y = reduce(sample.x[None], plan)[0]
+    into = {i: max(targets, key=lambda t: float(keys[i] @ keys[t])) for i in rest}  # noqa: B023
+    into |= {target: target for target in targets}
+    for target in targets:
+        own = [i for i in rest if into[i] == target]
+        torch.testing.assert_close(y[kept.index(target)], sample.x[own].mean(0))
+
+
+@pytest.mark.parametrize("size, keep", [((24, 24), 1 / 4), ((24, 24), 1 / 9), ((12, 12), 1 / 16)])
+def test_downsample_is_average_pooling_where_it_divides(size: tuple[int, int], keep: float) -> None:
+    sample = image(*size, 6)
+    plan = mmaccel.Downsample(keep=keep).plan(batch([sample, sample], after=2))
+    stride = round(keep**-0.5)
+    pooled = avg_pool2d(sample.x.T.view(1, -1, *size), stride).flatten(2)[0].T
+    y = reduce(batch([sample, sample], after=2).x, plan)
+    order = plan.keep[0].argsort()
+    assert torch.equal(order, torch.arange(len(order)))
+    for row in y:
+        distance = torch.cdist(row, pooled, compute_mode="donot_use_mm_for_euclid_dist")
+        assert distance.amin(1).max() < 1e-5 and distance.amin(0).max() < 1e-5
+
+
+@pytest.mark.parametrize("keep", (0.05, 0.11, 0.22, 0.4))
+def test_downsample_merges_neighbours_of_one_tile(keep: float) -> None:
+    sample = tiled(12, 10, (2, 2), 7)
+    plan = mmaccel.Downsample(keep=keep).plan(batch([sample]))
+    reach = 1.2 * keep**-0.5 + 2
+    for slot in range(int(plan.counts[0])):
+        own = plan.assign[0] == slot
+        assert len(sample.group[own].unique()) == 1
+        for axis in (sample.row, sample.column):
+            assert axis[own].max() - axis[own].min() <= reach
+    for group in range(5):
+        sizes = plan.size[0][sample.group[plan.keep[0]] == group]
+        assert sizes.max() - sizes.min() <= 1
+
+
+def test_uniform_tokens_are_in_the_middle_of_equal_parts() -> None:
+    for n, k in ((20, 5), (63, 14), (7, 6)):
+        plan = mmaccel.UniformTokens(n_keep=k).plan(batch([image(1, n, 0)], before=2))
+        assert (plan.keep[0] - 2).tolist() == [ceil((i + 0.5) * n / k) - 1 for i in range(k)]
+
+
+def test_random_tokens_are_uniform_and_differ_between_seeds() -> None:
+    from dataclasses import replace
+
+    rows = [replace(image(5, 8, 1), seed=seed) for seed in range(2000)]
+    plan = mmaccel.RandomTokens(keep=0.25).plan(batch(rows))
+    times = torch.bincount(plan.keep.flatten(), minlength=40)
+    spread = (2000 * 0.25 * 0.75) ** 0.5
+    assert ((times - 500).abs() < 4.5 * spread).all()
+    together = sum({3, 4} <= set(row) for row in plan.keep.tolist())
+    assert abs(together - 2000 * 10 * 9 / (40 * 39)) < 4.5 * 10.5
+
+
+def test_fastv_stops_at_top_p() -> None:
+    check = batch([image(4, 5, 1)], layer=2)
+    mass = torch.full((1, 20), 0.001)
+    mass[0, [3, 9, 17]] = torch.tensor([1.0, 2.0, 3.0])
+    object.__setattr__(check, "_attention", lambda *_: mass)
+    assert mmaccel.FastV(keep=0.5, top_p=0.95).plan(check).keep.tolist() == [[3, 9, 17]]
+    assert mmaccel.FastV(keep=0.5, top_p=0.8).plan(check).keep.tolist() == [[9, 17]]
+    assert mmaccel.FastV(n_keep=1, top_p=0.8).plan(check).keep.tolist() == [[17]]
+
+
+def test_ficoco_spreads_what_it_removes_over_windows() -> None:
+    sample = image(6, 6, 8)
+    windows = []
+    for local_penalty in (True, False):
+        method = mmaccel.FiCoCoV(keep=0.75, layers=(4,), local_penalty=local_penalty)
+        kept = method.plan(batch([sample], layer=4)).keep[0].tolist()
+        gone = [i for i in range(36) if i not in kept]
+        windows.append(len({(i // 6 // 2, i % 6 // 2) for i in gone}))
+    assert windows[0] > windows[1]
+
+
+def test_ficoco_merges_into_the_most_alike_that_stay() -> None:
+    sample = image(6, 6, 9)
+    plan = mmaccel.FiCoCoL(n_keep=20, layers=(3,)).plan(batch([sample], layer=3))
+    keys = normalize(sample.keys[2].flatten(1), dim=1)
+    kept = plan.keep[0]
+    for i in set(range(36)) - set(kept.tolist()):
+        assert int(plan.assign[0, i]) == int((keys[kept] @ keys[i]).argmax())
+
+
+def test_received_attention_is_normalised_before_visual_tokens_are_picked() -> None:
+    check_attention_mass()
+
+
+def check_attention_mass() -> None:
+    """Against the whole map; a head that looks at text alone counts nothing."""
+    random = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 4, 300, 8, generator=random), torch.randn(2, 2, 40, 8, generator=random)
+    where = torch.tensor([[5, 6, 7, 20, 21, -1], [9, 8, 30, -1, -1, -1]])
+    seen = torch.rand(2, 300, 40, generator=random) < 0.7
+    seen[0, 0] = False
+    weights = torch.rand(2, 300, generator=random)
+    q[:, 3] *= 0.1
+    k[:, 1, 0] = q[:, 3].mean(1) * 4000  # the last head looks at key 0, which is text
+    scores = torch.einsum("bhqd,bhsd->bhqs", q, k.repeat_interleave(2, 1)) * 0.3
+    for mask, weight in ((None, None), (seen, weights)):
+        whole = scores if mask is None else scores.masked_fill(~mask[:, None], -torch.inf)
+        map_ = whole.softmax(-1).nan_to_num(0.0)
+        total = (map_ if weight is None else map_ * weight[:, None, :, None]).sum(2)
+        expected = total.gather(2, where.clamp(0)[:, None].expand(-1, 4, -1))
+        expected = expected.masked_fill((where < 0)[:, None], 0)
+        found = attention_mass(q, k, where, scale=0.3, seen=mask, weights=weight, per_head=True)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        summed = attention_mass(q, k, where, scale=0.3, seen=mask, weights=weight)
+        torch.testing.assert_close(summed, expected.sum(1), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ShapeError, match="H is a multiple of H_kv"):
+        attention_mass(q[:, :3], k, where, scale=1.0)
+
+
+BAD = [
+    (lambda: mmaccel.DART(), "expected one of keep and n_keep, received neither"),
+    (lambda: mmaccel.DART(keep=0.5, n_keep=3), "received 0.5 and 3"),
+    (lambda: mmaccel.DART(keep=0), r"DART.keep: expected a number in \(0, 1\], received 0"),
+    (lambda: mmaccel.DART(keep=1.01), r"expected a number in \(0, 1\]"),
+    (lambda: mmaccel.FastV(n_keep=0), "FastV.n_keep: expected an integer >= 1, received 0"),
+    (lambda: mmaccel.FastV(keep=True), r"expected a number in \(0, 1\], received True"),
+    (lambda: mmaccel.FastV(keep=0.5, layer=0), "expected an integer >= 1, received 0"),
+    (lambda: mmaccel.FastV(keep=0.5, layer=30).layers_in(24), "in 1..23, received 30"),
+    (lambda: mmaccel.PyramidDrop(keep=0.5, layers=(8, 4)), "expected ascending layers"),
+    (lambda: mmaccel.ToMe(keep=0.5, threshold=2), "ToMe.threshold: expected a number in -1..1"),
+    (lambda: mmaccel.ILRe(keep=0.5, kernels=(2,)), "expected odd widths"),
+    (lambda: mmaccel.VisionZip(keep=0.5, queries="text"), "expected one of cls, all"),
+    (lambda: mmaccel.HiRED(keep=0.5, scorer=mmaccel.DivPrune(keep=0.5)), "method that ranks"),
+    (lambda: check_reducers("dart"), "expected a method such as mmaccel.DART"),
+    (lambda: check_reducers([]), "expected one method a stage"),
+    (lambda: check_reducers([mmaccel.FastV(keep=1), mmaccel.DART(keep=1)]), "one method a stage"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, message", BAD, ids=[m for _, m in BAD])
+def test_bad_options_are_refused(call: object, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        call()  # type: ignore[operator]
+
+
+def test_methods_are_sorted_by_stage() -> None:
+    hired, fastv, tome = mmaccel.HiRED(keep=0.2), mmaccel.FastV(keep=0.5), mmaccel.ToMe(keep=0.5)
+    assert check_reducers([fastv, tome, hired]) == (tome, hired, fastv)
+    assert check_reducers(fastv) == (fastv,)
+
+
+def test_a_model_without_what_a_method_needs_is_refused_early() -> None:
+    for method, words in (
+        (mmaccel.HiRED(keep=0.2), "attention of an encoder's class token.*queries='all'"),
+        (mmaccel.VisionZip(keep=0.2), "class token.*SiglipVisionModel without.*DivPrune"),
+        (mmaccel.EVS(keep=0.2), "a video in frames.*single images"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=words):
+            method.check(frozenset({"keys", "all_attention", "grid", "tiles"}), "SiglipVisionModel")
+
+
+def test_a_context_at_another_layer_is_refused() -> None:
+    context = batch([image(4, 4, 1)], layer=3)
+    with pytest.raises(OptionError, match=r"layers \(2, 4, 6\), received layer 3 of 8"):
+        mmaccel.PyramidDrop(keep=0.2).plan(context)
+
+
+def test_stages_leave_what_the_schedule_says() -> None:
+    method, counts = mmaccel.PyramidDrop(keep=0.125), []
+    for layer in method.layers_in(DEPTH):
+        context = batch([image(8, 8, 1), image(24, 24, 2)], layer=layer)
+        counts.append(method.plan(context).counts.tolist())
+    assert counts == [[32, 288], [16, 144], [8, 72]]
+    assert method.layers_in(32) == (8, 16, 24)
+    assert mmaccel.FiCoCoV(keep=0.5).layers_in(24) == tuple(range(12, 23))
+    assert mmaccel.ToMe(keep=0.5).layers_in(4) == (1, 2, 3)
+
+
+def test_kinds_of_rows_are_what_the_cases_say() -> None:
+    assert {case.kind for case in CASES.values()} == {"image", "tiles", "frames"}
+    assert (
+        "tiles" in batch([tiled(4, 4, (1, 2), 0)]).has
+        and "frames" in batch([video(2, 2, 2, 0)]).has
+    )

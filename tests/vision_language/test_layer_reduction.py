@@ -1,0 +1,232 @@
+"""Visual tokens dropped inside the language model, and the caches of unequal length behind it.
+
+The oracle runs the whole sequence anew for every token, without a cache; from the cut's layer on a
+mask hides the dropped columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import DART, DivPrune, FastV, PyramidDrop, UnsupportedModelError
+from mmaccel.pipelines.causal_lm import short_layers
+from mmaccel.pipelines.vision_language import layers
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts
+
+N_NEW = 6
+GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
+NAMES = [name for name in CONFIGS if name != "gemma3"]  # whose layers slide
+METHODS = {
+    "FastV": FastV(keep=0.5, layer=2),
+    "DART": DART(keep=0.3, layer=2),
+    "PyramidDrop": PyramidDrop(keep=0.3, layers=(1, 2)),
+}
+NEVER = torch.finfo(torch.float32).min
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    return request.param, build_vlm(request.param)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
+    """Layer -> columns `[B, T']` of the whole prompt, and which are real, of the last call."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    cut = layers.LayerReduction._cut
+
+    def record(self: Any, index: int, hidden: Tensor, noted: Any) -> Tensor:
+        made = cut(self, index, hidden, noted)
+        found[index] = self._order, self._mask
+        return made
+
+    monkeypatch.setattr(layers.LayerReduction, "_cut", record)
+    return found
+
+
+def answer(model: Any, method: Any, inputs: Any, policy: Any = None) -> tuple[Tensor, Any]:
+    policy = policy or mmaccel.Autoregressive()
+    with mmaccel.attach(model, policy, strict=True, seed=2, visual_tokens=method) as run:
+        made = model.generate(**inputs, **GREEDY)
+    return made, run.stats
+
+
+@contextmanager
+def hidden_columns(model: Any, seen: dict[int, Tensor]) -> Iterator[None]:
+    """Inside the block, layers from each number on see the columns `[B, T]` bool alone."""
+
+    def hook_of(index: int) -> Any:
+        own = seen[max(first for first in seen if first <= index)]
+
+        def hook(layer: Any, args: Any, given: dict[str, Any]) -> Any:
+            width = args[0].shape[1]
+            causal = torch.ones(width, width, dtype=torch.bool).tril()
+            sees = causal & own[:, None, None, :] | torch.eye(width, dtype=torch.bool)
+            return args, {**given, "attention_mask": torch.zeros(sees.shape).where(sees, NEVER)}
+
+        return hook
+
+    decoder = model.get_decoder().layers
+    hooks = [
+        layer.register_forward_pre_hook(hook_of(index), with_kwargs=True)
+        for index, layer in enumerate(decoder)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def oracle(model: Any, inputs: dict[str, Any], kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+    """Greedy tokens `[B, T + N_NEW]`, by passes over the whole sequence."""
+    inputs = dict(inputs)
+    mask = inputs["attention_mask"].bool()
+    seen = {0: mask}
+    for index, (order, is_real) in kept.items():
+        stays = torch.zeros_like(mask)
+        for row in range(len(mask)):
+            stays[row, order[row][is_real[row]]] = True
+        seen[index] = stays
+    for _ in range(N_NEW):
+        given = dict(inputs)
+        if "image_grid_thw" not in given:
+            given["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        with hidden_columns(model, seen):
+            logits = model(**given, use_cache=False).logits[:, -1]
+        ids = torch.cat([inputs["input_ids"], logits.argmax(-1)[:, None]], 1)
+        inputs |= {"input_ids": ids, "attention_mask": _longer(inputs["attention_mask"], 1)}
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = _longer(inputs["mm_token_type_ids"], 0)
+        seen = {first: _longer(own, True) for first, own in seen.items()}
+    return inputs["input_ids"]
+
+
+def _longer(values: Tensor, value: Any) -> Tensor:
+    return torch.cat([values, values.new_full((len(values), 1), value)], 1)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_layers_behind_a_cut_compute_what_a_mask_computes(
+    named: tuple[str, Any], method: Any, kept: dict[int, tuple[Tensor, Tensor]]
+) -> None:
+    name, model = named
+    if name == "qwen3_vl" and isinstance(method, PyramidDrop):
+        method = PyramidDrop(keep=0.3, layers=(2,))
+    inputs = draw_prompts(name, model)
+    made, stats = answer(model, method, inputs)
+    widths = [order.shape[1] for order, _ in kept.values()]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < inputs["input_ids"].shape[1] and stats.exactness == "relaxed"
+    assert torch.equal(made, oracle(model, inputs, kept))
+    for policy in (mmaccel.Jacobi(4), mmaccel.Speculative()):
+        assert torch.equal(answer(model, method, inputs, policy)[0], made)
+
+
+def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
+    name, model = named
+    inputs = draw_prompts(name, model)
+    made, stats = answer(model, FastV(keep=1), inputs)
+    assert torch.equal(made, model.generate(**inputs, **GREEDY)) and stats.exactness == "bitwise"
+
+
+def test_rows_are_cut_alone(named: tuple[str, Any]) -> None:
+    name, model = named
+    for method in (METHODS["FastV"], METHODS["DART"]):
+        together, _ = answer(model, method, draw_prompts(name, model, (2, 0, 1)))
+        alone, _ = answer(model, method, draw_prompts(name, model, (2,)))
+        assert torch.equal(alone[0, -N_NEW:], together[0, -N_NEW:])
+
+
+def test_fastv_keeps_what_the_models_own_attention_map_says(
+    kept: dict[int, tuple[Tensor, Tensor]],
+) -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (1, 1))
+    answer(model, FastV(keep=0.25, layer=2), inputs)
+    order, is_real = kept[2]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(**inputs, output_attentions=True, use_cache=False).attentions
+    for row in range(2):
+        visual = (inputs["input_ids"][row] == IMAGE).nonzero()[:, 0]
+        mass = maps[1][row, :, -1, visual].mean(0)
+        best = visual[mass.topk(4).indices].sort().values
+        columns = order[row][is_real[row]]
+        assert columns[inputs["input_ids"][row][columns] == IMAGE].tolist() == best.tolist()
+
+
+def test_later_layers_cache_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = build_vlm("llava_next"), []
+    masked = short_layers.ShortLayers.masked
+
+    def record(self: Any, positions: Tensor, dtype: Any) -> Any:
+        found.append((self.first, self.layout.max_length))
+        return masked(self, positions, dtype)
+
+    monkeypatch.setattr(short_layers.ShortLayers, "masked", record)
+    inputs = draw_prompts("llava_next", model, (1, 1))
+    answer(model, PyramidDrop(keep=0.2, layers=(1, 2)), inputs)
+    rooms = dict(found)
+    n_images = int((inputs["input_ids"] == IMAGE).sum(1).min())
+    whole = inputs["input_ids"].shape[1] + N_NEW
+    assert rooms[2] < rooms[1] < whole and rooms[2] <= whole - 0.75 * n_images
+
+
+@pytest.mark.parametrize("bug", ["one index too many", "positions counted anew", "padding is seen"])
+def test_planted_bugs_are_seen(
+    bug: str, kept: dict[int, tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model)
+    if bug == "one index too many":
+        init = short_layers.ShortLayers.__init__
+        monkeypatch.setattr(
+            short_layers.ShortLayers, "__init__",
+            lambda self, first, parts, layout, dropped, index: init(
+                self, first, parts, layout, dropped - 1, index
+            ),
+        )  # fmt: skip
+    elif bug == "positions counted anew":
+        own = layers.LayerReduction._shorten
+
+        def counted(self: Any, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
+            width = hidden.shape[1]
+            first = tuple(values[:, :width] for values in given["position_embeddings"])
+            return own(self, given, hidden) | {"position_embeddings": first}
+
+        monkeypatch.setattr(layers.LayerReduction, "_shorten", counted)
+    else:
+        shorten = layers._shorten_mask
+        monkeypatch.setattr(
+            layers, "_shorten_mask",
+            lambda mask, order, is_real: shorten(mask, order, torch.ones_like(is_real)),
+        )  # fmt: skip
+    made, _ = answer(model, FastV(keep=0.5, layer=1), inputs)
+    assert not torch.equal(made, oracle(model, inputs, kept))
+
+
+def test_layers_that_cannot_be_cut_are_refused() -> None:
+    model = build_vlm("qwen3_vl")
+    with pytest.raises(UnsupportedModelError, match="from 2 on"):
+        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=FastV(keep=0.5, layer=1)):
+            model.generate(**draw_prompts("qwen3_vl", model, (1,)), **GREEDY)
+    with pytest.raises(UnsupportedModelError, match="sliding windows; use a method at the enc"):
+        mmaccel.attach(build_vlm("gemma3"), mmaccel.Jacobi(4), visual_tokens=FastV(keep=0.5))
+
+
+def test_stages_compose() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (1, 1))
+    made, stats = answer(model, [DivPrune(keep=0.5), FastV(keep=0.5)], inputs)
+    assert "16 of 32 visual tokens, 8 of 16 visual tokens after layer 2" in stats.reference
+    plain, _ = answer(model, DivPrune(keep=0.5), inputs)
+    assert not torch.equal(made, plain)
