@@ -112,6 +112,47 @@ def policy_table(report: Report, page: str) -> str:
     return _table(rows, heads)
 
 
+def visual_prefill_tables(reports: dict[str, Report]) -> str:
+    """Seconds to the first token by method, beside those of all visual tokens."""
+    parts = []
+    for report in (r for r in reports.values() if "visual_prefill" in r):
+        rows, machine = report["visual_prefill"], report["machine"]
+        whole = rows[0]
+        parts += [
+            f"{report['model']}; {report['visual_tokens']} visual and {report['text_tokens']} text "
+            f"tokens, batch 1; {machine['name']}, {machine['threads']} threads, torch "
+            f"{machine['versions']['torch']}. The encoder alone took "
+            f"{report['encoder_seconds']:.1f} s. Made by `{report['command']}`.",
+            grid(
+                (
+                    "method", "s to the first token after the encoder", "against all tokens",
+                    "with the encoder", "selection, of the saved time", "MB cached",
+                ),
+                [
+                    (
+                        f"`{row['settings']}`" if row is not whole else row["method"],
+                        f"{row['seconds']:.2f}",
+                        f"{whole['seconds'] / row['seconds']:.2f}×",
+                        f"{_with_encoder(report, whole) / _with_encoder(report, row):.2f}×",
+                        _share_of_saved(whole, row),
+                        f"{row['cache_megabytes']:.1f}",
+                    )
+                    for row in rows
+                ],
+            ),
+        ]  # fmt: skip
+    return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
+
+
+def _with_encoder(report: Report, row: dict[str, Any]) -> float:
+    return float(report["encoder_seconds"] + row["seconds"])
+
+
+def _share_of_saved(whole: dict[str, Any], row: dict[str, Any]) -> str:
+    saved = whole["seconds"] - row["seconds"]
+    return f"{100 * row['selection_seconds'] / saved:.1f} %" if saved > 0 else "–"
+
+
 def draft_study_tables(reports: dict[str, Report]) -> str:
     """Draft sources by window, and how often a draft is right by its distance."""
     parts = []
@@ -206,6 +247,7 @@ _OWN = {
     "coarse-study": coarse_study_tables,
     "canvas": canvas_tables,
     "draft-study": draft_study_tables,
+    "visual-prefill": visual_prefill_tables,
     "routes": routes_tables,
 }
 _WHOLE = _OWN | GPU_TABLES

@@ -123,7 +123,7 @@ class Routes:
 
 def make_ways(batch_sizes: Sequence[int], scales: Sequence[float]) -> list[Way]:
     """All that is compared; the library first among those of a batch size and a scale."""
-    jacobi = [Jacobi(window) for window in WINDOWS]
+    jacobi = [Jacobi(window, "neighbour") for window in WINDOWS]
     plan: list[tuple[str, Policy | None]] = [("library", None), ("transformers", PLAIN)]
     plan += [("transformers", policy) for policy in jacobi]
     plan += [("direct", policy) for policy in jacobi]

@@ -24,9 +24,9 @@ from mmaccel.kernels.build import Build
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 
 LANES = tl.constexpr(32)  # neighbours compared at a time
-TILE = 16384  # numbers of a matrix at a time
+TILE = {16: 8192, 32: 8192, 64: 8192, 128: 8192, 256: 4096, 512: 4096}  # numbers at a time
 WIDEST = 512  # hidden layer
-WARPS = 16
+WARPS = 8
 
 
 @triton.jit
@@ -180,7 +180,7 @@ def coarse_sweep(
 def _sizes(width: int) -> dict[str, int]:
     """Block sizes for a hidden layer of a width."""
     block = max(16, triton.next_power_of_2(width))
-    return {"WIDTH": block, "ROWS": TILE // block}
+    return {"WIDTH": block, "ROWS": TILE[block] // block}
 
 
 def builds() -> list[Build]:

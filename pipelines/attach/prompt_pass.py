@@ -52,7 +52,7 @@ def open_prompt(
         cuts = () if layers is None else layers.cuts
         return PromptStates(read_layers(cache), output.logits[:, -1], n_processed, cuts)
 
-    return OwnPrompt(mask, next_position, process, _inputs(call))
+    return OwnPrompt(mask, next_position, process, _inputs(call), layers is not None)
 
 
 def _inputs(call: GenerateCall) -> dict[str, Tensor]:

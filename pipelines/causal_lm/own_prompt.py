@@ -61,12 +61,14 @@ class OwnPrompt:
         next_position: `[R]` int64, position id of the first generated token.
         process: runs the pass.
         inputs: by name, `[R, 1]`, what every generated token is processed with.
+        is_cut: whether some layers may cache fewer columns than others.
     """
 
     mask: Tensor
     next_position: Tensor
     process: Callable[[], PromptStates]
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    is_cut: bool = False
 
     @cached_property
     def is_plain(self) -> bool:

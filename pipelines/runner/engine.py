@@ -146,6 +146,8 @@ def find_obstacle(
     own_prompt = getattr(window, "own_prompt", None)
     if own_prompt is not None and not own_prompt.is_plain:
         return "token types, or positions that do not count the tokens"
+    if own_prompt is not None and own_prompt.is_cut:
+        return "layers that cache fewer visual tokens than others"
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)

@@ -10,7 +10,7 @@ import torch
 import mmaccel
 from mmaccel.handle import family_of
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from tests.fixtures.tiny_vlms import CONFIGS, build_vlm, draw_prompts
+from tests.fixtures.tiny_vlms import CONFIGS, build_vlm, draw_prompts, draw_videos
 
 N_NEW = 12
 GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
@@ -52,6 +52,23 @@ def test_sampled_tokens_are_those_of_the_plain_loop(named: tuple[str, Any]) -> N
         with mmaccel.attach(model, policy, seed=3, strict=True):
             made.append(model.generate(**inputs, **SAMPLED))
     assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_videos(name: str) -> None:
+    """Under a policy the library's tokens; with fewer visual tokens the policies agree."""
+    model = build_vlm(name)
+    frames = (3, 3) if name == "llava_onevision" else (3, 1)
+    inputs = draw_videos(name, model, frames)
+    own = model.generate(**inputs, **GREEDY)
+    for method in (None, mmaccel.EVS(keep=0.5), mmaccel.VidCom2(keep=0.5), mmaccel.FastV(keep=0.5)):
+        made = []
+        for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(5)):
+            with mmaccel.attach(model, policy, strict=True, visual_tokens=method) as run:
+                made.append(model.generate(**inputs, **GREEDY))
+        assert torch.equal(*made)
+        assert torch.equal(made[0], own) == (method is None)
+        assert bool(run.stats.reference) == (method is not None)
 
 
 def test_rows_do_not_see_their_batch(named: tuple[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import DART, DivPrune, FastV, PyramidDrop, UnsupportedModelError
+from mmaccel import DART, DivPrune, FastV, PyramidDrop, SamplingParams, UnsupportedModelError
 from mmaccel.pipelines.causal_lm import short_layers
+from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
+from mmaccel.pipelines.runner.engine import find_obstacle
 from mmaccel.pipelines.vision_language import layers
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts
 
@@ -212,6 +215,18 @@ def test_planted_bugs_are_seen(
         )  # fmt: skip
     made, _ = answer(model, FastV(keep=0.5, layer=1), inputs)
     assert not torch.equal(made, oracle(model, inputs, kept))
+
+
+def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    for is_cut in (False, True):
+        own = OwnPrompt(mask, mask.sum(1), lambda: None, is_cut=is_cut)
+        window = SimpleNamespace(
+            device=torch.device("cuda"), runner=None, own_prompt=own, model=torch.nn.Linear(1, 1)
+        )
+        params = SamplingParams(processor=object())
+        found = find_obstacle(window, None, mmaccel.Jacobi(4), params)
+        assert ("cache fewer visual tokens" in found) == is_cut
 
 
 def test_layers_that_cannot_be_cut_are_refused() -> None:
