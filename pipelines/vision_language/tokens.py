@@ -93,6 +93,7 @@ def offered(model: Any) -> frozenset[str]:
     if kind in _ONE_TO_ONE:
         found |= {"grid", "keys", "all_attention"} | ({"tiles"} if kind in _TILED else set())
         found |= {"cls_attention"} if has_class_token(model) else set()
+        found |= {"frames"} if kind == "llava_onevision" else set()
     elif kind in _GRIDS:
         found |= {"grid", "frames"}
     return frozenset(found)
@@ -104,10 +105,10 @@ class Places:
 
     Attributes:
         source: `[n]` int64, the tower token of each, tiles one after the other, without the class
-            token; -1 for tokens that end a row.
+            token; -1 for tokens that end a row or a video.
         group, row, column: `[n]` int64, tile or frame, and place in its grid; -1 where unknown.
         tile_grid: rows and columns of tiles.
-        tiles: tiles of this image, the overview included.
+        tiles: tiles of this image, the overview included; 0 where a feature is no tower token.
     """
 
     source: Tensor
@@ -137,14 +138,22 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
         merge = model.config.vision_config.spatial_merge_size
         height, width = thw[1] // merge, thw[2] // merge
         inside = index % (height * width)
-        return Places(index, index // (height * width), inside // width, inside % width)
+        frame = index // (height * width)
+        return Places(index, frame, inside // width, inside % width, tiles=0)
     if kind in _TILED and visual.modality == "image":
         return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
+    if kind == "llava_onevision":  # frames, and one token that ends the video
+        size = (n - 1) // inputs["pixel_values_videos"].shape[1]
+        inside, side = index % size, isqrt(size)
+        is_token = index < n - 1
+        parts = (index // size, inside // side, inside % side)
+        group, row, column = (part.where(is_token, 0) for part in parts)
+        return Places(index.where(is_token, -1), group, row, column, tiles=0)
     side = isqrt(n)
     if kind in _ONE_TO_ONE and side * side == n:
         return Places(index, index * 0, index // side, index % side)
     unknown = torch.full_like(index, -1)
-    return Places(index, index * 0, unknown, unknown)
+    return Places(index, index * 0, unknown, unknown, tiles=0)
 
 
 def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
@@ -172,7 +181,7 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
         # features that were resized after the tower: means of several tokens
         index = torch.arange(len(visual.features), device=device)
         unknown = torch.full_like(index, -1)
-        return Places(unknown, index * 0, unknown, unknown)
+        return Places(index, index * 0, unknown, unknown, tiles=0)
     inside = source % (side * side)
     is_token = source >= 0
     return Places(
@@ -213,12 +222,11 @@ def open_context(
     lengths = torch.tensor([len(visual.features) for visual in visuals], device=x.device)
     valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
     is_tiled = model.config.model_type in _TILED and visuals[0].modality == "image"
-    if is_tiled:
-        valid &= stack["source"] >= 0
+    valid &= stack["source"] >= 0
     is_video = visuals[0].modality == "video"
     has_grid = bool((stack["row"] >= 0).any())
     options: dict[str, Any] = {}
-    if record is not None and model.config.model_type in _ONE_TO_ONE and not is_video:
+    if record is not None and all(place.tiles for place in places):
         tower = TowerTokens(record, places, stack["source"], has_class_token(model))
         options = {"keys": tower.keys, "attention": tower.attention, "queries": tower.queries}
     if is_tiled and has_grid:

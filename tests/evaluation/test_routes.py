@@ -25,7 +25,9 @@ def routes() -> Routes:
     return Routes("scenes", LENGTH)
 
 
-@pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(16, "neighbour")], ids=repr)
+@pytest.mark.parametrize(
+    "policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(16, "neighbour")], ids=repr
+)
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_attached_it_makes_the_pipelines_tokens_in_as_many_passes(
