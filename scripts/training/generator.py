@@ -46,8 +46,8 @@ class Task(Protocol):
         """Scalar to descend, nats."""
         ...
 
-    def validate(self, model: Any, device: str) -> float:
-        """Nats per token on examples that training never draws."""
+    def validate(self, model: Any, device: str) -> float | dict[str, float]:
+        """Nats per token on examples that training never draws, or figures, `validation` first."""
         ...
 
 
@@ -154,7 +154,9 @@ def train_generator(
             line["seconds"] = round(seconds + time.time() - began, 1)
             recent.clear()
             if step % 250 == 0 or last or step in plan.snapshots:
-                line["validation"] = round(task.validate(average, device), 4)
+                found = task.validate(average, device)
+                figures = found if isinstance(found, dict) else {"validation": found}
+                line |= {name: round(value, 4) for name, value in figures.items()}
             _note(work, line)
         if step in plan.snapshots:
             save_half(average, work / "snapshots" / f"step-{step}")
