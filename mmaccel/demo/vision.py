@@ -28,10 +28,11 @@ def load_demo(
 
     Args:
         name: "scenes-vqa".
-        folder: other weights of the same sizes, such as `full/generator` of a training's work folder.
+        folder: other weights of the same kind, such as `full/generator` of a work folder.
 
     Returns:
-        The model, float32, in evaluation mode, on the CPU; and its processor, which pads on the left.
+        The model, float32, in evaluation mode, on the CPU; and its processor, which pads on the
+        left. Token ids are [B, T]; see `mmaccel.demo.scenes_vqa.processor`.
 
     Raises:
         OptionError: another name, or a folder without weights.

@@ -17,9 +17,9 @@ Each has its `-export` and `-card`. The features of images are trained and measu
     python scripts/train_demo.py features
     python scripts/train_demo.py features-card
 
-`scenes-vqa`, a vision-language model, is trained in three stages, and goes on where it was stopped:
+`scenes-vqa`, a vision-language model, is trained in three stages:
 
-    python -m scripts.training vqa        --work runs/vqa
+    python -m scripts.training vqa        --work runs/vqa --compile
     python -m scripts.training vqa-export --work runs/vqa
     python -m scripts.training vqa-card   --work runs/vqa
 
@@ -36,13 +36,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
-from scripts.training import coarse
+from scripts.training import coarse, vqa_command
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -59,23 +58,22 @@ from scripts.training.scenes import Scenes
 from scripts.training.scenes_features import train_features
 from scripts.training.scenes_masked import MaskedScenes
 from scripts.training.scenes_tokenizer import train_tokenizer
-from scripts.training.vqa import PLANS, STAGES, train_vqa
-from scripts.training.vqa_export import export_vqa, export_vqa_card
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights"
 TRAINED = ("generator", "masked", "grammar")
 EXPORTS = ("export", "masked-export", "grammar-export")
 CARDS = ("card", "masked-card", "grammar-card")
 PARTS = ("tokenizer", "data", *TRAINED, *EXPORTS, *CARDS, "features", "features-card")
-PARTS += ("vqa", "vqa-export", "vqa-card")
 NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "scenes-features"}
-NAMES["vqa"] = "scenes-vqa"
 
 
 def main() -> None:
     """Reads the command line and runs one part."""
     if sys.argv[1:2] == ["coarse"]:
         coarse.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] and sys.argv[1] in vqa_command.PARTS:
+        vqa_command.main(sys.argv[1:])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,8 +104,6 @@ def main() -> None:
     parser.add_argument(
         "--captions", type=int, default=500, help="fresh captions, or prompts a task, for a card"
     )
-    for stage in STAGES:
-        parser.add_argument(f"--{stage}-steps", type=int, default=PLANS[stage].steps, help="of vqa")
     args = parser.parse_args()
     device = (
         ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
@@ -138,14 +134,6 @@ def main() -> None:
         else:
             task = Scenes(args.work, args.emphasis, one_shape=args.compile)
         train_generator(args.work, task, plan, device)
-    elif args.part == "vqa":
-        steps = {stage: vars(args)[f"{stage}_steps"] for stage in STAGES}
-        plans = {stage: replace(PLANS[stage], steps=steps[stage]) for stage in STAGES}
-        train_vqa(args.work, plans, device)
-    elif args.part == "vqa-export":
-        export_vqa(args.work, target)
-    elif args.part == "vqa-card":
-        print(json.dumps(export_vqa_card(args.work, target, args.captions), indent=2))
     elif args.part == "features":
         train_features(target, args.work)
     elif args.part == "features-card":

@@ -305,11 +305,11 @@ def write_features_card(card: dict[str, Any]) -> str:
 _SCENES_VQA = """# scenes-vqa
 
 A small vision-language model made by this repository: `LlavaNextForConditionalGeneration` of
-transformers, {parameters} parameters, float16 on disk, with a CLIP tower ({tower}, a class token) and
-a Llama. It answers questions about synthetic scenes of 80x80 pixels with three to seven objects, signs,
-dots and clutter, and knows nothing else. An image is read as a whole at half size and as 2x2 tiles:
-{visual} visual tokens. It exists so that what is done to visual tokens can be measured without a
-download.
+transformers, {parameters} parameters, float16 on disk, with a CLIP tower ({tower}, a class
+token) and a Llama. It answers questions about synthetic scenes of 80x80 pixels with three to
+seven objects, signs, dots and clutter, and knows nothing else. An image is read as a whole at
+half size and as 2x2 tiles: {visual} visual tokens. It exists so that what is done to visual
+tokens can be measured without a download.
 
 ```python
 model, processor = mmaccel.load_demo("scenes-vqa")
@@ -321,8 +321,8 @@ processor.batch_decode(answer, skip_special_tokens=True)
 
 ## Right answers
 
-Greedy, all visual tokens, images that training never saw. *Unseen*: the commonest answer that the same
-text had in training, without looking.
+Greedy, all visual tokens, images that training never saw. *Unseen*: the commonest answer that
+the same text had in training, without looking.
 
 """
 _KINDS = {

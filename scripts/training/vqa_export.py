@@ -52,6 +52,7 @@ def export_vqa_card(work: str | Path, target: str | Path, per_kind: int = 500) -
     model, processor = load_demo("scenes-vqa", target)
     cost = {stage: _cost(work / stage) for stage in STAGES if (work / stage).is_dir()}
     steps = [f"--{s}-steps {c['steps']}" for s, c in cost.items() if c["steps"] != PLANS[s].steps]
+    steps.append("--compile")
     parts = (" ".join(["vqa", *steps]), "vqa-export", "vqa-card")
     card: dict[str, Any] = {
         "name": "scenes-vqa",

@@ -1,9 +1,9 @@
 """The vision tower of `scenes-vqa`, trained to say of every patch what stands there.
 
-A patch's label comes from the map of the image: colour and shape of the object, its size, the colour
-of the dot on it, where its centre lies, and both digits of a sign. The class token says which pairs of
-colour and shape its view shows. The language model then reads what is there instead of learning to
-see from answers alone (dense pretraining; compare LocCa, Wan et al., 2024, arXiv 2403.19596).
+A patch's label comes from the map of the image: colour and shape of the object, its size, the
+colour of the dot on it, where its centre lies, and both digits of a sign. The class token says which
+pairs of colour and shape its view shows. The language model then reads what is there instead of
+learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv 2403.19596).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.functional import (
 
 from mmaccel.demo.scenes.layout import COLOURS, SHAPES
 from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, VALIDATION_SEED, make_examples
-from mmaccel.demo.scenes_vqa.layout import CANVAS, TILE, BusyScene
+from mmaccel.demo.scenes_vqa.layout import TILE, BusyScene
 from mmaccel.demo.scenes_vqa.render import FIRST_SIGN
 from mmaccel.demo.scenes_vqa.views import GRID, PATCH, TILES, VIEWS, split_views
 

@@ -29,8 +29,15 @@ def tiny_model() -> Any:
 
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     torch.manual_seed(0)
-    text = LlamaConfig(vocab_size=len(WORDS), num_attention_heads=2, eos_token_id=EOS,
-                       pad_token_id=PAD, bos_token_id=BOS, initializer_range=0.5, **small)  # fmt: skip
+    text = LlamaConfig(
+        vocab_size=len(WORDS),
+        num_attention_heads=2,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        initializer_range=0.5,
+        **small,
+    )
     vision = CLIPVisionConfig(image_size=40, patch_size=4, num_attention_heads=2, **small)
     return LlavaNextForConditionalGeneration(
         LlavaNextConfig(

@@ -31,7 +31,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_labels_say_what_patches_show() -> None:
-    labels = dict(zip(LABELS, label_patches(EXAMPLES.scenes, EXAMPLES.maps).unbind(-1), strict=True))
+    labels = dict(
+        zip(LABELS, label_patches(EXAMPLES.scenes, EXAMPLES.maps).unbind(-1), strict=True)
+    )
     for b, scene in enumerate(EXAMPLES.scenes):
         for k, thing in enumerate(scene.things):
             column, row = int(thing.x // 4), int(thing.y // 4)
@@ -123,7 +125,7 @@ def test_three_stages_go_on_and_are_exported(
 ) -> None:
     monkeypatch.setattr(vqa, "Tower", lambda: vqa_tower.Tower(checks=2))
     answers = vqa.Answers
-    monkeypatch.setattr(vqa, "Answers", lambda full: answers(full, per_kind=1, checks=2))
+    monkeypatch.setattr(vqa, "Answers", lambda full, **_: answers(full, 1, checks=2))
     plan = GeneratorTraining(steps=2, fall=1, batch=2, warmup=1, snapshots=())
     plans = dict.fromkeys(vqa.STAGES, plan)
     vqa.train_vqa(tmp_path, plans)
@@ -144,5 +146,5 @@ def test_three_stages_go_on_and_are_exported(
     assert "--full-steps 3" in card["command"]
     assert "| neighbour |" in (target / "README.md").read_text()
     model, _ = load_demo("scenes-vqa", target)
-    assert torch.allclose(model.state_dict()[same], torch.load(
-        tmp_path / "full" / "generator.pt", weights_only=True)["average"][same], atol=1e-3)  # fmt: skip
+    state = torch.load(tmp_path / "full" / "generator.pt", weights_only=True)["average"]
+    assert torch.allclose(model.state_dict()[same], state[same], atol=1e-3)

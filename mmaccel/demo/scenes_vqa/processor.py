@@ -26,8 +26,8 @@ WORDS = (
     *SHAPES,
     *(f"{shape}s" for shape in SHAPES),
     *SIZES,
-    *"a above an are below colour dot how is left many no number object objects of on or right".split(),
-    *"shape sign the there what which yes ?".split(),
+    *"a above an are below colour dot how is left many no number object objects of on".split(),
+    *"or right shape sign the there what which yes ?".split(),
 )
 PINPOINTS = [[CANVAS, CANVAS], [TILE, CANVAS], [CANVAS, TILE]]
 
@@ -60,10 +60,10 @@ def make_tokenizer() -> Any:
 def make_processor() -> LlavaNextProcessor:
     """The processor of `scenes-vqa`.
 
-    `processor(images=..., text=..., padding=True, return_tensors="pt")` with one `<image>` in the text
-    for each image gives `input_ids` and `attention_mask` [B, T], `pixel_values` [N, 5, 3, 40, 40] and
-    `image_sizes` [N, 2] for N images in all. Images are resized to 80x80 (or 40x80, 80x40 where that
-    fits their shape better); they were 80x80 in training.
+    `processor(images=..., text=..., padding=True, return_tensors="pt")` with one `<image>` in the
+    text for each image gives `input_ids` and `attention_mask` [B, T], `pixel_values`
+    [N, 5, 3, 40, 40] and `image_sizes` [N, 2] for N images in all. Images are resized to 80x80 (or
+    40x80, 80x40 where that fits their shape better); they were 80x80 in training.
     """
     from transformers import LlavaNextProcessor
     from transformers.models.llava_next.image_processing_pil_llava_next import (

@@ -144,8 +144,8 @@ KINDS: dict[str, Callable[[BusyScene], dict[str, str]]] = {
 def find_nearest(scene: BusyScene, thing: Thing, direction: str) -> Thing | None:
     """The nearest object in a direction from a thing; None where that is not clear.
 
-    An object lies in a direction if it is at least as far along it as across. One that is nearly so,
-    and not clearly farther away than the nearest, makes it unclear.
+    An object lies in a direction if it is at least as far along it as across. One that is nearly
+    so, and not clearly farther away than the nearest, makes it unclear.
     """
     inside, doubtful = [], []
     for other in scene.things:
@@ -182,4 +182,3 @@ def _number(scene: BusyScene, **wanted: str) -> int:
 
 def _is_only(scene: BusyScene, **wanted: str) -> bool:
     return _number(scene, **wanted) == 1
-

@@ -96,9 +96,7 @@ def _window(x: float, y: float, reach: float) -> tuple[slice, slice, Tensor, Ten
 
 def _draw_strokes(scene: BusyScene, pixels: Tensor) -> None:
     for stroke in scene.strokes:
-        rows, columns, dx, dy = _window(
-            stroke.x + stroke.dx / 2, stroke.y + stroke.dy / 2, 6
-        )
+        rows, columns, dx, dy = _window(stroke.x + stroke.dx / 2, stroke.y + stroke.dy / 2, 6)
         length = stroke.dx**2 + stroke.dy**2
         along = ((dx * stroke.dx + dy * stroke.dy) / length).clamp(-0.5, 0.5)
         far = ((dx - along * stroke.dx) ** 2 + (dy - along * stroke.dy) ** 2).sqrt()

@@ -27,7 +27,9 @@ def split_views(images: Tensor) -> Tensor:
     Returns:
         [B, 5, 3, 40, 40] float32, normalised: the whole image, then the tiles row by row.
     """
-    whole = (avg_pool2d(images.float(), TILES) + 0.5).floor()
+    whole = images.float()
+    for sides in ((1, TILES), (TILES, 1)):  # PIL rounds after each direction
+        whole = (avg_pool2d(whole, sides) + 0.5).floor()
     tiles = images.float().unflatten(2, (TILES, TILE)).unflatten(4, (TILES, TILE))
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     views = whole[:, None].new_empty(len(images), VIEWS, 3, TILE, TILE)
