@@ -36,6 +36,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,11 +71,10 @@ NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "sc
 
 def main() -> None:
     """Reads the command line and runs one part."""
-    if sys.argv[1:2] == ["coarse"]:
-        coarse.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] and sys.argv[1] in vqa_command.PARTS:
-        vqa_command.main(sys.argv[1:])
+    own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main}
+    own |= {part: partial(vqa_command.main, part) for part in vqa_command.PARTS}
+    if sys.argv[1:2] and sys.argv[1] in own:
+        own[sys.argv[1]](sys.argv[2:])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

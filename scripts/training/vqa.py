@@ -124,8 +124,8 @@ def encode_questions(questions: list[list[Question]]) -> Tensor:
         rows.append(torch.tensor([ids, segments, labels], dtype=torch.int16))
     packed = torch.zeros(len(rows), 3, max(r.shape[1] for r in rows), dtype=torch.int16)
     packed[:, 0], packed[:, 2] = PAD, IGNORE
-    for b, row in enumerate(rows):
-        packed[b, :, : row.shape[1]] = row
+    for b, encoded in enumerate(rows):
+        packed[b, :, : encoded.shape[1]] = encoded
     return packed
 
 

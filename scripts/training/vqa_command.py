@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +17,9 @@ TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / 
 PARTS = ("vqa", "vqa-export", "vqa-card")
 
 
-def main(arguments: list[str]) -> None:
-    """Reads the command line and runs one part.
-
-    Args:
-        arguments: one of `PARTS`, then options.
-    """
-    parser = argparse.ArgumentParser(prog="python -m scripts.training", description=__doc__)
-    parser.add_argument("part", choices=PARTS)
+def main(part: str, arguments: Sequence[str]) -> None:
+    """Reads the options of one of `PARTS` and runs it."""
+    parser = argparse.ArgumentParser(prog=f"python -m scripts.training {part}", description=__doc__)
     parser.add_argument(
         "--work", type=Path, default=Path("runs/vqa"), help="folder for logs and checkpoints"
     )
@@ -35,7 +31,7 @@ def main(arguments: list[str]) -> None:
         parser.add_argument(f"--{stage}-steps", type=int, default=PLANS[stage].steps)
         parser.add_argument(f"--{stage}-fall", type=int, default=PLANS[stage].fall)
     args = parser.parse_args(arguments)
-    if args.part == "vqa":
+    if part == "vqa":
         options = vars(args)
         plans = {
             s: replace(PLANS[s], steps=options[f"{s}_steps"], fall=options[f"{s}_fall"])
@@ -44,7 +40,7 @@ def main(arguments: list[str]) -> None:
         cuda = torch.cuda.is_available()
         device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
         train_vqa(args.work, plans, device, args.compile)
-    elif args.part == "vqa-export":
+    elif part == "vqa-export":
         export_vqa(args.work, args.target)
     else:
         card = export_vqa_card(args.work, args.target, args.questions)

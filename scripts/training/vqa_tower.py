@@ -1,9 +1,9 @@
 """The vision tower of `scenes-vqa`, trained to say of every patch what stands there.
 
 A patch's label comes from the map of the image: colour and shape of the object, its size, the
-colour of the dot on it, where its centre lies, and both digits of a sign. The class token says which
-pairs of colour and shape its view shows. The language model then reads what is there instead of
-learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv 2403.19596).
+colour of the dot on it, where its centre lies, and both digits of a sign. The class token says
+which pairs of colour and shape its view shows. The language model then reads what is there instead
+of learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv 2403.19596).
 """
 
 from __future__ import annotations
