@@ -26,7 +26,6 @@ _RADIUS = {"small": (4.6, 5.4), "large": (8.6, 10.0)}
 _REACH = {"circle": 1.0, "square": 1.3, "triangle": 1.2, "star": 1.2, "ring": 1.0}
 _GAP, _MARGIN = 2.5, 1.5
 _MOST_LARGE = 3
-
 _HAS_DOT = ("circle", "square", "triangle")  # large shapes with room for one
 
 
