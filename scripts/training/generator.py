@@ -20,6 +20,10 @@ import torch
 from torch import Tensor
 
 from scripts.training.optim import MuonFloat32, is_bfloat16_fast, mixed_precision
+from scripts.training.prefetch import Prefetcher
+
+
+_PAUSE = 120  # seconds between two steps from which on they are not counted
 
 
 class Task(Protocol):
@@ -71,6 +75,7 @@ class GeneratorTraining:
         begin: steps that `start` was trained for: counting and the data go on after them.
         mixed: bfloat16 where the device computes it; a narrow model may be faster in float32
             (twice, measured on a processor with AVX-512 and widths of 128 to 192).
+        workers: processes that make batches; 0 makes them in this one.
         emphasis: how often an image with `left` or `right` in its caption comes for one other.
     """
 
@@ -86,6 +91,7 @@ class GeneratorTraining:
     start: str | None = None
     begin: int = 0
     mixed: bool = True
+    workers: int = 0
     emphasis: int = 1
 
     def share(self, step: int) -> float:
@@ -125,13 +131,17 @@ def train_generator(
         model.model.compile(dynamic=False)
     parameters, averages = list(model.parameters()), list(average.parameters())
     _note(work, {"step": step, "plan": asdict(plan), "task": task.options})
+    source: Task | Prefetcher = Prefetcher(task, plan.workers) if plan.workers else task
     recent: list[float] = []
-    saved = began = time.time()
+    saved = began = latest = time.time()
     while step < plan.steps:
+        if time.time() - latest > _PAUSE:  # the process was suspended
+            began += time.time() - latest
+        latest = time.time()
         share = plan.share(step)
         for optimiser, peak in zip(optimisers, (plan.rate, plan.rate_rest), strict=True):
             optimiser.param_groups[0]["lr"] = peak * share
-        ids, labels = task.batch(step, plan.batch)
+        ids, labels = source.batch(step, plan.batch)
         with mixed_precision(device) if plan.mixed else nullcontext():
             loss = task.loss(model, ids.to(device), labels.to(device), step)
         loss.backward()
@@ -176,6 +186,8 @@ def train_generator(
             torch.save(state, state_file.with_suffix(".partial"))
             state_file.with_suffix(".partial").replace(state_file)
             save_half(average, work / "generator")
+    if isinstance(source, Prefetcher):
+        source.close()
 
 
 def _note(work: Path, line: dict[str, Any]) -> None:

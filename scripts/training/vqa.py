@@ -34,7 +34,7 @@ from scripts.training.vqa_tower import Tower, tower_config
 WIDTH, DEPTH, HEADS, INNER = 192, 6, 6, 448
 STAGES = ("tower", "language", "full")
 PLANS = {  # 8 images a step
-    "tower": GeneratorTraining(steps=3000, fall=1200, batch=8, snapshots=(), mixed=False),
+    "tower": GeneratorTraining(steps=2600, fall=1000, batch=8, snapshots=(), mixed=False),
     "language": GeneratorTraining(steps=12_000, fall=3000, batch=8, snapshots=(), mixed=False),
     "full": GeneratorTraining(
         steps=6000, fall=4000, batch=8, rate=1.5e-3, rate_rest=1e-3, snapshots=(), mixed=False
@@ -215,7 +215,8 @@ class Answers:
         """See `Task`; `start` is the work folder of the stage before."""
         model = build_model()
         if start is not None:
-            state = torch.load(Path(start) / "generator.pt", weights_only=True)["average"]
+            file = Path(start) / "generator.pt"
+            state = torch.load(file, map_location="cpu", weights_only=True)["average"]
             if self.full:
                 model.load_state_dict(state)
             else:
@@ -244,7 +245,7 @@ class Answers:
         return cross_entropy(*self._logits(model, ids, labels, step))
 
     def _logits(self, model: Any, seen: Tensor, packed: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        kept = None if self.full else choose_tokens(seen[:, 3], seed).to(packed.device)
+        kept = None if self.full else choose_tokens(seen[:, 3].cpu(), seed).to(packed.device)
         return answer_logits(model, split_views(seen[:, :3]), packed, kept, not self.full)
 
     @torch.no_grad()

@@ -26,6 +26,8 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    parser.add_argument("--batch", type=int, default=8, help="images a step")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw images")
     parser.add_argument("--questions", type=int, default=500, help="of each kind, for the card")
     for stage in STAGES:
         parser.add_argument(f"--{stage}-steps", type=int, default=PLANS[stage].steps)
@@ -33,8 +35,9 @@ def main(part: str, arguments: Sequence[str]) -> None:
     args = parser.parse_args(arguments)
     if part == "vqa":
         options = vars(args)
+        common = {"batch": args.batch, "workers": args.workers}
         plans = {
-            s: replace(PLANS[s], steps=options[f"{s}_steps"], fall=options[f"{s}_fall"])
+            s: replace(PLANS[s], steps=options[f"{s}_steps"], fall=options[f"{s}_fall"], **common)
             for s in STAGES
         }
         cuda = torch.cuda.is_available()

@@ -53,6 +53,7 @@ def export_vqa_card(work: str | Path, target: str | Path, per_kind: int = 500) -
     cost = {stage: _cost(work / stage) for stage in STAGES if (work / stage).is_dir()}
     steps = [f"--{s}-steps {c['steps']}" for s, c in cost.items() if c["steps"] != PLANS[s].steps]
     steps.append("--compile")
+    steps += [f"--batch {c['batch']}" for c in list(cost.values())[-1:] if c["batch"] != 8]
     parts = (" ".join(["vqa", *steps]), "vqa-export", "vqa-card")
     card: dict[str, Any] = {
         "name": "scenes-vqa",
@@ -71,10 +72,12 @@ def export_vqa_card(work: str | Path, target: str | Path, per_kind: int = 500) -
 
 def _cost(folder: Path) -> dict[str, Any]:
     log = (folder / "generator.jsonl").read_text(encoding="utf-8").splitlines()
-    lines = [line for line in map(json.loads, log) if "loss" in line]
+    everything = list(map(json.loads, log))
+    lines = [line for line in everything if "loss" in line]
     checked = [line for line in lines if "validation" in line]
     return {
         "steps": lines[-1]["step"],
+        "batch": [line["plan"]["batch"] for line in everything if "plan" in line][-1],
         "images": lines[-1]["pictures"],
         "minutes": round(lines[-1]["seconds"] / 60, 1),
         "validation": checked[-1]["validation"] if checked else None,

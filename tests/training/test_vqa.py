@@ -17,6 +17,7 @@ from mmaccel.demo.vision import load_demo
 from scripts.training import vqa, vqa_export, vqa_tower
 from scripts.training.data import IGNORE
 from scripts.training.generator import GeneratorTraining
+from scripts.training.prefetch import Prefetcher
 from scripts.training.vqa_tower import LABELS, UNSAID, label_patches, pairs_shown
 
 EXAMPLES = make_examples(7, range(4), per_kind=2)
@@ -113,6 +114,15 @@ def test_tokens_that_show_something_are_kept() -> None:
             vqa.answer_logits(model, views, packed, everything)[0],
             vqa.answer_logits(model, views, packed)[0],
         )
+
+
+def test_batches_of_other_processes_are_the_same() -> None:
+    task = vqa.Answers(True, per_kind=1, checks=2)
+    source = Prefetcher(task, workers=1)
+    for step in (3, 4, 9):
+        for one, other in zip(source.batch(step, 2), task.batch(step, 2), strict=True):
+            assert torch.equal(one, other)
+    source.close()
 
 
 def test_an_answer_is_right_up_to_its_end() -> None:
