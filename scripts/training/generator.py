@@ -22,7 +22,6 @@ from torch import Tensor
 from scripts.training.optim import MuonFloat32, is_bfloat16_fast, mixed_precision
 from scripts.training.prefetch import Prefetcher
 
-
 _PAUSE = 120  # seconds between two steps from which on they are not counted
 
 
@@ -121,12 +120,7 @@ def train_generator(
     state_file = work / "generator.pt"
     step, seconds = plan.begin, 0.0
     if state_file.exists():
-        state = torch.load(state_file, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        average.load_state_dict(state["average"])
-        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        step, seconds = state["step"], state["seconds"]
+        step, seconds = _resume(state_file, model, average, optimisers, device)
     if plan.compiled:  # in place, so that the names of the weights stay
         model.model.compile(dynamic=False)
     parameters, averages = list(model.parameters()), list(average.parameters())
@@ -176,18 +170,46 @@ def train_generator(
             save_half(average, work / "snapshots" / f"step-{step}")
         if last or time.time() - saved > 180:
             saved = time.time()
-            state = {
-                "model": model.state_dict(),
-                "average": average.state_dict(),
-                "step": step,
-                "optimisers": [o.state_dict() for o in optimisers],
-                "seconds": seconds + saved - began,
-            }
-            torch.save(state, state_file.with_suffix(".partial"))
-            state_file.with_suffix(".partial").replace(state_file)
+            _save(state_file, model, average, optimisers, step, seconds + saved - began)
             save_half(average, work / "generator")
     if isinstance(source, Prefetcher):
         source.close()
+
+
+def _save(
+    file: Path,
+    model: Any,
+    average: Any,
+    optimisers: list[torch.optim.Optimizer],
+    step: int,
+    seconds: float,
+) -> None:
+    """Writes all that a run needs to go on (complete or not at all)."""
+    state = {
+        "model": model.state_dict(),
+        "average": average.state_dict(),
+        "step": step,
+        "optimisers": [o.state_dict() for o in optimisers],
+        "seconds": seconds,
+    }
+    torch.save(state, file.with_suffix(".partial"))
+    file.with_suffix(".partial").replace(file)
+
+
+def _resume(
+    file: Path,
+    model: Any,
+    average: Any,
+    optimisers: list[torch.optim.Optimizer],
+    device: str,
+) -> tuple[int, float]:
+    """Reads what `_save` wrote; steps and seconds so far."""
+    state = torch.load(file, map_location=device, weights_only=True)
+    model.load_state_dict(state["model"])
+    average.load_state_dict(state["average"])
+    for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        optimiser.load_state_dict(saved)
+    return state["step"], state["seconds"]
 
 
 def _note(work: Path, line: dict[str, Any]) -> None:
