@@ -72,6 +72,7 @@ _PUBLIC = {
     "attach": "mmaccel.handle",
     "decoder": "mmaccel.custom_generate",
     "detach": "mmaccel.handle",
+    "load_demo": "mmaccel.demo.vision",
     "supports": "mmaccel.handle",
     "stateless": "mmaccel.pipelines.logits.processor_support",
     "Handle": "mmaccel.handle",
@@ -98,6 +99,7 @@ __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 if TYPE_CHECKING:
     from mmaccel.contracts import ContinuousBatching, Policy, Prompt, TokenModel, VisualTokenizer
     from mmaccel.custom_generate import decoder
+    from mmaccel.demo.vision import load_demo
     from mmaccel.errors import (
         AttachError,
         BusyError,

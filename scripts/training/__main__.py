@@ -17,6 +17,12 @@ Each has its `-export` and `-card`. The features of images are trained and measu
     python scripts/train_demo.py features
     python scripts/train_demo.py features-card
 
+`scenes-vqa`, a vision-language model, is trained in three stages:
+
+    python -m scripts.training vqa        --work runs/vqa --compile
+    python -m scripts.training vqa-export --work runs/vqa
+    python -m scripts.training vqa-card   --work runs/vqa
+
 A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
@@ -30,12 +36,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
-from scripts.training import coarse
+from scripts.training import coarse, vqa_command
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -63,8 +71,10 @@ NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "sc
 
 def main() -> None:
     """Reads the command line and runs one part."""
-    if sys.argv[1:2] == ["coarse"]:
-        coarse.main(sys.argv[2:])
+    own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main}
+    own |= {part: partial(vqa_command.main, part) for part in vqa_command.PARTS}
+    if sys.argv[1:2] and sys.argv[1] in own:
+        own[sys.argv[1]](sys.argv[2:])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -302,6 +302,77 @@ def write_features_card(card: dict[str, Any]) -> str:
     return text + _made_by(card)
 
 
+_SCENES_VQA = """# scenes-vqa
+
+A small vision-language model made by this repository: `LlavaNextForConditionalGeneration` of
+transformers, {parameters} parameters, float16 on disk, with a CLIP tower ({tower}, a class
+token) and a Llama. It answers questions about synthetic scenes of 80x80 pixels with three to
+seven objects, signs, dots and clutter, and knows nothing else. An image is read as a whole at
+half size and as 2x2 tiles: {visual} visual tokens. It exists so that what is done to visual
+tokens can be measured without a download.
+
+```python
+model, processor = mmaccel.load_demo("scenes-vqa")
+inputs = processor(images=[image], text=["<image> what colour is the star?"], padding=True,
+                   return_tensors="pt")
+answer = model.generate(**inputs, max_new_tokens=4)[:, inputs["input_ids"].shape[1]:]
+processor.batch_decode(answer, skip_special_tokens=True)
+```
+
+## Right answers
+
+Greedy, all visual tokens, images that training never saw. *Unseen*: the commonest answer that
+the same text had in training, without looking.
+
+"""
+_KINDS = {
+    "colour": "what colour is the star?",
+    "shape": "what shape is the small red object?",
+    "size": "is the red star small or large?",
+    "count": "how many red objects are there?",
+    "relation": "is the red star left of the blue ring?",
+    "neighbour": "which object is above the red star?",
+    "exists": "is there a red star?",
+    "sign": "what number is on the green sign?",
+    "dot": "what colour is the dot on the red square?",
+    "all": "",
+}
+
+
+def write_vqa_card(card: dict[str, Any]) -> str:
+    """The card of `scenes-vqa`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    text = _SCENES_VQA.format(
+        parameters=_millions(card["parameters"]),
+        tower=_millions(card["tower_parameters"]),
+        visual=card["visual_tokens"],
+    )
+    rows = []
+    for kind, example in _KINDS.items():
+        found, unseen = card["right"][kind], card["unseen"][kind]
+        low, high = (f"{100 * found[k]:.1f}" for k in ("low", "high"))
+        share = f"{100 * found['right']:.1f} ({low} to {high})"
+        rows.append((kind, example, share, f"{100 * unseen['right']:.1f}"))
+    text += _table(("kind", "such as", "right, % (95 % interval)", "unseen, %"), rows)
+    text += f"\n{card['right']['colour']['questions']} questions of each kind.\n\n## Training\n\n"
+    stages = card["training"].items()
+    text += _table(
+        ("stage", "steps", "images", "minutes", "validation loss"),
+        [
+            (name, f"{c['steps']}", f"{c['images']}", f"{c['minutes']}", f"{c['validation']}")
+            for name, c in stages
+        ],
+    )
+    text += f"\nMinutes are of one thread. Measured on {_device(card)}.\n"
+    return text + _made_by(card)
+
+
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = tuple(heads)
     lines = (heads, ("---",) * len(heads), *rows)

@@ -14,6 +14,7 @@ from scripts.training.cards import (
     write_grammar_card,
     write_masked_card,
     write_scenes_card,
+    write_vqa_card,
 )
 from tests.architecture.source import ROOT
 
@@ -23,6 +24,7 @@ CARDS = {
     "scenes-features": write_features_card,
     "scenes-masked": write_masked_card,
     "grammar-masked": write_grammar_card,
+    "scenes-vqa": write_vqa_card,
 }
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -2,7 +2,8 @@
 
 Shapes are signed distances (antialiased by one pixel), lit from one side, with a cast shadow, a
 texture of their own and film grain over everything. A batch is drawn at once; every step is
-elementwise, so an image does not depend on its batch.
+elementwise, so an image does not depend on its batch. `draw_background` and `paint` serve canvases
+of any side (`mmaccel.demo.scenes_vqa` draws larger ones).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, SHAPES, TEXTURES, Scene
+from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, SHAPES, TEXTURES, Scene, SceneObject
 
 COLOUR_RGB: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.10, 0.12),
@@ -60,17 +61,17 @@ def render(
     grain, middle, low = (torch.from_numpy(np.stack(f)) for f in zip(*noises, strict=True))
     axis = torch.arange(CANVAS, dtype=torch.float32) + 0.5
     ys, xs = axis[:, None], axis[None, :]
-    light = _column([s.light for s in scenes])
+    light = column([s.light for s in scenes])
     lx, ly = light.cos(), light.sin()
-    speckle = _resize(middle)
-    image = _background(scenes, xs, ys, middle, _resize(low))
+    speckle = resize(middle, CANVAS)
+    image = draw_background(scenes, xs, ys, middle, resize(low, CANVAS))
     tone = 1 + 0.14 * ((xs - 32) * lx + (ys - 32) * ly) / 32
     image = image * tone[:, None]
     for slot in (2, 1, 0):  # the first object is painted last: it may be inside the second
         rows = [b for b, s in enumerate(scenes) if len(s.objects) > slot]
         if rows:
             r = torch.tensor(rows)
-            image[r] = _paint(
+            image[r], _ = paint(
                 image[r],
                 [scenes[b].objects[slot] for b in rows],
                 xs,
@@ -79,76 +80,102 @@ def render(
                 ly[r],
                 speckle[r],
             )
-    image = image + (_column([s.grain for s in scenes]) * grain)[:, None]
+    image = image + (column([s.grain for s in scenes]) * grain)[:, None]
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def _column(values: Sequence[float]) -> Tensor:
+def column(values: Sequence[float]) -> Tensor:
+    """Numbers as [B, 1, 1] float32."""
     return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
-def _resize(field: Tensor) -> Tensor:
-    return interpolate(field[:, None], (CANVAS, CANVAS), mode="bilinear", align_corners=False)[:, 0]
+def resize(field: Tensor, side: int) -> Tensor:
+    """A field [B, h, w] brought to [B, side, side], bilinear."""
+    return interpolate(field[:, None], (side, side), mode="bilinear", align_corners=False)[:, 0]
 
 
-def _background(
+def draw_background(
     scenes: Sequence[Scene], xs: Tensor, ys: Tensor, middle: Tensor, low: Tensor
 ) -> Tensor:
+    """The grounds of scenes.
+
+    Args:
+        scenes: B scenes.
+        xs, ys: centres of pixels, [1, side] and [side, 1].
+        middle: noise [B, 32, 32].
+        low: noise, brought to [B, side, side].
+
+    Returns:
+        [B, 3, side, side], 0.1 and more.
+    """
+    side = xs.shape[-1]
     base = torch.tensor([BACKGROUND_RGB[s.background] for s in scenes])[:, :, None, None]
     kind = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes])
-    relief = torch.zeros(len(scenes), CANVAS, CANVAS)
-    phase, tilt = _column([s.phase for s in scenes]), _column([s.tilt for s in scenes])
+    relief = torch.zeros(len(scenes), side, side)
+    phase, tilt = column([s.phase for s in scenes]), column([s.tilt for s in scenes])
     for k, name in enumerate(BACKGROUNDS):
         r = (kind == k).nonzero()[:, 0]
         if len(r) == 0:
             continue
         p, t, lo, mid = phase[r], tilt[r], low[r], middle[r]
         if name == "grass":  # blades: fine across, coarse along
-            relief[r] = 0.30 * _resize(mid[:, :10, :]) + 0.10 * lo
+            relief[r] = 0.30 * resize(mid[:, :10, :], side) + 0.10 * lo
         elif name == "sand":  # ripples bent by the low noise
             wave = (xs * t.sin() + ys * t.cos()) * 0.75 + p + 1.2 * lo
-            relief[r] = 0.085 * wave.sin() + 0.03 * _resize(mid) + 0.03 * lo
+            relief[r] = 0.085 * wave.sin() + 0.03 * resize(mid, side) + 0.03 * lo
         elif name == "water":  # long waves and glints
             wave = ys * 0.62 + (xs * 0.10) * t.sin() + p + 1.6 * lo
-            relief[r] = 0.17 * wave.sin() + 0.12 * _resize(mid[:, :, :6])
+            relief[r] = 0.17 * wave.sin() + 0.12 * resize(mid[:, :, :6], side)
         elif name == "snow":
-            relief[r] = 0.06 * lo + 0.04 * _resize(mid[:, :16, :16])
+            relief[r] = 0.06 * lo + 0.04 * resize(mid[:, :16, :16], side)
         else:  # night: a dim glow and stars
-            stars = (_resize(mid) - 1.35).clamp(min=0)
+            stars = (resize(mid, side) - 1.35).clamp(min=0)
             relief[r] = 0.25 * lo + 5.0 * stars
-    strength = _column([s.relief for s in scenes])
+    strength = column([s.relief for s in scenes])
     return base * (1 + strength * relief)[:, None].clamp(min=0.1)
 
 
-def _paint(
+def paint(
     image: Tensor,
-    objects: Sequence,
+    objects: Sequence[SceneObject],
     xs: Tensor,
     ys: Tensor,
     lx: Tensor,
     ly: Tensor,
     speckle: Tensor,
-) -> Tensor:
-    x, y, radius = (_column([getattr(o, f) for o in objects]) for f in ("x", "y", "radius"))
-    angle = _column([o.angle for o in objects])
+) -> tuple[Tensor, Tensor]:
+    """Paints one object, with its shadow, over each image.
+
+    Args:
+        image: [B, 3, side, side].
+        objects: B objects.
+        xs, ys: centres of pixels, [1, side] and [side, 1].
+        lx, ly: direction of the light, [B, 1, 1].
+        speckle: noise of speckled objects, [B, side, side].
+
+    Returns:
+        The images, and how much of each pixel the object covers, [B, side, side] in 0..1.
+    """
+    x, y, radius = (column([getattr(o, f) for o in objects]) for f in ("x", "y", "radius"))
+    angle = column([o.angle for o in objects])
     kind = torch.tensor([SHAPES.index(o.shape) for o in objects])
     shadow = _coverage(kind, xs - x + _SHADOW * lx, ys - y + _SHADOW * ly, radius, angle)[0]
     cover, depth = _coverage(kind, xs - x, ys - y, radius, angle)
     colour = torch.tensor([COLOUR_RGB[o.colour] for o in objects])[:, :, None, None]
     texture = torch.tensor([TEXTURES.index(o.texture) for o in objects])[:, None, None]
-    phase = _column([o.texture_phase for o in objects])
+    phase = column([o.texture_phase for o in objects])
     stripes = 0.08 * ((xs * phase.cos() + ys * phase.sin()) * 1.1 + phase).sin()
     pattern = torch.where(texture == 1, stripes, torch.where(texture == 2, 0.07 * speckle, 0.0))
     shade = 0.92 + 0.20 * ((xs - x) * lx + (ys - y) * ly) / radius + pattern
     shade = shade * torch.where(depth < 1.3, 0.80, 1.0)  # a darker rim
     image = image * (1 - 0.42 * shadow)[:, None]
-    return image * (1 - cover)[:, None] + colour * (shade * cover)[:, None]
+    return image * (1 - cover)[:, None] + colour * (shade * cover)[:, None], cover
 
 
 def _coverage(
     kind: Tensor, dx: Tensor, dy: Tensor, radius: Tensor, angle: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Coverage 0..1 and depth under the edge in pixels, both [B, 64, 64]."""
+    """Coverage 0..1 and depth under the edge in pixels, both [B, side, side]."""
     c, s = angle.cos(), angle.sin()
     u, v = dx * c + dy * s, dy * c - dx * s
     depth = torch.empty_like(u)

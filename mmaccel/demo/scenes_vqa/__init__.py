@@ -1,0 +1,1 @@
+"""Questions about busy scenes: drawn, asked, answered, and read by an embedded vision model."""
