@@ -46,8 +46,9 @@ def fill(x: Tensor, group: Tensor, row: Tensor, column: Tensor, tiles: Any, kind
     n, width = x.shape
     keys = torch.randn(DEPTH, n, HEADS, 8, generator=random)
     mass = {q: torch.rand(DEPTH, HEADS, n, generator=random) for q in QUERIES}
-    text = torch.randn(5, width, generator=random)
-    text_keys = torch.randn(5, HEADS, 8, generator=random)
+    n_text = 2 + seed % 4
+    text = torch.randn(n_text, width, generator=random)
+    text_keys = torch.randn(n_text, HEADS, 8, generator=random)
     return Sample(x, group, row, column, tiles, kind, keys, mass, text, text_keys, seed)
 
 

@@ -95,7 +95,6 @@ class HiRED(TokenReducer):
         early = context.attention(self.early, self._queries)
         tile = _tile_of(context, overview).clamp(max=groups - 1)
         hits = count_groups(tile, top(early, overview, looked_at), groups).double()
-        hits[:, 0] = 0  # of tokens on no tile
         weights = hits / hits.sum(1, keepdim=True).clamp(min=1) * (1 - self.alpha)
         weights[:, 0] = self.alpha
         return share_out(budget, weights, count_groups(group, valid, groups))

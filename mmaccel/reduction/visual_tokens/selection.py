@@ -42,14 +42,14 @@ def top_in_groups(scores: Tensor, group: Tensor, valid: Tensor, counts: Tensor) 
 
 
 def rank_in_groups(scores: Tensor, group: Tensor, valid: Tensor, groups: int) -> Tensor:
-    """The place of every token in its group, 0 for the highest score; `[B, N]` int64."""
-    by_score = rank(scores, valid)
-    bins = group.where(valid, groups)
-    order = invert(by_score)
-    order = order.gather(1, bins.gather(1, order).argsort(dim=1, stable=True))
-    sizes = count_groups(bins, torch.ones_like(valid), groups + 1)
+    """The place of every token in its group, 0 for the highest score; `[B, N]` int64. Invalid ones
+    belong to some group too, and come last in it.
+    """
+    order = invert(rank(scores, valid))
+    order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
+    sizes = count_groups(group, torch.ones_like(valid), groups)
     starts = sizes.cumsum(1) - sizes
-    return invert(order) - starts.gather(1, bins)
+    return invert(order) - starts.gather(1, group)
 
 
 def count_groups(group: Tensor, valid: Tensor, groups: int) -> Tensor:
