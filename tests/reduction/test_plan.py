@@ -80,6 +80,7 @@ def test_sizes_of_earlier_merges_are_carried() -> None:
 def test_positions_are_taken_bit_for_bit() -> None:
     plan = keep_tokens(torch.tensor([[5, 0, 2], [2, 4, -1]]), VALID)
     positions = torch.arange(36).view(2, 6, 3) + 2**40
+    assert take(VALID, plan).dtype == torch.bool and torch.equal(take(VALID, plan), plan.valid)
     taken = take(positions, plan, fill=-1)
     assert torch.equal(taken[0], positions[0, [0, 2, 5]]) and (taken[1, 2] == -1).all()
 

@@ -136,6 +136,21 @@ def test_tome_merges_the_most_similar_sources() -> None:
         assert into == i or keys[i] @ keys[into] >= 0.5
 
 
+def test_tome_chooses_other_destinations_in_every_layer() -> None:
+    sample = image(6, 8, 3)
+    sample = replace(sample, keys=sample.keys[:1].expand(DEPTH, -1, -1, -1))
+    kept = {
+        tuple(
+            mmaccel.ToMe(n_keep=12, layers=(layer,))
+            .plan(batch([sample], layer=layer))
+            .keep[0]
+            .tolist()
+        )
+        for layer in (2, 3, 4)
+    }
+    assert len(kept) == 3
+
+
 def test_tome_carries_sizes_through_layers() -> None:
     method = mmaccel.ToMe(keep=0.3, layers=(2, 4, 6))
     sample = image(6, 10, 4)

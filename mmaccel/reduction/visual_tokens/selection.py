@@ -67,10 +67,10 @@ def order_of(valid: Tensor) -> Tensor:
     return valid.cumsum(1) - valid.long()
 
 
-def random_uniforms(seeds: Tensor, valid: Tensor) -> Tensor:
-    """Uniforms `[B, N]` float32, functions of (seed `[B]`, index without padding) alone."""
+def random_uniforms(seeds: Tensor, valid: Tensor, layer: int = 0) -> Tensor:
+    """Uniforms `[B, N]` float32, functions of (seed `[B]`, index without padding, layer) alone."""
     purpose = torch.tensor(_RANDOM_TOKENS, device=valid.device)
-    return uniforms(seeds, torch.zeros_like(seeds), order_of(valid), 1, purpose)[..., 0]
+    return uniforms(seeds, torch.full_like(seeds, layer), order_of(valid), 1, purpose)[..., 0]
 
 
 def unit(states: Tensor, valid: Tensor) -> Tensor:
