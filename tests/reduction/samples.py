@@ -57,9 +57,12 @@ def image(height: int, width: int, seed: int, channels: int = 16) -> Sample:
     return _grids([(height, width)], (0, 0), "image", seed, channels)
 
 
-def tiled(height: int, width: int, tiles: tuple[int, int], seed: int) -> Sample:
-    """An overview and tiles of the same size, in the order of LLaVA-NeXT."""
-    return _grids([(height, width)] * (1 + tiles[0] * tiles[1]), tiles, "tiles", seed, 16)
+def tiled(
+    height: int, width: int, tiles: tuple[int, int], seed: int, tile: tuple[int, int] | None = None
+) -> Sample:
+    """An overview and tiles, in the order of LLaVA-NeXT; of the same size unless one is given."""
+    sizes = [(height, width), *[tile or (height, width)] * (tiles[0] * tiles[1])]
+    return _grids(sizes, tiles, "tiles", seed, 16)
 
 
 def video(frames: int, height: int, width: int, seed: int) -> Sample:

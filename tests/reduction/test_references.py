@@ -12,7 +12,9 @@ from torch.nn.functional import avg_pool2d, normalize
 
 import mmaccel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.reduction.visual_tokens import tome
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
+from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.contract import check_reducers
 from mmaccel.reduction.visual_tokens.plan import reduce
 from tests.reduction.methods import CASES
@@ -120,15 +122,14 @@ def test_tome_merges_the_most_similar_sources() -> None:
     sample = image(6, 8, 3)
     plan = mmaccel.ToMe(n_keep=40, layers=(3,)).plan(batch([sample], layer=3))
     keys = normalize(sample.keys[2].mean(1), dim=1)
-    assign, size = plan.assign[0], plan.size[0]
-    absorbed = [i for i in range(48) if int(plan.keep[0, assign[i]]) != i]
-    assert len(absorbed) == 8 and plan.counts[0] == 40
-    destinations = plan.keep[0][size > 1].tolist()
-    for i in absorbed:  # at least as similar as any source that was left
-        into = int(plan.keep[0, assign[i]])
-        assert all(keys[i] @ keys[into] >= keys[i] @ keys[d] - 1e-6 for d in destinations)
-    for part in range(12):  # one destination of every four tokens
-        assert sum(d // 4 == part for d in destinations) <= 1
+    context = batch([sample], layer=3)
+    chosen = tome._one_of_each(context, torch.tensor([12]))[0].nonzero()[:, 0].tolist()
+    assert [d // 4 for d in chosen] == [*range(12)]  # one of every four tokens
+    best = {i: max(chosen, key=lambda d: float(keys[i] @ keys[d])) for i in range(48)}  # noqa: B023
+    sources = [i for i in range(48) if i not in chosen]
+    sources.sort(key=lambda i: -float(keys[i] @ keys[best[i]]))
+    represent = {i: int(plan.keep[0, plan.assign[0, i]]) for i in range(48)}
+    assert represent == {i: best[i] if i in sources[:8] else i for i in range(48)}
     loose = mmaccel.ToMe(n_keep=16, layers=(3,), threshold=0.5).plan(batch([sample], layer=3))
     assert loose.counts[0] > 16
     for i in range(48):
@@ -149,6 +150,16 @@ def test_tome_chooses_other_destinations_in_every_layer() -> None:
         for layer in (2, 3, 4)
     }
     assert len(kept) == 3
+
+
+def test_counts_are_of_what_there_was_before_the_first_stage() -> None:
+    x = torch.randn(2, 20, 4)
+    for initial, left in ((torch.tensor([64, 32]), [8, 4]), (None, [3, 3])):
+        context = make_context(
+            x, layer=6, depth=8, initial=initial, queries=("last",),
+            attention=lambda *_: torch.rand(2, 20),
+        )  # fmt: skip
+        assert mmaccel.PyramidDrop(keep=0.125).plan(context).counts.tolist() == left
 
 
 def test_tome_carries_sizes_through_layers() -> None:
