@@ -148,7 +148,7 @@ def number_random_tokens_with_padding(patch: Patch) -> None:
 def draw_by_batch(patch: Patch) -> None:
     """Random numbers come from one generator for the whole batch."""
 
-    def wrong(seeds: Tensor, valid: Tensor) -> Tensor:
+    def wrong(seeds: Tensor, valid: Tensor, layer: int = 0) -> Tensor:
         return torch.rand(valid.shape, generator=torch.Generator().manual_seed(int(seeds[0])))
 
     for module in (random_tokens, tome):

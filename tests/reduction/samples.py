@@ -46,8 +46,9 @@ def fill(x: Tensor, group: Tensor, row: Tensor, column: Tensor, tiles: Any, kind
     n, width = x.shape
     keys = torch.randn(DEPTH, n, HEADS, 8, generator=random)
     mass = {q: torch.rand(DEPTH, HEADS, n, generator=random) for q in QUERIES}
-    text = torch.randn(5, width, generator=random)
-    text_keys = torch.randn(5, HEADS, 8, generator=random)
+    n_text = 2 + seed % 4
+    text = torch.randn(n_text, width, generator=random)
+    text_keys = torch.randn(n_text, HEADS, 8, generator=random)
     return Sample(x, group, row, column, tiles, kind, keys, mass, text, text_keys, seed)
 
 
@@ -56,9 +57,12 @@ def image(height: int, width: int, seed: int, channels: int = 16) -> Sample:
     return _grids([(height, width)], (0, 0), "image", seed, channels)
 
 
-def tiled(height: int, width: int, tiles: tuple[int, int], seed: int) -> Sample:
-    """An overview and tiles of the same size, in the order of LLaVA-NeXT."""
-    return _grids([(height, width)] * (1 + tiles[0] * tiles[1]), tiles, "tiles", seed, 16)
+def tiled(
+    height: int, width: int, tiles: tuple[int, int], seed: int, tile: tuple[int, int] | None = None
+) -> Sample:
+    """An overview and tiles, in the order of LLaVA-NeXT; of the same size unless one is given."""
+    sizes = [(height, width), *[tile or (height, width)] * (tiles[0] * tiles[1])]
+    return _grids(sizes, tiles, "tiles", seed, 16)
 
 
 def video(frames: int, height: int, width: int, seed: int) -> Sample:

@@ -40,6 +40,8 @@ def test_stages_of_the_papers() -> None:
     n = torch.tensor([576])
     counts = [int(budgets.geometric(n, n, 0.125, None, s, 3)) for s in (1, 2, 3)]
     assert counts == [288, 144, 72]  # PyramidDrop's lambda = 0.5
+    ten = torch.tensor([10])
+    assert int(budgets.linear(ten, ten, 0.5, None, 1, 2)) == 7  # of 2.5 removed, three
     counts = [int(budgets.linear(n, n, None, 192, s, 12)) for s in range(1, 13)]
     assert counts == [576 - 32 * s for s in range(1, 13)]  # a constant r
 
@@ -84,6 +86,7 @@ def check_shares(seed: int) -> None:
     weights = torch.randint(1, 12, (20, groups), generator=random).double()
     capacity = torch.randint(0, 40, (20, groups), generator=random)
     total = (capacity.sum(1) * torch.rand(20, generator=random)).long()
+    total[:5] = capacity.sum(1)[:5]
     found = budgets.share_out(total, weights, capacity)
     for row in range(20):
         alive = [g for g in range(groups) if capacity[row, g] > 0]

@@ -10,12 +10,13 @@ import torch
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.reduction.visual_tokens.context import NEEDS
-from mmaccel.reduction.visual_tokens.plan import find_broken_laws, reduce, restore
+from mmaccel.reduction.visual_tokens.plan import find_broken_laws, reduce, restore, sum_slots
 from tests.reduction.methods import ALL, CASES
 from tests.reduction.samples import of_row
 
 KEEPS = (0.07, 0.22, 0.5, 0.9)
 methods = pytest.mark.parametrize("name", ALL)
+merging = pytest.mark.parametrize("name", [name for name in ALL if CASES[name].merges])
 
 
 def test_every_public_reducer_has_a_case() -> None:
@@ -175,7 +176,22 @@ def test_equal_tokens_are_told_apart_by_index(name: str) -> None:
         assert (plan.keep == torch.arange(30)).all()
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if CASES[name].merges])
+@merging
+def test_sizes_of_earlier_merges_count(name: str) -> None:
+    """A token that stands for three counts three times in a mean."""
+    case = CASES[name]
+    context = case.context(before=1)
+    alone = case.make(keep=0.3).plan(context)
+    context.size.copy_(1 + torch.arange(context.size.numel()).view_as(context.size) % 3)
+    plan = case.make(keep=0.3).plan(context)
+    assert find_broken_laws(plan, context.valid, context.size) == []
+    assert torch.equal(plan.assign, alone.assign) and (alone.size > 1).any()
+    mass = (alone.weight * context.size)[..., None]
+    totals = restore(sum_slots(mass, plan.assign, plan.keep.shape[1]), plan)
+    torch.testing.assert_close(plan.weight * totals[..., 0], mass[..., 0])
+
+
+@merging
 def test_merging_is_a_mean(name: str) -> None:
     case = CASES[name]
     context = case.context()

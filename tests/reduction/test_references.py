@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -11,11 +12,14 @@ from torch.nn.functional import avg_pool2d, normalize
 
 import mmaccel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.reduction.visual_tokens import tome
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
+from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.contract import check_reducers
 from mmaccel.reduction.visual_tokens.plan import reduce
 from tests.reduction.methods import CASES
-from tests.reduction.samples import DEPTH, batch, image, tiled, video
+from tests.reduction.samples import DEPTH, Sample, batch, image, tiled, video
+from tests.reduction.test_budgets import slow_share
 
 
 def slow_divprune(x: Tensor, k: int) -> list[int]:
@@ -55,12 +59,18 @@ def test_divprune_without_all_pairs_goes_on_in_the_same_way(
     assert keep == sorted(chosen)
 
 
-def slow_dart(sample: object, layer: int, k: int) -> list[int]:
+def test_divprune_orders_duplicates_by_index() -> None:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(5)).repeat(6, 1)
+    plan = mmaccel.DivPrune(n_keep=20).plan(batch([replace(image(6, 8, 1), x=x)]))
+    assert plan.keep[0].tolist() == [*range(20)]
+
+
+def slow_dart(sample: Sample, layer: int, k: int) -> list[int]:
     """The lists of the pivots, read in turn until k tokens are found."""
-    x, keys = sample.x, sample.keys[layer - 1]  # type: ignore[attr-defined]
+    x, keys = sample.x, sample.keys[layer - 1]
     pivots = keys.abs().sum((1, 2)).argsort(descending=True)[:4].tolist()
-    texts = sample.text_keys.abs().sum((1, 2)).argsort(descending=True)[:4].tolist()  # type: ignore[attr-defined]
-    states = [x[i] for i in pivots] + [sample.text[i] for i in texts]  # type: ignore[attr-defined]
+    texts = sample.text_keys.abs().sum((1, 2)).argsort(descending=True)[:4].tolist()
+    states = [x[i] for i in pivots] + [sample.text[i] for i in texts]
     lists = [(normalize(x, dim=1) @ normalize(state, dim=0)).argsort().tolist() for state in states]
     chosen, depth = list(pivots), 0
     while len(chosen) < k:
@@ -79,24 +89,77 @@ def test_dart(k: int) -> None:
         assert plan.keep[row].tolist() == slow_dart(sample, 2, k)
 
 
+def slow_vidcom2(sample: Sample, frames: int, k: int) -> list[int]:
+    """As in the released code, with shares by largest remainder; frames of one size."""
+    x = sample.x.double()
+    quiet = x.var(0, unbiased=False).argsort()[: x.shape[1] // 2]
+    vectors = normalize(x[:, quiet], dim=1).view(frames, -1, len(quiet))
+
+    def alike(centre: Tensor) -> Tensor:
+        distance = ((vectors - centre) ** 2).sum(2)
+        return sum((torch.exp(-distance / (2 * 2.0**b)) for b in range(-3, 2)), torch.zeros(()))
+
+    to_video, to_frame = alike(vectors.mean((0, 1))), alike(vectors.mean(1, keepdim=True))
+    p = (-to_video.mean(1) / 0.01).softmax(0)
+    weights = (1 + p - p.mean()).tolist()
+    shares = slow_share(k, weights, [vectors.shape[1]] * frames)
+    order = (to_video + to_frame).argsort(1)
+    found = [f * vectors.shape[1] + order[f, :share] for f, share in enumerate(shares)]
+    return sorted(torch.cat(found).tolist())
+
+
+@pytest.mark.parametrize("k", (7, 30, 61))
+def test_vidcom2(k: int) -> None:
+    rows = [video(6, 4, 5, 1), video(4, 6, 5, 2)]
+    for sample in rows:
+        sample.x.mul_(torch.linspace(0.3, 2, 16))  # channels of unequal variance
+    plan = mmaccel.VidCom2(n_keep=k).plan(batch(rows))
+    for row, (sample, frames) in enumerate(zip(rows, (6, 4), strict=True)):
+        assert plan.keep[row].tolist() == slow_vidcom2(sample, frames, k)
+
+
 def test_tome_merges_the_most_similar_sources() -> None:
     sample = image(6, 8, 3)
     plan = mmaccel.ToMe(n_keep=40, layers=(3,)).plan(batch([sample], layer=3))
     keys = normalize(sample.keys[2].mean(1), dim=1)
-    assign, size = plan.assign[0], plan.size[0]
-    absorbed = [i for i in range(48) if int(plan.keep[0, assign[i]]) != i]
-    assert len(absorbed) == 8 and plan.counts[0] == 40
-    destinations = plan.keep[0][size > 1].tolist()
-    for i in absorbed:  # at least as similar as any source that was left
-        into = int(plan.keep[0, assign[i]])
-        assert all(keys[i] @ keys[into] >= keys[i] @ keys[d] - 1e-6 for d in destinations)
-    for part in range(12):  # one destination of every four tokens
-        assert sum(d // 4 == part for d in destinations) <= 1
+    context = batch([sample], layer=3)
+    chosen = tome._one_of_each(context, torch.tensor([12]))[0].nonzero()[:, 0].tolist()
+    assert [d // 4 for d in chosen] == [*range(12)]  # one of every four tokens
+    best = {i: max(chosen, key=lambda d: float(keys[i] @ keys[d])) for i in range(48)}  # noqa: B023
+    sources = [i for i in range(48) if i not in chosen]
+    sources.sort(key=lambda i: -float(keys[i] @ keys[best[i]]))
+    represent = {i: int(plan.keep[0, plan.assign[0, i]]) for i in range(48)}
+    assert represent == {i: best[i] if i in sources[:8] else i for i in range(48)}
     loose = mmaccel.ToMe(n_keep=16, layers=(3,), threshold=0.5).plan(batch([sample], layer=3))
     assert loose.counts[0] > 16
     for i in range(48):
         into = int(loose.keep[0, loose.assign[0, i]])
         assert into == i or keys[i] @ keys[into] >= 0.5
+
+
+def test_tome_chooses_other_destinations_in_every_layer() -> None:
+    sample = image(6, 8, 3)
+    sample = replace(sample, keys=sample.keys[:1].expand(DEPTH, -1, -1, -1))
+    kept = {
+        tuple(
+            mmaccel.ToMe(n_keep=12, layers=(layer,))
+            .plan(batch([sample], layer=layer))
+            .keep[0]
+            .tolist()
+        )
+        for layer in (2, 3, 4)
+    }
+    assert len(kept) == 3
+
+
+def test_counts_are_of_what_there_was_before_the_first_stage() -> None:
+    x = torch.randn(2, 20, 4)
+    for initial, left in ((torch.tensor([64, 32]), [8, 4]), (None, [3, 3])):
+        context = make_context(
+            x, layer=6, depth=8, initial=initial, queries=("last",),
+            attention=lambda *_: torch.rand(2, 20),
+        )  # fmt: skip
+        assert mmaccel.PyramidDrop(keep=0.125).plan(context).counts.tolist() == left
 
 
 def test_tome_carries_sizes_through_layers() -> None:
@@ -146,8 +209,8 @@ def test_downsample_is_average_pooling_where_it_divides(size: tuple[int, int], k
     stride = round(keep**-0.5)
     pooled = avg_pool2d(sample.x.T.view(1, -1, *size), stride).flatten(2)[0].T
     y = reduce(batch([sample, sample], after=2).x, plan)
-    order = plan.keep[0].argsort()
-    assert torch.equal(order, torch.arange(len(order)))
+    if stride == 3:  # the middle of a cell stands for it
+        assert ((sample.row[plan.keep] % 3 == 1) & (sample.column[plan.keep] % 3 == 1)).all()
     for row in y:
         distance = torch.cdist(row, pooled, compute_mode="donot_use_mm_for_euclid_dist")
         assert distance.amin(1).max() < 1e-5 and distance.amin(0).max() < 1e-5
@@ -175,8 +238,6 @@ def test_uniform_tokens_are_in_the_middle_of_equal_parts() -> None:
 
 
 def test_random_tokens_are_uniform_and_differ_between_seeds() -> None:
-    from dataclasses import replace
-
     rows = [replace(image(5, 8, 1), seed=seed) for seed in range(2000)]
     plan = mmaccel.RandomTokens(keep=0.25).plan(batch(rows))
     times = torch.bincount(plan.keep.flatten(), minlength=40)
@@ -278,6 +339,8 @@ def test_methods_are_sorted_by_stage() -> None:
 
 
 def test_a_model_without_what_a_method_needs_is_refused_early() -> None:
+    assert "revival" in mmaccel.LazyLLM(keep=0.2).needs and mmaccel.LazyLLM.revives
+    assert "restart" in mmaccel.ILRe(keep=0.2).needs and mmaccel.ILRe.restarts
     for method, words in (
         (mmaccel.HiRED(keep=0.2), "attention of an encoder's class token.*queries='all'"),
         (mmaccel.VisionZip(keep=0.2), "class token.*SiglipVisionModel without.*DivPrune"),

@@ -117,7 +117,7 @@ def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
     first = fits.long().argmax(1, keepdim=True)
     level = levels.gather(1, first).where(fits.any(1, keepdim=True), float("inf"))
     exact = (level * weights).where(weights > 0, 0.0).minimum(room)
-    counts = (exact + 1e-9).floor().long().minimum(capacity)
+    counts = exact.floor().long().minimum(capacity)
     remainder = (exact - counts).where(counts < capacity, -1.0)
     remainder = (remainder * 2.0**30).round()  # equal ones are equal in spite of rounding
     place = remainder.argsort(dim=1, descending=True, stable=True).argsort(dim=1)

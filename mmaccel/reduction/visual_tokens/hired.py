@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice, check_number, show
@@ -95,7 +94,6 @@ class HiRED(TokenReducer):
         early = context.attention(self.early, self._queries)
         tile = _tile_of(context, overview).clamp(max=groups - 1)
         hits = count_groups(tile, top(early, overview, looked_at), groups).double()
-        hits[:, 0] = 0  # of tokens on no tile
         weights = hits / hits.sum(1, keepdim=True).clamp(min=1) * (1 - self.alpha)
         weights[:, 0] = self.alpha
         return share_out(budget, weights, count_groups(group, valid, groups))
@@ -107,11 +105,11 @@ class HiRED(TokenReducer):
 
 def _tile_of(context: VisualContext, overview: Tensor) -> Tensor:
     """The tile, as a group, that shows what a token of the overview shows: `[B, N]` int64, 0 for
-    tokens of tiles and in rows without tiles.
+    tokens of tiles; in rows without tiles no group has it.
     """
     places = []
     for axis, tiles in zip((context.row, context.column), context.tile_grid.unbind(1), strict=True):
         extent = (axis + 1).where(overview, 1).amax(1).clamp(min=1)  # of the overview's grid
         places.append((axis.clamp(0) * tiles[:, None]).div(extent[:, None], rounding_mode="floor"))
     tile = 1 + places[0] * context.tile_grid[:, 1:] + places[1]
-    return tile.where(overview & (context.tile_grid[:, :1] > 0), torch.zeros_like(tile))
+    return tile.where(overview, 0)

@@ -154,7 +154,7 @@ def take(values: Tensor, plan: Plan, fill: float = 0) -> Tensor:
     batch, slots = plan.keep.shape
     index = plan.keep.clamp(0).view(batch, slots, *[1] * (values.ndim - 2))
     used = plan.valid.view(index.shape)
-    return values.gather(1, index.expand(-1, -1, *values.shape[2:])).where(used, fill)
+    return values.gather(1, index.expand(-1, -1, *values.shape[2:])).masked_fill(~used, fill)
 
 
 def reduce(x: Tensor, plan: Plan) -> Tensor:
@@ -198,7 +198,7 @@ def _of_slot(values: Tensor, assign: Tensor, fill: float) -> Tensor:
     if values.shape[1] == 0:
         return values.new_full((*assign.shape, *values.shape[2:]), fill)
     index = assign.clamp(0).view(shape).expand(*assign.shape, *values.shape[2:])
-    return values.gather(1, index).where(assign.view(shape) >= 0, fill)
+    return values.gather(1, index).masked_fill(assign.view(shape) < 0, fill)
 
 
 def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> list[str]:

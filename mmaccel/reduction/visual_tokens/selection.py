@@ -42,14 +42,14 @@ def top_in_groups(scores: Tensor, group: Tensor, valid: Tensor, counts: Tensor) 
 
 
 def rank_in_groups(scores: Tensor, group: Tensor, valid: Tensor, groups: int) -> Tensor:
-    """The place of every token in its group, 0 for the highest score; `[B, N]` int64."""
-    by_score = rank(scores, valid)
-    bins = group.where(valid, groups)
-    order = invert(by_score)
-    order = order.gather(1, bins.gather(1, order).argsort(dim=1, stable=True))
-    sizes = count_groups(bins, torch.ones_like(valid), groups + 1)
+    """The place of every token in its group, 0 for the highest score; `[B, N]` int64. Invalid ones
+    belong to some group too, and come last in it.
+    """
+    order = invert(rank(scores, valid))
+    order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
+    sizes = count_groups(group, torch.ones_like(valid), groups)
     starts = sizes.cumsum(1) - sizes
-    return invert(order) - starts.gather(1, bins)
+    return invert(order) - starts.gather(1, group)
 
 
 def count_groups(group: Tensor, valid: Tensor, groups: int) -> Tensor:
@@ -67,10 +67,10 @@ def order_of(valid: Tensor) -> Tensor:
     return valid.cumsum(1) - valid.long()
 
 
-def random_uniforms(seeds: Tensor, valid: Tensor) -> Tensor:
-    """Uniforms `[B, N]` float32, functions of (seed `[B]`, index without padding) alone."""
+def random_uniforms(seeds: Tensor, valid: Tensor, layer: int = 0) -> Tensor:
+    """Uniforms `[B, N]` float32, functions of (seed `[B]`, index without padding, layer) alone."""
     purpose = torch.tensor(_RANDOM_TOKENS, device=valid.device)
-    return uniforms(seeds, torch.zeros_like(seeds), order_of(valid), 1, purpose)[..., 0]
+    return uniforms(seeds, torch.full_like(seeds, layer), order_of(valid), 1, purpose)[..., 0]
 
 
 def unit(states: Tensor, valid: Tensor) -> Tensor:

@@ -96,5 +96,5 @@ def _one_of_each(context: VisualContext, parts: Tensor) -> Tensor:
         context.counts.clamp(min=1)[:, None], rounding_mode="floor"
     )
     part = part.where(valid, 0)
-    numbers = random_uniforms(context.seeds, valid)
+    numbers = random_uniforms(context.seeds, valid, context.layer or 0)
     return valid & (rank_in_groups(numbers, part, valid, int(parts.max())) == 0)
