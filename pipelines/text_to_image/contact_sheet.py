@@ -170,7 +170,8 @@ def describe_guarantee(stats: Stats, dtype: str) -> str:
 
 def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str) -> Any:
     """Both sides on one sheet; `name` is the short name of the policy on the right."""
-    name += ", coarse drafts" * (made.stats.drafts == "coarse")
+    if made.stats.drafts in ("coarse", "online"):
+        name += f", {made.stats.drafts} drafts"
     panels = [
         make_panel("Token by token", _plain(plain), plain, _cost(plain)),
         make_panel(name, describe_guarantee(made.stats, dtype), made, _cost(made)),
