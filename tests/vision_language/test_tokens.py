@@ -1,0 +1,107 @@
+"""Which token of the tower a feature is, and the attention that it received there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.vision_language.tokens import find_places, open_context, recorded_encoder
+from mmaccel.pipelines.vision_language.visuals import Visual
+from tests.fixtures.tiny_vlms import build_vlm, draw_images
+
+SIDE = 4  # of a tile, in tokens
+
+
+def encode(name: str, model: Any, n: int) -> tuple[list[Visual], dict[str, Any], Any, Any]:
+    """Images, the inputs, the record of the tower, and the tower's own attention maps."""
+    inputs = draw_images(name, model, (n,)).inputs
+    model.base_model.vision_tower.set_attn_implementation("eager")
+    with torch.no_grad(), recorded_encoder(model, True) as record:
+        made = model.base_model.get_image_features(
+            **inputs, output_attentions=True, return_dict=True
+        )
+    visuals = [
+        Visual("image", k, 0, torch.arange(len(features)), features)
+        for k, features in enumerate(made.pooler_output)
+    ]
+    return visuals, inputs, record, made.attentions
+
+
+def tower_tokens(name: str, model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """Projected tokens `[tiles * 16, D]` of each image, by hand."""
+    pixels = inputs["pixel_values"]
+    has_class = name != "llava_onevision"
+    found = []
+    for k in range(len(pixels)):
+        tiles = pixels[k][: _count_tiles(inputs, k)] if pixels.ndim == 5 else pixels[k : k + 1]
+        with torch.no_grad():
+            hidden = model.base_model.vision_tower(tiles, output_hidden_states=True).hidden_states
+            layer = model.config.vision_feature_layer
+            states = hidden[layer][:, 1:] if has_class else hidden[layer]
+            found.append(model.base_model.multi_modal_projector(states).flatten(0, 1))
+    return found
+
+
+def _count_tiles(inputs: dict[str, Any], k: int) -> int:
+    return {(16, 32): 3, (32, 32): 5, (20, 9): 3}[tuple(inputs["image_sizes"][k].tolist())]
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "llava_onevision"])
+def test_a_feature_is_the_tower_token_that_is_named(name: str) -> None:
+    model = build_vlm(name)
+    visuals, inputs, _, _ = encode(name, model, 3)
+    by_hand = tower_tokens(name, model, inputs)
+    for visual, place, tokens in zip(
+        visuals, find_places(model, visuals, inputs), by_hand, strict=True
+    ):
+        is_token = place.source >= 0
+        torch.testing.assert_close(visual.features[is_token], tokens[place.source[is_token]])
+        if name != "llava":
+            end = model.base_model.image_newline.expand(int((~is_token).sum()), -1)
+            torch.testing.assert_close(visual.features[~is_token], end)
+        source = place.source[is_token]
+        assert place.group[is_token].tolist() == (source // SIDE**2).tolist()
+        assert place.row[is_token].tolist() == (source % SIDE**2 // SIDE).tolist()
+        assert place.column[is_token].tolist() == (source % SIDE).tolist()
+        assert int(place.group.max()) < place.tiles == len(tokens) // SIDE**2
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "llava_onevision"])
+@pytest.mark.parametrize("layer", [0, -2])
+def test_attention_is_that_of_the_towers_own_maps(name: str, layer: int) -> None:
+    model = build_vlm(name)
+    visuals, inputs, record, maps = encode(name, model, 2)
+    context = open_context(model, visuals, inputs, [0, 0], record)
+    places, first = find_places(model, visuals, inputs), 0
+    has_class = name != "llava_onevision"
+    for row, place in enumerate(places):
+        own = maps[layer][first : first + place.tiles]  # [tiles, H, S, S]
+        first += place.tiles
+        is_token = place.source >= 0
+        wanted = {"all": own.sum(2)} | ({"cls": own[:, :, 0]} if has_class else {})
+        for queries, mass in wanted.items():
+            mass = mass[:, :, 1:] if has_class else mass
+            flat = mass.transpose(0, 1).flatten(1)[:, place.source[is_token]]  # [H, n]
+            found = context.attention(layer, queries, per_head=True)[row]
+            found = found[:, : len(is_token)][:, is_token]
+            torch.testing.assert_close(found, flat, rtol=1e-4, atol=1e-6)
+    assert bool(
+        (context.valid.sum(1) == torch.tensor([int((p.source >= 0).sum()) for p in places])).all()
+    )
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next"])
+def test_keys_are_those_of_the_tower(name: str) -> None:
+    model = build_vlm(name)
+    visuals, inputs, record, _ = encode(name, model, 2)
+    context = open_context(model, visuals, inputs, [0, 0], record)
+    keys, first = context.keys(1), 0
+    for row, place in enumerate(find_places(model, visuals, inputs)):
+        own = record.layers[1]["k"][first : first + place.tiles, 1:].flatten(0, 1)
+        first += place.tiles
+        is_token = place.source >= 0
+        found = keys[row][: len(is_token)][is_token].flatten(1)
+        assert torch.equal(found, own[place.source[is_token]])
