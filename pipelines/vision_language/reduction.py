@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import PER_LAYER
+from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
 from mmaccel.pipelines.vision_language.tokens import (
@@ -81,6 +82,12 @@ class VisualReduction:
             raise UnsupportedModelError(
                 f"visual_tokens: expected a vision-language model whose image prompts are served, "
                 f"received a {type(model).__name__}; docs/visual-tokens.md lists them"
+            )
+        if "mm_encoder_outputs" not in forward_parameters(model):
+            raise UnsupportedModelError(
+                "visual_tokens: expected images that transformers encodes before its loop, "
+                f"received a {type(model).__name__} that encodes them in its first pass; install "
+                "transformers 5.23 or newer"
             )
         for method in self.methods:
             find = {"encoder_exit": offered, "llm_layer": find_offered}.get(method.stage)

@@ -48,16 +48,9 @@ def find_visuals(call: GenerateCall) -> list[Visual]:
     """All images, then all videos, of a call.
 
     Raises:
-        UnsupportedModelError: features that are not encoded before the loop, or whose number is not
-            that of the prompt's placeholders.
+        UnsupportedModelError: features whose number is not that of the prompt's placeholders.
     """
     encoded = call.others.get("mm_encoder_outputs") or {}
-    raw = {"pixel_values", "pixel_values_videos"} & call.given
-    if raw:
-        raise UnsupportedModelError(
-            f"visual_tokens: expected a model whose images are encoded before its loop, received "
-            f"{', '.join(sorted(raw))} for a {type(call.model).__name__}; use transformers 5.23"
-        )
     found: list[Visual] = []
     for modality, output in encoded.items():
         features = split_features(output.pooler_output)
