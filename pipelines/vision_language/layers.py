@@ -27,12 +27,14 @@ from mmaccel.pipelines.causal_lm.attention import attention_named
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
 from mmaccel.pipelines.causal_lm.own_prompt import Cut
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
+from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, Text, VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
 
 NAME = "mmaccel_noted"
 OFFERED = frozenset({"keys", "last_attention", "text_attention", "text"})
+_HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _OF_ATTENTION = {"keys", "last_attention", "text_attention"}
 
 
@@ -225,7 +227,7 @@ def _shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor
         mask = mask.expand(batch, -1, -1, -1)
         mask = mask.gather(2, order[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
         mask = mask.gather(3, order[:, None, None, :].expand(-1, mask.shape[1], width, -1))
-        hidden = hidden | (~mask if mask.dtype == torch.bool else mask < -1e4)
+        hidden = hidden | (~mask if mask.dtype == torch.bool else mask <= _HIDDEN)
     # the diagonal stays, so that padding has no NaN
     hidden = hidden & ~torch.eye(width, dtype=torch.bool, device=order.device)
     made = torch.zeros(hidden.shape, device=order.device)
@@ -281,20 +283,18 @@ class _Attention:
     def mass(self, layer: int, queries: Queries, per_head: bool) -> Tensor:
         """`[B, N]` or `[B, Hq, N]`: the attention of the last token, or of all text."""
         q, k, mask, scale = self._layer(layer)
-        batch, heads, length, _ = q.shape
-        k = k.repeat_interleave(heads // k.shape[1], 1)
+        length = q.shape[2]
         first = length - 1 if queries == "last" else 0
-        scores = q[:, :, first:].float() @ k.float().mT * scale
-        if mask is not None:
-            own = mask[..., first:, :]
-            scores = scores.masked_fill(~own, float("-inf")) if own.dtype == torch.bool else (
-                scores + own.float()
-            )  # fmt: skip
-        else:
-            causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()[first:]
-            scores = scores.masked_fill(~causal, float("-inf"))
-        weights = scores.softmax(-1).nan_to_num()  # padding sees nothing
-        if queries == "text":
-            weights = weights * self.is_text[:, None, :, None]
-        found = self.visual.take(weights.sum(2).transpose(1, 2)).transpose(1, 2)  # [B, Hq, N]
-        return found if per_head else found.sum(1)
+        if mask is None:
+            seen = torch.ones(1, length, length, dtype=torch.bool, device=q.device).tril()
+        else:  # of bools, or of numbers that are added
+            seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > _HIDDEN
+        return attention_mass(
+            q[:, :, first:],
+            k,
+            self.visual.index.where(self.visual.valid, -1),
+            scale=scale,
+            seen=seen[:, first:].expand(len(q), -1, -1),
+            weights=self.is_text if queries == "text" else None,
+            per_head=per_head,
+        )

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
 
 _TILED = {"llava_next", "llava_onevision"}
@@ -271,20 +272,17 @@ class TowerTokens:
     def attention(self, layer: int, queries: Queries, per_head: bool) -> Tensor:
         """`[B, N]` or `[B, H, N]`; see `VisualContext.attention`.
 
-        Each tile is a sequence of its own to the tower. A tile's map is made for its class token
-        alone, or summed head by head.
+        Each tile is a sequence of its own to the tower.
         """
         q, k = self._split(layer, "q"), self._split(layer, "k")  # [tiles, H, S, D]
-        scale = q.shape[-1] ** -0.5
-        asked = q[:, :, :1] if queries == "cls" else q
-        mass = torch.stack(
-            [
-                (asked[:, h].float() @ k[:, h].float().mT * scale).softmax(-1).sum(1)
-                for h in range(self.record.heads)
-            ],
-            2,
-        )  # [tiles, S, H]
-        found = self._arrange(mass).transpose(1, 2)  # [B, H, N]
+        mass = attention_mass(
+            q[:, :, :1] if queries == "cls" else q,
+            k,
+            torch.arange(k.shape[2], device=k.device).expand(len(k), -1),
+            scale=q.shape[-1] ** -0.5,
+            per_head=True,
+        )  # [tiles, H, S]
+        found = self._arrange(mass.transpose(1, 2)).transpose(1, 2)  # [B, H, N]
         return found if per_head else found.sum(1)
 
     def _split(self, layer: int, name: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Fewer visual tokens in front of the first layer: which columns go, and what the rest computes.
 
-The oracle is the whole prompt under a mask that hides the dropped tokens, at the positions that all
-tokens had. It is run by the model itself.
+The reference is the whole prompt under a mask that hides the dropped tokens, at the positions that
+all tokens had. It is run by the model itself.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def test_the_rest_computes_what_a_mask_over_the_whole_prompt_computes(
     if name.startswith("qwen"):
         grids = {k: inputs[k] for k in ("image_grid_thw", "mm_token_type_ids")}
         positions, _ = model.base_model.get_rope_index(ids, attention_mask=mask, **grids)
-    oracle = model.generate(
+    reference = model.generate(
         **inputs | {"attention_mask": kept.long(), "position_ids": positions}, **GREEDY
     )
-    assert torch.equal(made, oracle)
+    assert torch.equal(made, reference)
 
 
 def test_policies_make_the_plain_loops_tokens_on_what_is_kept(named: tuple[str, Any]) -> None:
@@ -127,6 +127,19 @@ def test_no_image_runs_plain() -> None:
     made, stats = answer(model, RandomTokens(keep=0.5), inputs)
     assert torch.equal(made, model.generate(**inputs, **GREEDY))
     assert stats.exactness == "bitwise" and stats.reference == ""
+    assert stats.notes == ["visual_tokens: no image in the prompt, nothing to drop"]
+
+
+def test_a_prompt_that_was_shortened_already_is_refused() -> None:
+    """Fewer placeholders than features, as a processor that drops some would leave."""
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (1,))
+    for name in ("input_ids", "attention_mask"):
+        at = int((inputs["input_ids"][0] == IMAGE).nonzero()[0])
+        inputs |= {f"new_{name}": torch.cat([inputs[name][:, :at], inputs[name][:, at + 3 :]], 1)}
+    inputs |= {name: inputs.pop(f"new_{name}") for name in ("input_ids", "attention_mask")}
+    with pytest.raises(UnsupportedModelError, match="a placeholder for each of the 16 image feat"):
+        answer(model, RandomTokens(keep=0.5), inputs)
 
 
 def test_bad_requests_are_refused() -> None:

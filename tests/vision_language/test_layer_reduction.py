@@ -1,7 +1,7 @@
 """Visual tokens dropped inside the language model, and the caches of unequal length behind it.
 
-The oracle runs the whole sequence anew for every token, without a cache; from the cut's layer on a
-mask hides the dropped columns.
+The reference runs the whole sequence anew for every token, without a cache; from the cut's layer on
+a mask hides the dropped columns.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def hidden_columns(model: Any, seen: dict[int, Tensor]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def oracle(model: Any, inputs: dict[str, Any], kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+def reference(model: Any, inputs: dict[str, Any], kept: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
     """Greedy tokens `[B, T + N_NEW]`, by passes over the whole sequence."""
     inputs = dict(inputs)
     mask = inputs["attention_mask"].bool()
@@ -134,7 +134,7 @@ def test_layers_behind_a_cut_compute_what_a_mask_computes(
     widths = [order.shape[1] for order, _ in kept.values()]
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < inputs["input_ids"].shape[1] and stats.exactness == "relaxed"
-    assert torch.equal(made, oracle(model, inputs, kept))
+    assert torch.equal(made, reference(model, inputs, kept))
     for policy in (mmaccel.Jacobi(4), mmaccel.Speculative()):
         assert torch.equal(answer(model, method, inputs, policy)[0], made)
 
@@ -219,7 +219,7 @@ def test_planted_bugs_are_seen(
             lambda mask, order, is_real: shorten(mask, order, torch.ones_like(is_real)),
         )  # fmt: skip
     made, _ = answer(model, FastV(keep=0.5, layer=1), inputs)
-    assert not torch.equal(made, oracle(model, inputs, kept))
+    assert not torch.equal(made, reference(model, inputs, kept))
 
 
 def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:

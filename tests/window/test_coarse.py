@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
+from tests.fixtures.coarse import bad_coarse
 
-CONFIG = CoarseConfig(1000, 256, columns=16, frame=256, n_slots=256, width=16, embedding=8)
+GRID = {"columns": 16, "frame": 256, "n_slots": 256}
 
 
 @pytest.fixture(scope="module")
@@ -18,18 +18,7 @@ def pipe():
 
 def make_folder(pipe, folder, kind):
     """A coarse model of random, constant, huge or zero weights."""
-    torch.manual_seed(0)
-    model = CoarseModel(CONFIG, pipe.model.output_matrix())
-    with torch.no_grad():
-        for weight in model.parameters():
-            if kind == "zeros":
-                weight.zero_()
-            elif kind == "constant":
-                weight.fill_(0.25)
-            elif kind == "adversarial":
-                weight.mul_(1000)
-    save_coarse(model, folder, {})
-    return mmaccel.Coarse(folder)
+    return bad_coarse(pipe.model.output_matrix(), folder, kind, **GRID)
 
 
 @pytest.mark.parametrize("kind", ["random", "constant", "adversarial"])
