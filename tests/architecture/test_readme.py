@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import mmaccel
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from tests.architecture.source import ROOT
 from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
@@ -22,6 +23,8 @@ from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
 from tests.fixtures.video import build_video
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+REDUCERS = sorted((ROOT / "docs" / "reducers").glob("*.md"))
+REDUCERS.remove(ROOT / "docs" / "reducers" / "contract.md")
 
 
 def provide(name: str, folder: Path) -> Any:
@@ -49,10 +52,10 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/extending.md", "docs/speech.md", "docs/video.md", "docs/visual-tokens.md"],
-)
+GUIDES = ("extending", "speech", "video", "visual-tokens", "reducers/contract")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{guide}.md" for guide in GUIDES)])
 def test_python_blocks_run_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +74,26 @@ def test_python_blocks_run_in_order(
         for name in required[1].split(", ") if required else []:
             names[name] = provide(name, tmp_path / f"{number}-{name}")
         exec(compile(block, f"{page}, Python block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", REDUCERS, ids=lambda page: page.stem)
+def test_reducers_are_made_as_their_pages_say(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        exec(block, {"mmaccel": mmaccel})
+
+
+def test_every_reducer_has_a_row_and_a_page() -> None:
+    content = (ROOT / "docs" / "visual-tokens.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\((reducers/[\w-]+\.md)\)", content, re.MULTILINE))
+    reducers = {name for name in dir(mmaccel) if is_reducer(getattr(mmaccel, name))}
+    assert set(rows) == reducers
+    assert all((ROOT / "docs" / page).is_file() for page in rows.values())
+
+
+def is_reducer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, TokenReducer)
 
 
 def test_local_links_exist() -> None:
