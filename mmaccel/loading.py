@@ -14,6 +14,7 @@ from mmaccel.results import EXACT_DTYPE
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
+AUTO = "auto"
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 CUDA_GRAPHS = ("auto", "on", "off")
 
@@ -59,20 +60,16 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return width, height
 
 
-def parse_dtype(name: str) -> Any:
-    """The value of `--dtype` as a torch dtype.
+def choose_names(device: str, dtype: str) -> tuple[str, str]:
+    """The values of `--device` and `--dtype` with "auto" replaced by what it means here.
 
     Raises:
-        OptionError: none of `DTYPES`.
+        OptionError: no such device on this machine, or no such dtype.
     """
-    if name not in DTYPES:
-        raise OptionError(
-            f"--dtype: expected one of {', '.join(DTYPES)}, received {name!r}; "
-            f"{EXACT_DTYPE} keeps every guarantee"
-        )
-    import torch
+    from mmaccel.pipelines.loading.placement import choose_placement, name_dtype
 
-    return getattr(torch, name)
+    found, kind = choose_placement(device, dtype)
+    return str(found), name_dtype(kind)
 
 
 def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
@@ -91,8 +88,8 @@ def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
 
 def open_pipeline(
     model: str,
-    device: str,
-    dtype: str = EXACT_DTYPE,
+    device: str = AUTO,
+    dtype: str = AUTO,
     *,
     size: str | None = None,
     decoder: Path | None = None,
@@ -104,8 +101,7 @@ def open_pipeline(
 
     Args:
         model: name, folder, file or hub id.
-        device: name of a torch device.
-        dtype: of the generator, one of `DTYPES`.
+        device, dtype: as `TextToImage.from_pretrained` takes them.
         size, decoder, family, cuda_graphs, trust_remote_code: as on the command line.
 
     Raises:
@@ -114,7 +110,7 @@ def open_pipeline(
         MissingBackendError: `--cuda-graphs on` for another device than CUDA.
     """
     pixels = parse_size(size)
-    kind, use_graphs = parse_dtype(dtype), parse_cuda_graphs(cuda_graphs)
+    use_graphs = parse_cuda_graphs(cuda_graphs)
     from transformers.utils import logging
 
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -123,7 +119,7 @@ def open_pipeline(
     return TextToImage.from_pretrained(
         model,
         device=device,
-        dtype=kind,
+        dtype=dtype,
         size=pixels,
         decoder=decoder,
         family=family,

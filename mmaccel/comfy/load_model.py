@@ -18,7 +18,8 @@ from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
 from mmaccel.errors import OptionError
 from mmaccel.loading import DTYPES
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.sources import check_device, content_files, is_hub_id
+from mmaccel.pipelines.loading.placement import choose_placement
+from mmaccel.pipelines.loading.sources import content_files, is_hub_id
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator, TextToImage
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source
@@ -145,7 +146,7 @@ def check_engine(device: str, dtype: str, cuda_graphs: UseGraphs) -> None:
         MissingBackendError: CUDA graphs on a CPU.
     """
     if device != AUTO and dtype in DTYPES:
-        check_device(device, getattr(torch, dtype))
+        choose_placement(device, dtype)
         Engine(cuda_graphs).check(device)
 
 

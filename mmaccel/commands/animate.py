@@ -34,8 +34,8 @@ def animate(
     file_format: Annotated[
         str | None, typer.Option("--format", help="mp4 or webp (lossless)")
     ] = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
@@ -46,7 +46,7 @@ def animate(
     pause_collector()
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.media_job import VideoJob, choose_policy, open_pipe
-    from mmaccel.loading import parse_dtype
+    from mmaccel.loading import choose_names
     from mmaccel.outputs.video_files import pick_format, read_frames
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.text_to_image.model import choose_params
@@ -57,7 +57,7 @@ def animate(
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     check_seed([seed + k for k in range(count)])
     name, chosen = choose_policy(policy, window, drafts, set_fields)
-    kind = parse_dtype(dtype)
+    device, dtype = choose_names(device, dtype)
     params = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_params(SamplingParams(), **params)
     suffix = pick_format(file_format)
@@ -65,7 +65,7 @@ def animate(
     # before the model is loaded, which takes long
     frames = {start: read_frames(start, _MAX_FRAMES) for start in starts}
     pipe = open_pipe(
-        ImageToVideo, model, codec=codec, device=device, dtype=kind, cuda_graphs=cuda_graphs,
+        ImageToVideo, model, codec=codec, device=device, dtype=dtype, cuda_graphs=cuda_graphs,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     open_folder(out)

@@ -39,7 +39,7 @@ def bench(
     size: shared.Size = None,
     decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
-    device: shared.Device = "cpu",
+    device: shared.Device = "auto",
     dtypes: Annotated[str, typer.Option(help="with commas; the first is the baseline")] = _DTYPES,
     trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,

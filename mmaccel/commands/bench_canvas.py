@@ -76,10 +76,10 @@ def bench_canvas(
     """
     import torch
 
-    from mmaccel.pipelines.loading.sources import check_device
+    from mmaccel.pipelines.loading.placement import choose_placement
     from mmaccel.pipelines.text_to_image.registry import find_source
 
-    check_device(device, torch.float32)
+    device = str(choose_placement(device, torch.float32)[0])
     chosen, is_all = _pick_setups(labels), model in ("all", "scenes")
     if json_file is not None:
         open_folder(json_file.parent, "--json")

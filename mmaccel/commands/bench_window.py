@@ -22,7 +22,7 @@ from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_c
 from mmaccel.config_files import read_json
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
-from mmaccel.loading import open_pipeline
+from mmaccel.loading import choose_names, open_pipeline
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
@@ -133,8 +133,10 @@ def bench_window(
         if text is not None and not split_values(f"--{name}", text):
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
     sources = None if drafts is None else split_values("--drafts", drafts)
+    device = choose_names(device, "float32")[0]
+    kinds = [choose_names(device, name)[1] for name in split_values("--dtypes", dtypes)]
     setups = []
-    for dtype in split_values("--dtypes", dtypes):
+    for dtype in kinds:
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
         for name in names:
             own = [width for width in widths if width != "adaptive" or name == "jacobi"]
@@ -162,7 +164,7 @@ def bench_window(
             family=family,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-        for dtype in split_values("--dtypes", dtypes)
+        for dtype in kinds
     }
     first_pipe = next(iter(pipes.values()))
     images = first_pipe.image_model

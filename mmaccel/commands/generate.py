@@ -57,8 +57,8 @@ def generate(
     batch_size: Annotated[
         int | None, typer.Option(help="images generated together; by default 1, of a file 8")
     ] = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
     executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,
@@ -95,7 +95,7 @@ def generate(
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.generate_batch import BatchOptions, run_batch
     from mmaccel.commands.generate_images import ImageJob
-    from mmaccel.loading import open_pipeline, pick_name
+    from mmaccel.loading import choose_names, open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.model import (
         choose_params,
         encode_prompts,
@@ -118,6 +118,7 @@ def generate(
     check_most("--retries", retries or 0, MAX_RETRIES, "what failed so often will fail again")
     _check_not_negative("max-failures", max_failures)
     _check_executor(executor, actors)
+    device, dtype = choose_names(device, dtype)
     named = shared.given(
         window=shared.parse_window(window),
         drafts=drafts,

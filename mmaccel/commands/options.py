@@ -57,8 +57,8 @@ MinP = Annotated[float | None, typer.Option(help="least share of the likeliest")
 Size = Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")]
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP_TRUST)]
-Device = Annotated[str, typer.Option(help="cpu or cuda")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu")]
+Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
 JsonFile = Annotated[
     Path | None,

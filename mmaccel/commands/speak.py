@@ -36,8 +36,8 @@ def speak(
     family: Annotated[
         str | None, typer.Option(help="llasa or orpheus; by default it is detected")
     ] = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
@@ -50,13 +50,13 @@ def speak(
 
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.media_job import SpeechJob, choose_policy, open_pipe
-    from mmaccel.loading import parse_dtype
+    from mmaccel.loading import choose_names
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.plan import check_call
 
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     name, chosen = choose_policy(policy, window, drafts, set_fields)
-    kind = parse_dtype(dtype)
+    device, dtype = choose_names(device, dtype)
     params = shared.given(
         max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty,
@@ -66,7 +66,7 @@ def speak(
     check_folder(out)
     logging.disable_progress_bar()
     pipe = open_pipe(
-        TextToSpeech, model, codec=codec, device=device, dtype=kind, family=family,
+        TextToSpeech, model, codec=codec, device=device, dtype=dtype, family=family,
         cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     job = SpeechJob(

@@ -14,8 +14,9 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import check_device, find_model
+from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
@@ -61,8 +62,8 @@ class ImageToVideo:
         name: str | Path,
         *,
         codec: str | Path | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
         trust_remote_code: bool = False,
     ) -> ImageToVideo:
@@ -73,8 +74,8 @@ class ImageToVideo:
                 12B.
             codec: the same of the codec, which turns tokens into frames; None takes the one that
                 the authors published, from the hub.
-            device: where to run.
-            dtype: of model and codec. "bitwise" is guaranteed in float32 and float64.
+            device, dtype: where model and codec run and in which format; see
+                `TextToImage.from_pretrained`.
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether the codec's TorchScript may read and write files; False
                 refuses a codec that can.
@@ -87,8 +88,8 @@ class ImageToVideo:
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
         engine = Engine(cuda_graphs)
+        device, dtype = choose_placement(device, dtype)
         engine.check(device)
-        check_device(device, dtype)
         source = find_model(name, {})
         codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
         load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)

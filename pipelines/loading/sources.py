@@ -10,9 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
@@ -112,26 +110,3 @@ def _own_files(folder: Path) -> list[Path]:
     """Weights and configurations of a folder, without its subfolders and its coarse model."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != _COARSE]
     return [path for path in files if path.suffix in _WEIGHTS or path.name in _CONFIGURING]
-
-
-def check_device(device: Any, dtype: Any) -> None:
-    """Check that the device exists on this machine and that the dtype is a floating-point one.
-
-    Raises:
-        OptionError: with the reason from torch.
-    """
-    import torch
-
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
-        raise OptionError(
-            f"dtype: expected torch.float32, torch.bfloat16, torch.float16 or torch.float64, "
-            f"received {dtype!r}; float32 keeps every guarantee"
-        )
-    try:
-        float(torch.zeros(1, device=device, dtype=dtype))
-    except Exception as error:  # each backend has its own, and some are missing from a build
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise OptionError(
-            f"device: expected a device of this machine, received {show(device)} ({reason}); "
-            "use cpu"
-        ) from error

@@ -20,6 +20,7 @@ from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
 from mmaccel.checks import check_int
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
@@ -67,8 +68,8 @@ class TextToImage:
         cls,
         name: str | Path,
         *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str = "auto",
         size: tuple[int, int] | None = None,
         decoder: str | Path | None = None,
         family: str | None = None,
@@ -80,8 +81,10 @@ class TextToImage:
 
         Args:
             name: "scenes", a folder or file, or an id of the hub (downloaded to its cache).
-            device: where to run.
-            dtype: of the generator; "bitwise" is guaranteed in float32 and float64.
+            device: where to run. "auto" takes CUDA, MPS or XPU where there is one, else the CPU.
+            dtype: of the generator, of torch or a name such as "bf16". "auto" is bfloat16 on a GPU
+                that computes it and float32 on a CPU; "bitwise" is guaranteed in float32 and
+                float64.
             size: width and height in pixels, for models with several sizes; None takes the model's
                 default.
             decoder: a file with the image decoder, for checkpoints that have none.
@@ -97,6 +100,7 @@ class TextToImage:
                 be read or do not fit each other, or code that is not trusted.
         """
         engine = Engine(cuda_graphs, sync_every)
+        device, dtype = choose_placement(device, dtype)
         engine.check(device)
         file = Path(decoder) if isinstance(decoder, str) else decoder
         load_config = LoadConfig(device, dtype, size, file, trust_remote_code)

@@ -10,7 +10,7 @@ import mmaccel
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import check_device, find_model
+from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
 if TYPE_CHECKING:  # both need torch, which a listing of families does not
@@ -55,7 +55,6 @@ def open_images(
         raise OptionError(
             f"family: expected one of {', '.join(IMAGE_MODELS)}, received {family!r}; leave it out"
         )
-    check_device(load_config.device, load_config.dtype)
     source = find_source(name)
     family = family or find_image_family(source, name)
     if load_config.decoder is not None and family not in _WITH_DECODER:

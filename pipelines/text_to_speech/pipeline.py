@@ -14,6 +14,7 @@ import torch
 from mmaccel.contracts import FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
@@ -50,8 +51,8 @@ class TextToSpeech:
         name: str | Path,
         *,
         codec: str | Path | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str = "auto",
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
         trust_remote_code: bool = False,
@@ -62,9 +63,8 @@ class TextToSpeech:
             name: a folder, or an id of the hub (downloaded to its cache).
             codec: the same of the codec, which turns tokens into sound; None takes the one that
                 the family's authors published, from the hub.
-            device: where to run.
-            dtype: of the language model; the codec runs in float32. "bitwise" is guaranteed in
-                float32 and float64.
+            device, dtype: where the model runs, and in which format its language model; see
+                `TextToImage.from_pretrained`. The codec runs in float32.
             family: how the checkpoint is read; None detects it. See docs/speech.md.
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
@@ -77,6 +77,7 @@ class TextToSpeech:
             MissingBackendError: a package that the family's codec needs is not installed.
         """
         engine = Engine(cuda_graphs)
+        device, dtype = choose_placement(device, dtype)
         engine.check(device)
         load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)
         speech, source, codec_source = open_speech(name, codec, load_config, family)

@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
 from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import check_device, find_model
+from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
 SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
@@ -47,7 +47,6 @@ def open_speech(
         raise OptionError(
             f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
         )
-    check_device(load_config.device, load_config.dtype)
     source = find_model(name, {})
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)

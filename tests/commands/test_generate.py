@@ -166,7 +166,7 @@ BAD = [
     (["--window", "0"], "window: expected an integer in 1..4096"),
     (["--window", "wide"], "window: expected an integer in 1..4096"),
     (["--policy", "autoregressive", "--window", "3"], "received 'window'"),
-    (["--dtype", "int8"], "--dtype: expected one of float32, bfloat16, float16"),
+    (["--dtype", "int8"], "dtype: expected auto, float32, bfloat16, float16"),
     (["--drafts", "tarot"], "drafts: expected one of"),
     (["--count", "0"], "--count: expected at least 1, received 0"),
     (["--batch-size", "-1"], "--batch-size: expected at least 1"),

@@ -12,7 +12,7 @@ from mmaccel.commands.terminal import make_table, printable, wide_console
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.features import load_callable
 from mmaccel.limits import is_deeper, parse_json
-from mmaccel.pipelines.loading.sources import check_device
+from mmaccel.pipelines.loading.placement import choose_placement
 
 LONG = "9" * 5000
 BAD: list[tuple[str, list[str], str]] = [  # command, options, message
@@ -76,7 +76,7 @@ def test_a_device_that_is_none_is_refused(name: str) -> None:
     import torch
 
     with pytest.raises(OptionError, match="device: expected a device of this machine"):
-        check_device(name, torch.float32)
+        choose_placement(name, torch.float32)
 
 
 def test_markup_and_escapes_of_users_are_shown_as_text(capsys) -> None:

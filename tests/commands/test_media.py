@@ -241,7 +241,7 @@ BOTH = [
     (["--min-p", "2"], "min_p: expected"),
     (["--batch-size", "0"], "--batch-size: expected at least 1"),
     (["--seed", str(2**64)], "seed: expected a 64-bit integer"),
-    (["--dtype", "int8"], "--dtype: expected one of float32"),
+    (["--dtype", "int8"], "dtype: expected auto, float32"),
     (["--set", "window"], "--set: expected name=value"),
     (["--set", "windw=3"], "windw"),
 ]

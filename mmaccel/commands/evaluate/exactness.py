@@ -31,8 +31,8 @@ def exactness(
     size: shared.Size = None,
     decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,
 ) -> None:
@@ -44,7 +44,7 @@ def exactness(
     from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
     from mmaccel.commands.files import check_file, new_report, write_json
     from mmaccel.errors import OptionError
-    from mmaccel.loading import open_pipeline, pick_name
+    from mmaccel.loading import choose_names, open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.noise import check_seed
@@ -58,6 +58,7 @@ def exactness(
     check_most("--samples", samples, MAX_SAMPLES, "ask for fewer")
     check_file("--json", json_file)
     check_seed(seed)
+    device, dtype = choose_names(device, dtype)
     options = shared.parse_fields(set_fields or [])
     if policy is not None:
         make_policy(policy, **options)

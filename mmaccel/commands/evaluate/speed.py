@@ -35,8 +35,8 @@ def speed(
     size: shared.Size = None,
     decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
@@ -48,7 +48,7 @@ def speed(
     from mmaccel.commands.evaluate.setup import parse_sizes, pick_prompts, read_prompts
     from mmaccel.commands.files import new_report, open_folder, write_lines
     from mmaccel.errors import OptionError
-    from mmaccel.loading import open_pipeline, pick_name
+    from mmaccel.loading import choose_names, open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.results import exactness_in
@@ -68,6 +68,7 @@ def speed(
         read_prompts(prompts)
     if plots:
         load("mmaccel.evaluation.speed.report:check_plots")()
+    device, dtype = choose_names(device, dtype)
     options = shared.parse_fields(set_fields or [])
     if policy is not None:
         make_policy(policy, **options)

@@ -28,7 +28,7 @@ from mmaccel.demo.grammar.tasks import (
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
-from mmaccel.pipelines.loading.sources import check_device
+from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.models.scenes_vocabulary import read_words
 
 
@@ -77,7 +77,7 @@ class GrammarText:
                 f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
                 "scripts/train_demo.py grammar-export"
             )
-        check_device(device, torch.float32)
+        device, _ = choose_placement(device, torch.float32)
         model = load_model(AutoModelForCausalLM, Path(folder), LoadConfig(device))
         self.model = MaskedLM(model, MASK, shift=said.get("logit_shift", 0), vocab_size=MASK)
 

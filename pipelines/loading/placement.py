@@ -1,0 +1,94 @@
+"""Where a model runs and in which number format: "auto", names, and torch's own objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmaccel.checks import show
+from mmaccel.errors import OptionError
+
+AUTO = "auto"
+DTYPES = {  # every name that is understood, by the one that is written into results
+    "float32": ("float32", "fp32", "float", "single"),
+    "bfloat16": ("bfloat16", "bf16"),
+    "float16": ("float16", "fp16", "half"),
+    "float64": ("float64", "fp64", "double"),
+}
+_BY_NAME = {name: own for own, names in DTYPES.items() for name in names}
+
+
+def choose_device(device: Any = AUTO) -> Any:
+    """The device that "auto" means on this machine: CUDA, MPS, XPU, else the CPU.
+
+    Args:
+        device: "auto", a name such as "cuda:1", or a `torch.device`.
+
+    Returns:
+        A name for "auto"; anything else as it is.
+    """
+    if device != AUTO:
+        return device
+    for name in ("cuda", "mps", "xpu"):
+        backend = getattr(torch, name, None)
+        if backend is not None and backend.is_available():
+            return name
+    return "cpu"
+
+
+def choose_dtype(dtype: Any = AUTO, device: Any = "cpu") -> torch.dtype:
+    """A torch dtype.
+
+    Args:
+        dtype: "auto", one of the names in `DTYPES` (also as "torch.float16"), or a `torch.dtype`.
+            "auto" is bfloat16 on a GPU that computes it, float16 on a GPU that does not, float32 on
+            a CPU, where it keeps every guarantee.
+        device: where the model will run.
+
+    Raises:
+        OptionError: anything else, and integer or 8-bit dtypes.
+    """
+    if isinstance(dtype, str) and dtype.lower() == AUTO:
+        return _usual_dtype(torch.device(device))
+    own = _BY_NAME.get(dtype.lower().removeprefix("torch.")) if isinstance(dtype, str) else None
+    found = dtype if own is None else getattr(torch, own)
+    if str(found).removeprefix("torch.") not in DTYPES or not isinstance(found, torch.dtype):
+        raise OptionError(
+            f"dtype: expected auto, {', '.join(DTYPES)}, bf16, fp16, fp32 or one of torch's, "
+            f"received {show(dtype)}; float32 keeps every guarantee"
+        )
+    return found
+
+
+def _usual_dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    return torch.float16 if device.type == "mps" else torch.bfloat16
+
+
+def choose_placement(device: Any = AUTO, dtype: Any = AUTO) -> tuple[Any, torch.dtype]:
+    """Device and dtype of a model; see `choose_device` and `choose_dtype`.
+
+    Raises:
+        OptionError: a device that this machine does not have, with the reason from torch; another
+            dtype.
+    """
+    device = choose_device(device)
+    kind = choose_dtype(torch.float32 if dtype == AUTO else dtype)
+    try:
+        float(torch.zeros(1, device=device, dtype=kind))
+    except Exception as error:  # each backend has its own, and some are missing from a build
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise OptionError(
+            f"device: expected a device of this machine, received {show(device)} "
+            f"({reason}); auto takes {choose_device()}"
+        ) from error
+    return device, choose_dtype(dtype, device)
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    """The name of a dtype in results, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
