@@ -18,8 +18,9 @@ from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
 from mmaccel.errors import OptionError
 from mmaccel.loading import DTYPES
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import is_hub_id
 from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.loading.sources import content_files, is_hub_id
+from mmaccel.pipelines.loading.sources import content_files
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator, TextToImage
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source

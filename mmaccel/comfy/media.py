@@ -16,7 +16,8 @@ from mmaccel.comfy.progress import MediaProgress
 from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import PREFIX, Host, NodeResult, NodeSpec, Output, Widget
 from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
-from mmaccel.pipelines.loading.sources import content_files, find_model, is_hub_id
+from mmaccel.pipelines.loading.hub import is_hub_id
+from mmaccel.pipelines.loading.sources import content_files, find_model
 from mmaccel.pipelines.runner.engine import UseGraphs
 
 

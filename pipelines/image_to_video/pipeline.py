@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
@@ -66,6 +68,11 @@ class ImageToVideo:
         dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
         trust_remote_code: bool = False,
+        torch_dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+        variant: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -79,6 +86,9 @@ class ImageToVideo:
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether the codec's TorchScript may read and write files; False
                 refuses a codec that can.
+            torch_dtype: another name of `dtype`.
+            revision, variant, token, local_files_only: of a download, see
+                `mmaccel.pipelines.loading.hub.HubOptions`.
 
         Raises:
             OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
@@ -88,11 +98,13 @@ class ImageToVideo:
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
         engine = Engine(cuda_graphs)
-        device, dtype = choose_placement(device, dtype)
+        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
-        source = find_model(name, {})
-        codec_source = find_model(CODEC if codec is None else codec, {}, "codec")
-        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)
+        source = find_model(name, {}, hub=hub)
+        own = replace(hub, revision=None, variant=None)
+        codec_source = find_model(CODEC if codec is None else codec, {}, "codec", own)
+        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
         with refusing(
             f"a Cosmos model in {source} and its codec in {codec_source}",
             "files that do not fit", "copy both folders again",

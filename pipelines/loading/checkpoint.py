@@ -28,6 +28,7 @@ from mmaccel.pipelines.loading.headers import (
     read_shapes,
     stored_bytes,
 )
+from mmaccel.pipelines.loading.hub import USUAL, HubOptions
 from mmaccel.pipelines.loading.refusal import refusing
 
 
@@ -40,6 +41,7 @@ class LoadConfig:
         size: width and height of the images in pixels; None takes the model's default.
         decoder: a file with the image decoder, for checkpoints that have none.
         trust_remote_code: whether Python code that a checkpoint brings may run.
+        hub: of a download, and the variant of the weights.
 
     Raises:
         OptionError: a size that is not a pair of positive integers, a missing file, or a
@@ -51,6 +53,7 @@ class LoadConfig:
     size: tuple[int, int] | None = None
     decoder: Path | None = None
     trust_remote_code: bool = False
+    hub: HubOptions = USUAL
 
     def __post_init__(self) -> None:
         size: Any = self.size
@@ -99,9 +102,10 @@ def load_model(
             missing, surplus or of another shape, with names; code that is not trusted.
     """
     check_folder(folder, option)
-    check_sizes(kind, folder, load_config.dtype, option)
+    check_sizes(kind, folder, load_config.dtype, option, load_config.hub.variant)
     options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # refused below, with names
+    options |= {} if load_config.hub.variant is None else {"variant": load_config.hub.variant}
     if hasattr(kind, "load_config"):  # a class of diffusers, which runs no code
         options["torch_dtype"] = load_config.dtype
     else:

@@ -130,19 +130,22 @@ class Header:
     n_bytes: int
 
 
-def read_header(folder: Path, config: Mapping[str, Any], option: str = "model") -> Header:
+def read_header(
+    folder: Path, config: Mapping[str, Any], option: str = "model", variant: str | None = None
+) -> Header:
     """Read names and shapes of a folder's tensors.
 
     Args:
         folder: written by `save_pretrained`.
         config: content of its `config.json`.
         option: name of the option in messages.
+        variant: of the weights, such as "fp16".
 
     Raises:
         UnsupportedModelError: no weights, an index that names other files than shards in this
             folder, a missing shard, or a file that safetensors refuses.
     """
-    files = tuple(_weight_files(folder, config, option))
+    files = tuple(_weight_files(folder, config, option, variant))
     shapes: dict[str, tuple[int, ...]] = {}
     n_bytes = 0
     for file in files:
@@ -152,11 +155,16 @@ def read_header(folder: Path, config: Mapping[str, Any], option: str = "model") 
     return Header(files, shapes, n_bytes)
 
 
-def _weight_files(folder: Path, config: Mapping[str, Any], option: str) -> Iterator[Path]:
+def _weight_files(
+    folder: Path, config: Mapping[str, Any], option: str, variant: str | None
+) -> Iterator[Path]:
     own = config.get("transformers_weights")
     stems = ("model", "diffusion_pytorch_model")
-    names = [f"{stem}.safetensors{more}" for stem in stems for more in ("", ".index.json")]
-    names += [f"{n}.bin{more}" for n in ("pytorch_model", stems[1]) for more in ("", ".index.json")]
+    infix = "" if variant is None else f".{variant}"
+    names = []
+    for kind, known in (("safetensors", stems), ("bin", ("pytorch_model", stems[1]))):
+        for stem in known:
+            names += [f"{stem}{infix}.{kind}", f"{stem}.{kind}.index{infix}.json"]
     found = [str(own)] if own else [name for name in names if (folder / name).exists()]
     if not found or not is_plain(found[0]):
         received = shorten(found[0]) if found else f"{sorted(os.listdir(folder))[:5]}"
@@ -260,7 +268,13 @@ def check_memory(n_bytes: int, what: str, option: str = "model") -> None:
         )
 
 
-def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "model") -> None:
+def check_sizes(
+    kind: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    option: str = "model",
+    variant: str | None = None,
+) -> None:
     """Compare the configuration of a checked folder with its tensors and with free memory.
 
     The model's outline, with tensors that have shapes but no numbers, is built where numbers in
@@ -271,6 +285,7 @@ def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "mode
         folder: written by `save_pretrained`.
         dtype: of the model.
         option: name of the option in messages.
+        variant: of the weights, such as "fp16".
 
     Raises:
         UnsupportedModelError: heads that do not divide a width, more layers or numbers than the
@@ -279,7 +294,7 @@ def check_sizes(kind: Any, folder: Path, dtype: torch.dtype, option: str = "mode
     file = folder / "config.json"
     config = read_json(file, option=option)
     _check_structure(config, file, option)
-    header = read_header(folder, config, option)
+    header = read_header(folder, config, option, variant)
     _check_layers(config, header, file, option)
     outline = None if config.get("auto_map") else build_outline(kind, folder)
     if outline is None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.loading.hub import USUAL, HubOptions, download, is_hub_id
 from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
-_HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
-
-def find_model(name: str | Path, shipped: Mapping[str, Path], option: str = "model") -> Path:
+def find_model(
+    name: str | Path,
+    shipped: Mapping[str, Path],
+    option: str = "model",
+    hub: HubOptions = USUAL,
+) -> Path:
     """Find the folder or file of a model.
 
     Args:
@@ -25,37 +28,23 @@ def find_model(name: str | Path, shipped: Mapping[str, Path], option: str = "mod
             its cache.
         shipped: folders of the demo models by name.
         option: name of the option in messages.
+        hub: of a download.
 
     Raises:
-        OptionError: no such model; with the names of demo models.
+        OptionError: no such model; with the names of demo models. See also `hub.download`.
+        UnsupportedModelError: an id of the hub that only looks like a model for us.
     """
-    reason = ""
     if isinstance(name, str | Path) and str(name).strip():
         for path in [*([shipped[str(name)]] if str(name) in shipped else []), Path(name)]:
             if os.path.exists(path):  # False for a name that is too long, unlike Path.exists
                 return path
         if is_hub_id(str(name)):
-            try:
-                return _download(str(name))
-            except (OSError, ValueError) as error:
-                reason = f" ({' '.join(str(error).split())[:160]})"
+            return download(str(name), hub, option)
     known = f", or one of: {', '.join(shipped)}" if shipped else ""
     raise OptionError(
         f"{option}: expected a folder, a file, an id of the Hugging Face hub such as owner/name"
-        f"{known}; received {name if name is None else str(name)!r}{reason}; check the spelling"
+        f"{known}; received {name if name is None else str(name)!r}; check the spelling"
     )
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a hub id."""
-    return _HUB.fullmatch(name) is not None
-
-
-def _download(name: str) -> Path:
-    """Download from the hub; the cached copy where the hub cannot be reached."""
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(name))
 
 
 _CONFIGURING = (

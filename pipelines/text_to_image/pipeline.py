@@ -20,6 +20,7 @@ from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
 from mmaccel.checks import check_int
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -76,6 +77,11 @@ class TextToImage:
         cuda_graphs: UseGraphs = "auto",
         sync_every: int = 1,
         trust_remote_code: bool = False,
+        torch_dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+        variant: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
 
@@ -92,6 +98,9 @@ class TextToImage:
             cuda_graphs, sync_every: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
+            torch_dtype: another name of `dtype`.
+            revision, variant, token, local_files_only: of a download, see
+                `mmaccel.pipelines.loading.hub.HubOptions`.
 
         Raises:
             OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`; a file
@@ -100,10 +109,11 @@ class TextToImage:
                 be read or do not fit each other, or code that is not trusted.
         """
         engine = Engine(cuda_graphs, sync_every)
-        device, dtype = choose_placement(device, dtype)
+        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
         file = Path(decoder) if isinstance(decoder, str) else decoder
-        load_config = LoadConfig(device, dtype, size, file, trust_remote_code)
+        load_config = LoadConfig(device, dtype, size, file, trust_remote_code, hub)
         return cls(*open_images(name, load_config, family), engine)
 
     @property

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import mmaccel
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.hub import USUAL, HubOptions
+from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
@@ -55,7 +57,7 @@ def open_images(
         raise OptionError(
             f"family: expected one of {', '.join(IMAGE_MODELS)}, received {family!r}; leave it out"
         )
-    source = find_source(name)
+    source = find_source(name, load_config.hub)
     family = family or find_image_family(source, name)
     if load_config.decoder is not None and family not in _WITH_DECODER:
         raise OptionError(
@@ -76,15 +78,19 @@ def open_images(
     return loaded, source
 
 
-def find_source(name: str | Path) -> Path:
+def find_source(name: str | Path, hub: HubOptions = USUAL) -> Path:
     """Find the folder or file of a model, also of a demo model.
+
+    Args:
+        name: of a demo model, a path, or an id of the hub.
+        hub: of a download.
 
     Raises:
         OptionError: no such model; with the names of demo models.
     """
     weights = Path(mmaccel.__file__).parent / "demo" / "weights"
     shipped = sorted(file.parent for file in weights.glob("*/config.json"))
-    return find_model(name, {folder.name: folder for folder in shipped})
+    return find_model(name, {folder.name: folder for folder in shipped}, hub=hub)
 
 
 def find_image_family(source: Path, name: str | Path) -> str:
@@ -112,6 +118,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
         return "lumina-mgpt"
     if own in _BY_TYPE:
         return _BY_TYPE[own]
+    refuse_lookalike(str(name), {"config.json": config, "model_index.json": {"_class_name": kind}})
     found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "

@@ -14,6 +14,7 @@ import torch
 from mmaccel.contracts import FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -56,6 +57,11 @@ class TextToSpeech:
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
         trust_remote_code: bool = False,
+        torch_dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+        variant: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
     ) -> TextToSpeech:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -69,6 +75,9 @@ class TextToSpeech:
             cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
+            torch_dtype: another name of `dtype`.
+            revision, variant, token, local_files_only: of a download, see
+                `mmaccel.pipelines.loading.hub.HubOptions`.
 
         Raises:
             OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
@@ -77,9 +86,10 @@ class TextToSpeech:
             MissingBackendError: a package that the family's codec needs is not installed.
         """
         engine = Engine(cuda_graphs)
-        device, dtype = choose_placement(device, dtype)
+        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
-        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)
+        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
         speech, source, codec_source = open_speech(name, codec, load_config, family)
         return cls(speech, source, engine, codec_source)
 

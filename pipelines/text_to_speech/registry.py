@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,11 @@ def open_speech(
         raise OptionError(
             f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
         )
-    source = find_model(name, {})
+    source = find_model(name, {}, hub=load_config.hub)
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)
-    codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec")
+    hub = replace(load_config.hub, revision=None, variant=None)
+    codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec", hub)
     module, _, function = SPEECH[family].partition(":")
     load = getattr(import_module(module), function)
     with refusing(

@@ -269,7 +269,7 @@ def test_what_only_the_model_can_refuse_stops_before_any_pass(
     begun = count_passes(monkeypatch, model)
     with pytest.raises(OptionError, match="expected a folder, a file, an id .* scenes.*received"):
         run("LoadModel", model="/no/such/folder")
-    with pytest.raises(OptionError, match="received 'owner/name' .*; check the spelling"):
+    with pytest.raises(OptionError, match="received 'owner/name', which is in no cache"):
         run("LoadModel", model="owner/name")
     with pytest.raises(OptionError, match="window: expected an integer in 1..4096"):
         policy("Jacobi", window=5000)  # as if it came over a link

@@ -65,4 +65,4 @@ def test_a_missing_device_is_refused_with_what_auto_takes() -> None:
 
 def test_a_pipeline_takes_names() -> None:
     pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", dtype="bf16")
-    assert pipe.model.dtype == torch.bfloat16
+    assert pipe.model.model.dtype == torch.bfloat16

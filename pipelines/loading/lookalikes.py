@@ -1,0 +1,70 @@
+"""Repositories that look like models we serve, but are not: what they are, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmaccel.errors import UnsupportedModelError
+
+_SERVED = "Janus-Pro, Emu3, Chameleon, Lumina-mGPT, GLM-Image and LlamaGen are served"
+_SERVED_PIPELINES = ("GlmImagePipeline", "AmusedPipeline")
+_EMU35_WORDS = 200_000  # Emu3 has 184 622 words, Emu3.5 some 280 000
+
+
+def refuse_lookalike(
+    name: str, configs: Mapping[str, Mapping[str, Any]], option: str = "model"
+) -> None:
+    """Refuse a checkpoint that cannot run here, by what its configurations say.
+
+    Args:
+        name: of the checkpoint, given by the user.
+        configs: content of `config.json` and `model_index.json`, where they are there.
+        option: name of the option in messages.
+
+    Raises:
+        UnsupportedModelError: what the checkpoint is, and what to take instead.
+    """
+    config = configs.get("config.json", {})
+    found = _find(name, config, configs.get("model_index.json", {}).get("_class_name"))
+    if found is not None:
+        what, remedy = found
+        raise UnsupportedModelError(
+            f"{option}: expected a model that makes tokens, in files of transformers, received "
+            f"{name}, {what}; {remedy}"
+        )
+
+
+def _find(name: str, config: Mapping[str, Any], pipeline: Any) -> tuple[str, str] | None:
+    """What a look-alike is and what helps; None for other checkpoints."""
+    if isinstance(pipeline, str) and pipeline not in _SERVED_PIPELINES:
+        return (
+            f"a {pipeline[:60]} of diffusers, which removes noise from a whole image at every step",
+            f"no policy applies to it; {_SERVED}, AmusedPipeline through mmaccel.attach",
+        )
+    kind = config.get("model_type")
+    if kind == "multi_modality":
+        return (
+            "in the layout of DeepSeek's own code",
+            "take the copy for transformers: deepseek-community/Janus-Pro-1B, "
+            "deepseek-community/Janus-Pro-7B or deepseek-community/Janus-1.3B",
+        )
+    words = config.get("vocab_size")
+    if kind == "Emu3" and isinstance(words, int) and words > _EMU35_WORDS:
+        return "Emu3.5, which is code of its own repository", f"it is not served; {_SERVED}"
+    if kind == "Emu3":  # transformers' own has "emu3"
+        return (
+            "in the layout of Emu3's own code",
+            "take the copy for transformers: BAAI/Emu3-Gen-hf",
+        )
+    if kind == "hunyuan_image_3_moe":
+        return (
+            "HunyuanImage-3, which makes images by flow matching inside a language model",
+            f"no policy applies to it; {_SERVED}",
+        )
+    if str(kind).startswith("chameleon") and "mgpt-2" in name.lower():
+        return (
+            "Lumina-mGPT 2.0, whose image tokenizer is code of its own repository",
+            "it is not served; Lumina-mGPT 1.0 is: Alpha-VLLM/Lumina-mGPT-7B-768",
+        )
+    return None

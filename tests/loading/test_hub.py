@@ -1,0 +1,144 @@
+"""Downloads from the hub: which files, and five refusals that say what helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.hub import HubOptions, choose_files
+from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
+from mmaccel.pipelines.text_to_image.registry import find_image_family
+from tests.architecture.source import ROOT
+from tests.fixtures.fake_hub import serve_hub
+
+SHARDED = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+ASK = """
+import json, sys
+from mmaccel.errors import MMAccelError
+from mmaccel.pipelines.loading.hub import HubOptions, download
+for name, options in json.loads(sys.argv[1]):
+    try:
+        folder = download(name, HubOptions(**options))
+        print(json.dumps(["", sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")
+                                     if p.is_file())]))
+    except MMAccelError as error:
+        print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+def ask(address: str, home: Path, *calls: tuple[str, dict]) -> list[tuple[str, object]]:
+    """Downloads in a process of their own, because the hub's address is read at import."""
+    environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home)}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"}
+    ran = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(calls)],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
+
+
+@pytest.fixture
+def repositories(tmp_path: Path) -> dict[str, Path]:
+    """A model, a look-alike, and a model that is too large."""
+    found = {name: tmp_path / name for name in ("own/tiny", "own/janus", "own/large")}
+    for folder in found.values():
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        for file in ("model.safetensors", "pytorch_model.bin", "README.md", "picture.png"):
+            (folder / file).write_bytes(b"x" * 100)
+    (found["own/janus"] / "config.json").write_text('{"model_type": "multi_modality"}')
+    (found["own/large"] / "huge.safetensors").write_bytes(b"x")
+    return found
+
+
+def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with serve_hub(repositories, {"huge.safetensors": 2**60}) as (address, asked):
+        tiny, janus, large, gated, missing, revision = ask(
+            address, home,
+            ("own/tiny", {}), ("own/janus", {}), ("own/large", {}), ("own/gated", {}),
+            ("own/other", {}), ("own/tiny", {"revision": "v9"}),
+        )  # fmt: skip
+    assert tiny == ("", ["config.json", "model.safetensors"])
+    assert "huge.safetensors" not in asked and asked.count("model.safetensors") <= 2  # HEAD, GET
+    assert janus[0] == "UnsupportedModelError" and "deepseek-community/Janus-Pro-7B" in janus[1]
+    assert "GiB on the disk of" in large[1] and "set HF_HOME" in large[1]
+    assert "gated; accept its licence at https://huggingface.co/own/gated" in gated[1]
+    assert "not there or private" in missing[1] and "models?search=other" in missing[1]
+    assert "revision: expected a branch, tag or commit of own/tiny, received 'v9'" in revision[1]
+
+    gone = "http://127.0.0.1:9"  # nobody listens
+    cached, offline, local, none = ask(
+        gone, home,
+        ("own/tiny", {}), ("own/new", {}), ("own/tiny", {"local_files_only": True}),
+        ("own/new", {"local_files_only": True}),
+    )  # fmt: skip
+    assert cached == local == tiny
+    assert "the hub cannot be reached" in offline[1] and "connect to the network" in offline[1]
+    assert "local_files_only=True and no copy there" in none[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "variant", "kept"),
+    [
+        ([*SHARDED, "pytorch_model.bin", "tf_model.h5", "README.md"], None, SHARDED),
+        (["a.fp16.safetensors", "a.safetensors"], None, ["a.safetensors"]),
+        (["a.fp16.safetensors", "a.safetensors"], "fp16", ["a.fp16.safetensors"]),
+        (["a.safetensors"], "fp16", ["a.safetensors"]),
+        (["a.fp16.safetensors"], None, ["a.fp16.safetensors"]),
+        (["vq.pt", "t2i.pt", "x/config.json"], None, ["vq.pt", "t2i.pt", "x/config.json"]),
+        (["unet/a.safetensors", "vae/a.bin"], None, ["unet/a.safetensors", "vae/a.bin"]),
+        (
+            ["m.safetensors.index.fp16.json", "m.fp16-00001-of-00001.safetensors", "m.safetensors"],
+            "fp16",
+            ["m.safetensors.index.fp16.json", "m.fp16-00001-of-00001.safetensors"],
+        ),
+    ],
+)
+def test_files_that_are_read(names: list[str], variant: str | None, kept: list[str]) -> None:
+    assert choose_files(names, variant) == kept
+
+
+@pytest.mark.parametrize(
+    ("config", "index", "said"),
+    [
+        ({"model_type": "multi_modality"}, {}, "deepseek-community/Janus-Pro-1B"),
+        ({"model_type": "Emu3", "vocab_size": 184622}, {}, "BAAI/Emu3-Gen-hf"),
+        ({"model_type": "Emu3", "vocab_size": 282926}, {}, "Emu3.5"),
+        ({"model_type": "hunyuan_image_3_moe"}, {}, "flow matching"),
+        ({"model_type": "chameleon"}, {}, "Lumina-mGPT 2.0"),
+        ({}, {"_class_name": "FluxPipeline"}, "a FluxPipeline of diffusers"),
+    ],
+)
+def test_lookalikes_are_named_with_what_helps(
+    config: dict, index: dict, said: str, tmp_path: Path
+) -> None:
+    name = "own/Lumina-mGPT-2.0" if config.get("model_type") == "chameleon" else "own/x"
+    with pytest.raises(UnsupportedModelError, match=said):
+        refuse_lookalike(name, {"config.json": config, "model_index.json": index})
+    if config.get("model_type") == "chameleon":
+        return
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModelError, match=said):
+        find_image_family(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "emu3", "vocab_size": 184622}])
+def test_others_pass(config: dict) -> None:
+    refuse_lookalike("own/x", {"config.json": config})
+
+
+def test_bad_options_are_refused_without_showing_a_token() -> None:
+    with pytest.raises(OptionError, match="revision: expected a text or None, received 7"):
+        HubOptions(revision=7)  # type: ignore[arg-type]
+    with pytest.raises(OptionError) as caught:
+        HubOptions(token=123456)  # type: ignore[arg-type]
+    assert "123456" not in str(caught.value)
