@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from mmaccel.checks import suggest
 from mmaccel.errors import OptionError
 
 
@@ -153,7 +154,7 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
         because = "" if entry is None else f", which decodes a {entry.kind}, not a {kind}"
         raise OptionError(
             f"policy: expected one of {', '.join(names)}, received {name!r}{because}; "
-            "choose one of these"
+            f"{suggest(name, names, 'choose one of these')}"
         )
     return POLICIES[name]
 

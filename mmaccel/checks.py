@@ -7,7 +7,7 @@ received and `hint`, which says how to repair the call. A bool is never accepted
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,14 @@ def show(value: Any) -> str:
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} that is too long to print"
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
+    """ "did you mean …?" where one of the known names resembles a value, else `otherwise`."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(value)[:_MAX_SHOWN].lower(), list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def check_int(name: str, value: Any, low: int, high: int | None = None, *, hint: str) -> None:

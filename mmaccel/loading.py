@@ -96,13 +96,14 @@ def open_pipeline(
     family: str | None = None,
     cuda_graphs: str = "auto",
     trust_remote_code: bool = False,
+    revision: str | None = None,
 ) -> TextToImage:
     """Load a text-to-image model on a device.
 
     Args:
         model: name, folder, file or hub id.
         device, dtype: as `TextToImage.from_pretrained` takes them.
-        size, decoder, family, cuda_graphs, trust_remote_code: as on the command line.
+        size, decoder, family, cuda_graphs, trust_remote_code, revision: as on the command line.
 
     Raises:
         OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
@@ -125,4 +126,5 @@ def open_pipeline(
         family=family,
         cuda_graphs=use_graphs,
         trust_remote_code=trust_remote_code,
+        revision=revision,
     )

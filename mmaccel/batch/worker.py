@@ -43,8 +43,8 @@ class Setup:
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         params: given fields of `SamplingParams`; the others are those the model recommends.
-        device, dtype, decoder, family, cuda_graphs, trust_remote_code: options of `mmaccel
-            generate`.
+        device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision: options of
+            `mmaccel generate`.
         size: pixels as text, for rows without a size.
         rows: images generated together.
         negative: negative prompt of rows without one.
@@ -64,6 +64,7 @@ class Setup:
     rows: int = 8
     negative: str | None = None
     trust_remote_code: bool = False
+    revision: str | None = None
 
     def open(self) -> TextToImage:
         """Load the model for images of `size`.
@@ -82,6 +83,7 @@ class Setup:
             family=self.family,
             cuda_graphs=self.cuda_graphs,
             trust_remote_code=self.trust_remote_code,
+            revision=self.revision,
         )
 
 

@@ -117,8 +117,8 @@ def read_job(
         )
     prompts = read_prompts(prompt)
     requests = [
-        Request(prompts[k % len(prompts)], (seed + k) % SEEDS, k, negative.strip() or None)
-        for k in range(len(prompts) if count is None else count)
+        Request(text, (seed + k) % SEEDS, k, negative.strip() or None)
+        for k, text in enumerate(text for text in prompts for _ in range(count or 1))
     ]
     own = choose_params(model.pipe.image_model.params, **params)
     return ImageJob(model, chosen, requests, own, batch_size)
@@ -188,7 +188,7 @@ def _inputs(most: int) -> tuple[Widget | Socket, ...]:
             "Of the first image; the second has seed + 1, and so on, as with mmaccel generate."
         ),
         Widget(
-            "count", "int", 0, "Number of images; 0 makes one of each prompt.", 0, most, 1,
+            "count", "int", 1, "Images of each prompt; 0 is one too.", 0, most, 1,
             stands_for=((0, None),),
         ),
         Widget(

@@ -38,6 +38,7 @@ def animate(
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
+    revision: shared.Revision = None,
 ) -> None:
     """Continue images or videos, each clip in a file with a JSON file next to it.
 
@@ -66,7 +67,7 @@ def animate(
     frames = {start: read_frames(start, _MAX_FRAMES) for start in starts}
     pipe = open_pipe(
         ImageToVideo, model, codec=codec, device=device, dtype=dtype, cuda_graphs=cuda_graphs,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     open_folder(out)
     job = VideoJob(

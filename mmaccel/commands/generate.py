@@ -22,6 +22,7 @@ from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 LOCAL, RAY = "local", "ray"
 
 _BATCH_ROWS = 8
+_HELP_COUNT = "images of each prompt, by default one; without prompts, images in all"
 _HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
 _HELP_NEGATIVE = "negative prompt, for models whose authors have it"
@@ -40,7 +41,7 @@ def generate(
     group: Annotated[int | None, typer.Option(help="group size of gsd")] = None,
     max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None,
     count: Annotated[
-        int | None, typer.Option(help="number of images; by default one of each prompt, or 8")
+        int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
     ] = None,
     seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
     out: shared.Out = Path("out"),
@@ -50,8 +51,12 @@ def generate(
     top_k: shared.TopK = None,
     top_p: shared.TopP = None,
     min_p: shared.MinP = None,
-    negative: Annotated[str | None, typer.Option(help=_HELP_NEGATIVE)] = None,
+    negative: Annotated[
+        str | None, typer.Option("--negative-prompt", "--negative", help=_HELP_NEGATIVE)
+    ] = None,
     size: shared.Size = None,
+    width: shared.Width = None,
+    height: shared.Height = None,
     decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help=f"one of {', '.join(IMAGE_MODELS)}")] = None,
     batch_size: Annotated[
@@ -61,6 +66,7 @@ def generate(
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
+    revision: shared.Revision = None,
     executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
     resume: Annotated[
@@ -104,14 +110,16 @@ def generate(
     from mmaccel.samplers.noise import Noise, check_seed
     from mmaccel.samplers.sampling_params import SamplingParams
 
-    single = {"prompt": prompts, "--count": count, "--compare": compare}
+    single = {"prompt": prompts, "--num-images": count, "--compare": compare}
     batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
     batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
     batch |= {"--executor": executor != LOCAL, "--actors": actors is not None}
     batch |= {"--json": as_json, "--json-stream": json_stream}
     _check_mode(prompt_file, single, batch)
     if count is not None:
-        shared.check_count("count", count, MAX_IMAGES, "a file takes more, see --prompts")
+        many = MAX_IMAGES // max(1, len(prompts or ()))
+        shared.check_count("num-images", count, many, "a file takes more, see --prompts")
+    size = shared.join_size(size, width, height)
     rows = batch_size if batch_size is not None else 1 if prompt_file is None else _BATCH_ROWS
     shared.check_count("batch-size", rows, MAX_BATCH)
     _check_not_negative("retries", retries)
@@ -136,7 +144,7 @@ def generate(
     if prompt_file is not None:
         setup = Setup(
             model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,
-            cuda_graphs, size, rows, negative, trust_remote_code,
+            cuda_graphs, size, rows, negative, trust_remote_code, revision,
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
@@ -149,25 +157,31 @@ def generate(
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     resume_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)
     params = choose_params(pipe.image_model.params, **sampling)
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
-    texts = list(prompts or examples)
-    if count is None:
-        count = 8 if len(texts) == 1 and model in MODELS else len(texts)
-    texts = [texts[k % len(texts)] for k in range(count)]
+    texts = _spread_prompts(prompts, count, examples)
     (negative,) = spread_negatives(negative, 1)
-    encode_prompts(pipe.image_model, texts, [negative] * count, params)
-    Noise.from_seed([seed + k for k in range(count)], count)
+    encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
+    Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
     open_folder(out)
     ImageJob(
         pipe, texts, seed, name, chosen, params, rows, out, model, dtype,
         shared.given(size=size, family=family), decoder, negative, compare,
     ).run()  # fmt: skip
+
+
+def _spread_prompts(
+    prompts: list[str] | None, count: int | None, examples: tuple[str, ...]
+) -> list[str]:
+    """A prompt for each image: `count` of each of the user's, or `count` of the examples."""
+    if prompts:
+        return [text for text in prompts for _ in range(count or 1)]
+    return [examples[k % len(examples)] for k in range(count or len(examples))]
 
 
 def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:

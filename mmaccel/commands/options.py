@@ -48,13 +48,22 @@ WindowPolicy = Annotated[str | None, typer.Option(help=_HELP_WINDOW)]
 SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
 Drafts = Annotated[str | None, typer.Option(help=_HELP_DRAFTS)]
 Window = Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')]
-Out = Annotated[Path, typer.Option(help="folder for the files", parser=parse_path, metavar="PATH")]
-Guidance = Annotated[float | None, typer.Option(help="classifier-free guidance; 1 is off")]
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="folder for the files", parser=parse_path, metavar="PATH"),
+]
+Guidance = Annotated[
+    float | None,
+    typer.Option("--guidance-scale", "--guidance", help="classifier-free guidance; 1 is off"),
+]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy")]
 TopK = Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")]
 TopP = Annotated[float | None, typer.Option(help="keep this much probability")]
 MinP = Annotated[float | None, typer.Option(help="least share of the likeliest")]
 Size = Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")]
+Width = Annotated[int | None, typer.Option(help="pixels, beside --height; as --size 1024x768")]
+Height = Annotated[int | None, typer.Option(help="pixels, beside --width")]
+Revision = Annotated[str | None, typer.Option(help="of a hub id: branch, tag or commit")]
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP_TRUST)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu")]
@@ -69,6 +78,24 @@ JsonFile = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def join_size(size: str | None, width: int | None, height: int | None) -> str | None:
+    """The value of `--size`, of which `--width` and `--height` are the parts.
+
+    Raises:
+        OptionError: one side alone, or sides beside `--size`.
+    """
+    if width is None and height is None:
+        return size
+    if size is not None or width is None or height is None:
+        parts = {"size": size, "width": width, "height": height}
+        named = " ".join(f"--{name} {value}" for name, value in parts.items() if value is not None)
+        raise OptionError(
+            f"--width, --height: expected both, or --size alone, received {named}; write for "
+            "example --width 1024 --height 768"
+        )
+    return f"{width}x{height}"
 
 
 def check_count(name: str, value: int, most: int, remedy: str = "ask for fewer") -> None:

@@ -40,6 +40,7 @@ def speak(
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
+    revision: shared.Revision = None,
 ) -> None:
     """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
 
@@ -67,7 +68,7 @@ def speak(
     logging.disable_progress_bar()
     pipe = open_pipe(
         TextToSpeech, model, codec=codec, device=device, dtype=dtype, family=family,
-        cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
+        cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from mmaccel.checks import suggest
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions, download, is_hub_id
 from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
@@ -43,7 +44,8 @@ def find_model(
     known = f", or one of: {', '.join(shipped)}" if shipped else ""
     raise OptionError(
         f"{option}: expected a folder, a file, an id of the Hugging Face hub such as owner/name"
-        f"{known}; received {name if name is None else str(name)!r}; check the spelling"
+        f"{known}; received {name if name is None else str(name)!r}; "
+        f"{suggest(name, shipped, 'check the spelling')}"
     )
 
 

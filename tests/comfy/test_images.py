@@ -60,7 +60,16 @@ def count_passes(monkeypatch: pytest.MonkeyPatch, model: LoadedModel) -> list[in
 def test_pixels_are_the_command_lines(
     node: str, flags: list[str], model: LoadedModel, tmp_path: Path
 ) -> None:
-    arguments = ["generate", *CAPTIONS[:2], "--count", "3", "--seed", "7", "--temperature", "0.9"]
+    arguments = [
+        "generate",
+        *CAPTIONS[:2],
+        "--num-images",
+        "3",
+        "--seed",
+        "7",
+        "--temperature",
+        "0.9",
+    ]
     arguments += [*flags, "--model", model.name, "--out", str(tmp_path)]
     assert main(arguments) == 0
     files = sorted(file for file in tmp_path.glob("0*.png"))
@@ -69,16 +78,16 @@ def test_pixels_are_the_command_lines(
         prompt="\n\n".join(CAPTIONS[:2]) + "\n", seed=7, count=3, temperature=0.9,
     )  # fmt: skip
     images, record = made.values
-    assert images.shape[0] == len(files) == 3 and images.dtype == torch.float32
+    assert images.shape[0] == len(files) == 6 and images.dtype == torch.float32
     for image, file in zip(images, files):
         with Image.open(file) as opened:
             written = list(opened.get_flattened_data())
         # as ComfyUI's SaveImage turns it into bytes
         shown = (255.0 * image).clamp(0, 255).to(torch.uint8).reshape(-1, 3).tolist()
         assert [tuple(pixel) for pixel in shown] == written
-    assert [int(file.name[:4]) for file in files] == [7, 8, 9]
+    assert [int(file.name[:4]) for file in files] == [7, 8, 9, 10, 11, 12]
     for k, line in enumerate(record.lines):
-        assert line.startswith(f"seed {7 + k}: ") and line.endswith(f": {CAPTIONS[k % 2]}")
+        assert line.startswith(f"seed {7 + k}: ") and line.endswith(f": {CAPTIONS[k // 3]}")
 
 
 def test_every_byte_survives_the_way_through_a_tensor() -> None:

@@ -96,10 +96,10 @@ def test_a_workflow_makes_the_command_lines_pixels(
     first, again = talk({"graph": graph}, {"graph": graph})["jobs"]
     assert [event[0] for event in first["events"]][-1] == "execution_success"
     files = made_files(base, first)
-    arguments = ["generate", *CAPTIONS[:2], "--count", "3", "--seed", "11", "--window", "5"]
+    arguments = ["generate", *CAPTIONS[:2], "-n", "3", "--seed", "11", "--window", "5"]
     assert main([*arguments, "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
     ours = sorted(tmp_path.glob("0*.png"))
-    assert len(files) == len(ours) == 3
+    assert len(files) == len(ours) == 6
     for theirs, own in zip(files, ours):
         with Image.open(theirs) as a, Image.open(own) as b:
             assert list(a.get_flattened_data()) == list(b.get_flattened_data())

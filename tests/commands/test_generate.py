@@ -163,12 +163,18 @@ def test_the_dtype_is_used_and_recorded(
 
 BAD = [
     (["--policy", "jacoby"], "policy: expected one of autoregressive"),
+    (["--policy", "jacoby"], "received 'jacoby'; did you mean jacobi?"),
+    (["--model", "scene"], "received 'scene'; did you mean scenes?"),
+    (["--guidence-scale", "2"], "Possible options: --guidance"),
+    (["--width", "512"], "--width, --height: expected both, or --size alone, received --width 512"),
+    (["--size", "512", "--height", "8", "--width", "8"], "received --size 512 --width 8"),
+    (["--width", "512", "--height", "512"], "size: expected"),
     (["--window", "0"], "window: expected an integer in 1..4096"),
     (["--window", "wide"], "window: expected an integer in 1..4096"),
     (["--policy", "autoregressive", "--window", "3"], "received 'window'"),
     (["--dtype", "int8"], "dtype: expected auto, float32, bfloat16, float16"),
     (["--drafts", "tarot"], "drafts: expected one of"),
-    (["--count", "0"], "--count: expected at least 1, received 0"),
+    (["--count", "0"], "--num-images: expected at least 1, received 0"),
     (["--batch-size", "-1"], "--batch-size: expected at least 1"),
     (["--temperature", "-0.1"], "temperature: expected a finite number >= 0"),
     (["--top-p", "0"], "top_p: expected a number in (0, 1]"),
@@ -176,7 +182,7 @@ BAD = [
     (["--top-k", "-1"], "top_k: expected an integer >= 1"),
     (["--min-p", "2"], "min_p: expected a number in 0..1"),
     (["--seed", str(2**64)], "seed: expected a 64-bit integer"),
-    (["--count", "three"], "--count"),
+    (["--count", "three"], "--num-images"),
     (["--window", "4", "--set", "window=5"], "--window: expected it once, received 4"),
     (["--max-gap", "1", "--set", "max_gap=1"], "--max-gap: expected it once, received 1"),
     (["--policy", "gsd", "--group", "9" * 30], "group: expected an integer in 0..2147483647"),
@@ -189,6 +195,21 @@ BAD = [
     (["--device", "cuda:99"], "device: expected a device of this machine"),
     (["--model", "no-such-model"], "model: expected a folder"),
 ]
+
+
+def test_other_tools_names_of_options(generate, tiny_folder: Path) -> None:
+    ours = ("--out", "--guidance", "2.5", "--count", "2", "--device", "cpu", "--dtype", "float32")
+    theirs = ("-o", "--guidance-scale", "2.5", "-n", "2", "--device", "auto", "--dtype", "fp32")
+    found = []
+    for out, *options in (ours, theirs):
+        where = tiny_folder.parent / f"names{len(found)}"
+        assert main(["generate", *CAPTIONS[:2], "--model", str(tiny_folder), out, str(where),
+                     *options]) == 0  # fmt: skip
+        found.append(sorted(file.name for file in where.iterdir()))
+    assert found[0] == found[1] and len(found[0]) == 5  # two images of each prompt, and the sheet
+    names = [name[:-13] for name in found[0][:4]]
+    assert names == ["0000-a-red-circle-jacobi", "0001-a-red-circle-jacobi",
+                     "0002-a-blue-square-jacobi", "0003-a-blue-square-jacobi"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(b[0])[:40] for b in BAD])
