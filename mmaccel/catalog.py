@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from mmaccel.checks import suggest
+from mmaccel.checks import show, suggest
 from mmaccel.errors import OptionError
 
 
@@ -191,6 +191,30 @@ def make_policy(name: str, /, **options: Any) -> Any:
     if entry.kind == "window" and isinstance(options.get("drafts"), str):
         options["drafts"] = load(_PARSE_SOURCE)(options["drafts"])
     return policy(**entry.preset, **options)
+
+
+def read_policy(policy: Any) -> Any:
+    """The policy that a user names.
+
+    Args:
+        policy: a policy; a short name, such as "jacobi"; or a dictionary of a name and fields, such
+            as `{"name": "jacobi", "window": 32}`.
+
+    Raises:
+        OptionError: unknown name, a dictionary without one, or a bad field.
+    """
+    if isinstance(policy, str):
+        return make_policy(policy)
+    if not isinstance(policy, Mapping):
+        return policy
+    options = {str(option): value for option, value in policy.items()}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise OptionError(
+            f"policy: expected a dictionary with a name, received {show(dict(policy))}; write for "
+            'example {"name": "jacobi", "window": 32}'
+        )
+    return make_policy(name, **options)
 
 
 def find_family(model_type: str | None) -> str:

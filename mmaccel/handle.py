@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import find_family, load, make_policy, policy_names
+from mmaccel.catalog import find_family, load, policy_names, read_policy
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
@@ -109,7 +109,7 @@ class Handle:
 
 def attach(
     target: Any,
-    policy: Policy | str,
+    policy: Policy | str | Mapping[str, Any],
     *,
     seed: int | Sequence[int] | None = None,
     strict: bool = False,
@@ -133,7 +133,8 @@ def attach(
             a diffusers pipeline with one such model in it; a pipeline or model listed in
             `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in
             `mmaccel.pipelines.diffusion_lm.registry`, which then has `generate`.
-        policy: a policy, or its short name in `mmaccel.catalog`.
+        policy: a policy, its short name (`mmaccel models` lists them), or a dictionary of a name
+            and fields, such as `{"name": "jacobi", "window": 32}`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
             draws one from torch's global generator at every sampled call, so that
             `torch.manual_seed` makes it reproducible.
@@ -177,7 +178,7 @@ def attach(
                 f"{type(target).__name__}; leave visual_tokens out"
             )
         return Handle(
-            target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, make_policy)
+            target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, read_policy)
         )
     chosen = choose_policy(policy, layout)
     model = find_generator(target)
@@ -247,14 +248,13 @@ def family_of(model: Any) -> CausalLM:
 
 
 def choose_policy(policy: Any, layout: Any = None) -> Policy:
-    """The policy itself, or the one with this short name.
+    """The policy that `mmaccel.catalog.read_policy` finds, checked.
 
     Raises:
         OptionError: no policy; a policy whose drafts need a layout, without one; or an object
             that is no layout.
     """
-    if isinstance(policy, str):
-        policy = make_policy(policy)
+    policy = read_policy(policy)
     check_policy(policy)
     check_layout(layout)
     check_source(first_source(getattr(policy, "drafts", "left")), layout, final=True)

@@ -74,6 +74,31 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
     return reduced if several else reduced[0]
 
 
+def draw_seeds(generator: Any, seed: Any = 0) -> int | list[int]:
+    """The seed that a torch generator draws, or one of each of several.
+
+    Args:
+        generator: a `torch.Generator`, which is advanced, or several.
+        seed: of the same call, which must be 0.
+
+    Raises:
+        OptionError: something else, or a seed beside it.
+    """
+    several = isinstance(generator, Sequence)
+    given = list(generator) if several else [generator]
+    if not given or not all(isinstance(one, torch.Generator) for one in given):
+        raise OptionError(
+            f"generator: expected a torch.Generator or a list of them, received {show(generator)}; "
+            "pass seed=0, or torch.Generator().manual_seed(0)"
+        )
+    if not isinstance(seed, int) or seed != 0:
+        raise OptionError(
+            f"generator: expected it or a seed, received both (seed {show(seed)}); drop one"
+        )
+    seeds = [int(torch.randint(2**63 - 1, (), generator=one, device=one.device)) for one in given]
+    return seeds if several else seeds[0]
+
+
 def _to_integer(value: Any) -> int:
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool):

@@ -64,15 +64,15 @@ def serve_pipeline(
     strict: bool,
     layout: Layout | None,
     engine: Engine,
-    make: Callable[[str], Any],
+    read: Callable[[Any], Any],
 ) -> tuple[Any, Injection]:
     """Attach a policy to a pipeline or denoiser; see `mmaccel.attach`.
 
     Args:
         target: one that `find_pipeline` names.
-        policy: a policy or a short name.
+        policy: as `mmaccel.attach` takes it.
         seed, strict, layout, engine: as `attach` takes them.
-        make: makes a policy from a short name that `OWN_POLICIES` lacks.
+        read: makes a policy of what `OWN_POLICIES` lacks: `mmaccel.catalog.read_policy`.
 
     Returns:
         The service, with `policy` and `history`, and the injection that attaches it.
@@ -89,8 +89,8 @@ def serve_pipeline(
             "not captured"
         )
     engine.check(target.device)
-    if isinstance(policy, str):
-        policy = OWN_POLICIES[policy]() if policy in OWN_POLICIES else make(policy)
+    is_own = isinstance(policy, str) and policy in OWN_POLICIES
+    policy = OWN_POLICIES[policy]() if is_own else read(policy)
     check_layout(layout)
     if isinstance(policy, CachedBlocks):
         _check_cached(policy, name, seed, layout)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser, kind_of
+from mmaccel.catalog import read_policy
 from mmaccel.contracts import Layout, Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
@@ -350,11 +351,16 @@ def check_params(params: Any) -> None:
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     """The given policy, or for None an exact policy of the model's kind.
 
+    Args:
+        policy: as `mmaccel.catalog.read_policy` takes it.
+        window: the model.
+
     Raises:
         OptionError: not a policy, or a policy for another kind of model.
     """
     kind = kind_of(window)
     if policy is None:
         policy = Jacobi() if kind == "window" else LosslessUnmask(order="halton")
+    policy = read_policy(policy)
     check_policy(policy, kind)
     return policy

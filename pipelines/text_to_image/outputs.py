@@ -73,7 +73,8 @@ class ImageOutput:
     """Finished images and their cost.
 
     Attributes:
-        images: B PIL images, RGB; a command that shows fewer stores the first ones only.
+        images: B PIL images, RGB, or what `output_type` of the call asked for; a command that shows
+            fewer stores the first ones only.
         tokens: `[B, h*w]` int64, raster order.
         passes: `[B]` int64, forward passes each image took part in while it was unfinished.
         stats: of the whole batch, or summed over several batches.
@@ -81,12 +82,31 @@ class ImageOutput:
         first: index of the first image in the list of the call.
     """
 
-    images: list[Image]
+    images: Any
     tokens: Tensor
     passes: Tensor
     stats: Stats
     prompts: list[str]
     first: int = 0
+
+
+OUTPUT_TYPES = ("pil", "pt", "np", "tokens")
+
+
+def convert_images(images: list[Image], output_type: str) -> Any:
+    """PIL images as diffusers' `output_type` asks for them.
+
+    Args:
+        images: B of one size.
+        output_type: "pil", the images; "pt", a tensor `[B, 3, H, W]`; "np", an array
+            `[B, H, W, 3]`; both float32 in 0..1 in steps of 1/255.
+    """
+    if output_type == "pil" or not images:
+        return images
+    import numpy as np
+
+    array = np.stack([np.asarray(image, dtype=np.float32) for image in images]) / 255
+    return array if output_type == "np" else torch.from_numpy(array).permute(0, 3, 1, 2)
 
 
 def to_images(pixels: Tensor) -> list[Image]:

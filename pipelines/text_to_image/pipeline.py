@@ -9,7 +9,7 @@ sizes with one loaded model: `mmaccel generate`, batches and the ComfyUI nodes u
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.checks import check_int
+from mmaccel.checks import check_choice, check_int
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
@@ -35,16 +35,18 @@ from mmaccel.pipelines.text_to_image.model import (
     spread_negatives,
 )
 from mmaccel.pipelines.text_to_image.outputs import (
+    OUTPUT_TYPES,
     ImageOutput,
     Request,
     RequestOutput,
     check_prompts,
     check_requests,
+    convert_images,
     join,
 )
 from mmaccel.pipelines.text_to_image.registry import open_images
 from mmaccel.results import OnStep, Stats
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, draw_seeds
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _WARM_UP_PASSES = 3
@@ -149,7 +151,7 @@ class TextToImage:
         self,
         prompt: str | Sequence[str],
         *,
-        policy: Policy | CanvasPolicy | None = None,
+        policy: Policy | CanvasPolicy | str | Mapping[str, Any] | None = None,
         negative_prompt: str | Sequence[str | None] | None = None,
         seed: int | Sequence[int] = 0,
         guidance_scale: float | None = None,
@@ -160,13 +162,17 @@ class TextToImage:
         num_images_per_prompt: int = 1,
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], Any] | None = None,
     ) -> ImageOutput:
         """Make images.
 
         Args:
             prompt: one or several.
-            policy: how to decode; None is `Jacobi()`, or `LosslessUnmask(order="halton")` for a
-                model that fills a canvas.
+            policy: how to decode: a policy, its short name, or a dictionary such as
+                `{"name": "jacobi", "window": 32}`. None is `Jacobi()`, or
+                `LosslessUnmask(order="halton")` for a model that fills a canvas.
             negative_prompt: prompt to guide away from, for models whose authors have one: one for
                 all or one per prompt; None and "" use the model's own unconditional prompt.
             seed: one for all (image b is item b of it), or one per image. With one per image an
@@ -178,6 +184,13 @@ class TextToImage:
             num_images_per_prompt: images of each prompt, one after another.
             batch_size: images decoded together; None decodes all together.
             on_step: called after every pass with the state of the running batch.
+            generator: draws the seeds in place of `seed`: one generator draws one seed for all
+                images, several draw one each. Each call advances them.
+            output_type: "pil", "pt" (`[B, 3, H, W]`), "np" (`[B, H, W, 3]`), both float32 in 0..1
+                in steps of 1/255, or "tokens", which decodes no pixels and leaves `images` empty.
+            callback_on_step_end: called after every pass as diffusers' pipelines call it: with this
+                pipeline, the number of the pass from 0, the tokens that the slowest image has, and
+                `{"tokens": …, "lengths": …}`. What it returns is not used.
 
         Returns:
             Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
@@ -200,6 +213,11 @@ class TextToImage:
         prompts = [prompt] if isinstance(prompt, str) else check_prompts(prompt)
         n = num_images_per_prompt
         check_int("num_images_per_prompt", n, 1, hint="ask for 1 or more")
+        check_choice("output_type", output_type, OUTPUT_TYPES)
+        if generator is not None:
+            seed = draw_seeds(generator, seed)
+        if callback_on_step_end is not None:
+            on_step = _call_back(self, callback_on_step_end, on_step)
         negatives = spread_negatives(negative_prompt, len(prompts))
         batches = self.stream(
             [text for text in prompts for _ in range(n)],
@@ -209,8 +227,10 @@ class TextToImage:
             seed=seed,
             batch_size=batch_size,
             on_step=on_step,
+            has_pixels=output_type != "tokens",
         )
-        return join(list(batches))
+        output = join(list(batches))
+        return replace(output, images=convert_images(output.images, output_type))
 
     def stream(
         self,
@@ -222,6 +242,7 @@ class TextToImage:
         seed: int | Sequence[int] = 0,
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
+        has_pixels: bool = True,
     ) -> Iterator[ImageOutput]:
         """Make images batch by batch, and yield each batch as soon as it is finished.
 
@@ -230,6 +251,7 @@ class TextToImage:
             params: guidance, temperature and truncation.
             negatives: one negative prompt per image, None or "" where it has none; None for all.
             policy, seed, batch_size, on_step: as in `__call__`.
+            has_pixels: whether tokens are decoded to images.
 
         Returns:
             Batches, in order. All arguments are checked at once, before the first batch is read.
@@ -257,7 +279,9 @@ class TextToImage:
                     )
                 began = time.perf_counter()
                 seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                images = self.image_model.render(made.tokens, prompts[part], seeds)
+                images = (
+                    self.image_model.render(made.tokens, prompts[part], seeds) if has_pixels else []
+                )
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield ImageOutput(images, tokens, passes, made.stats, prompts[part], first)
@@ -325,10 +349,28 @@ class TextToImage:
                 finish=finish, deliver=deliver, on_step=on_step,
             )  # fmt: skip
 
+    def __repr__(self) -> str:
+        family, (width, height) = self.image_model.family, self.size
+        where = "" if self.source is None else f" of {self.source}"
+        return f"TextToImage({family}{where}, {width}x{height}, on {self.model.device})"
+
     def _prompt(self, encoded: Encoded, params: SamplingParams) -> Prompt:
         """Token rows of encoded prompts, with unconditional rows where guidance is on."""
         is_guided = params.guidance_scale != 1
         return self.image_model.prompt(encoded.prompts, is_guided, encoded.negatives)
+
+
+def _call_back(
+    pipe: TextToImage, callback: Callable[..., Any], on_step: Any
+) -> Callable[[Any], Any]:
+    """`on_step` that also calls a callback in diffusers' way."""
+
+    def step(progress: Any) -> Any:
+        state = {"tokens": progress.tokens, "lengths": progress.lengths}
+        callback(pipe, progress.passes - 1, int(progress.lengths.min()), state)
+        return None if on_step is None else on_step(progress)
+
+    return step
 
 
 @dataclass(frozen=True)

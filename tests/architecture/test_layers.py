@@ -23,13 +23,13 @@ class Layer:
 
 
 LAYERS = (  # from the lowest to the highest
-    Layer("errors checks limits config_files results contracts canvas_contracts", "torch"),
+    Layer("errors checks limits config_files results contracts canvas_contracts catalog", "torch"),
     Layer("kernels", "torch numpy"),
     Layer("tokenizers_vq", "torch einops safetensors"),
     Layer("samplers", "torch safetensors"),
     Layer("reduction", "torch"),
     Layer("pipelines", "torch"),
-    Layer("handle custom_generate catalog loading outputs batch", "torch numpy einops safetensors"),
+    Layer("handle custom_generate loading outputs batch", "torch numpy einops safetensors"),
     Layer("evaluation demo commands comfy", "torch numpy einops safetensors", separate=True),
     Layer("cli", ""),
 )

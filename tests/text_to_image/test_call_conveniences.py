@@ -1,0 +1,102 @@
+"""Arguments that diffusers' users know: policy by name, generator, output_type, callback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import OptionError
+from tests.fixtures.tiny_model import CAPTIONS
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> mmaccel.TextToImage:
+    return mmaccel.TextToImage.from_pretrained(tiny_folder)
+
+
+@pytest.mark.parametrize("policy", ["jacobi", {"name": "jacobi", "window": 5}])
+def test_a_policy_by_name(policy: Any, pipe: mmaccel.TextToImage) -> None:
+    own = mmaccel.Jacobi() if isinstance(policy, str) else mmaccel.Jacobi(window=5)
+    made, wanted = pipe(CAPTIONS[0], policy=policy), pipe(CAPTIONS[0], policy=own)
+    assert made.tokens.equal(wanted.tokens) and made.stats.passes == wanted.stats.passes
+    assert made.stats.policy == wanted.stats.policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("jacobbi", "did you mean jacobi"),
+        ({"window": 5}, 'a dictionary with a name, received .*write for example {"name"'),
+        ({"name": "jacobi", "windows": 5}, "expected options out of window"),
+        ({"name": 3}, "a dictionary with a name"),
+        (7, "policy: expected"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(
+    policy: Any, said: str, pipe: mmaccel.TextToImage
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        pipe(CAPTIONS[0], policy=policy)
+    with pytest.raises(OptionError, match=said):
+        mmaccel.attach(pipe.model.model, policy)
+
+
+def test_a_generator_seeds_the_run(pipe: mmaccel.TextToImage) -> None:
+    drawn = [torch.Generator().manual_seed(k) for k in (3, 3, 4)]
+    first = pipe(CAPTIONS[0], generator=drawn[0])
+    assert pipe(CAPTIONS[0], generator=drawn[1]).tokens.equal(first.tokens)
+    assert not pipe(CAPTIONS[0], generator=drawn[2]).tokens.equal(first.tokens)
+    assert not pipe(CAPTIONS[0], generator=drawn[0]).tokens.equal(first.tokens)  # it went on
+    several = [torch.Generator().manual_seed(k) for k in (5, 3)]
+    both = pipe(CAPTIONS[:2], generator=several).tokens
+    alone = pipe(CAPTIONS[1], generator=[torch.Generator().manual_seed(3)]).tokens
+    assert both[1:].equal(alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"generator": 3}, "expected a torch.Generator or a list"),
+        ({"generator": []}, "expected a torch.Generator or a list"),
+        ({"generator": torch.Generator(), "seed": 1}, "expected it or a seed"),
+        ({"generator": [torch.Generator()] * 2}, "seed: expected"),
+        ({"output_type": "latent"}, "output_type: expected one of pil, pt, np, tokens"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    options: dict[str, Any], said: str, pipe: mmaccel.TextToImage
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        pipe(CAPTIONS[0], **options)
+
+
+def test_output_types_hold_the_same_pixels(pipe: mmaccel.TextToImage) -> None:
+    made = {kind: pipe(CAPTIONS[:2], output_type=kind) for kind in ("pil", "pt", "np", "tokens")}
+    pixels = np.stack([np.asarray(image) for image in made["pil"].images])
+    assert (made["np"].images * 255 == pixels).all() and made["np"].images.dtype == np.float32
+    assert made["pt"].images.shape == (2, 3, *pixels.shape[1:3])
+    assert (made["pt"].images.permute(0, 2, 3, 1).numpy() == made["np"].images).all()
+    assert made["tokens"].images == [] and made["tokens"].tokens.equal(made["pil"].tokens)
+
+
+def test_the_callback_is_called_after_every_pass(pipe: mmaccel.TextToImage) -> None:
+    calls: list[tuple[int, int, int]] = []
+    seen = []
+
+    def callback(pipeline: Any, step: int, timestep: int, state: dict[str, Any]) -> None:
+        assert pipeline is pipe
+        calls.append((step, timestep, int(state["lengths"].min())))
+
+    made = pipe(CAPTIONS[0], callback_on_step_end=callback, on_step=lambda p: seen.append(p.passes))
+    assert [step for step, _, _ in calls] == list(range(made.stats.passes))
+    assert calls[-1][1:] == (pipe.length,) * 2 and seen == [step + 1 for step, _, _ in calls]
+
+
+def test_a_pipeline_says_what_it_is(pipe: mmaccel.TextToImage, tiny_folder: Path) -> None:
+    assert repr(pipe).startswith("TextToImage(") and str(tiny_folder) in repr(pipe)
+    assert repr(pipe).endswith("on cpu)")
