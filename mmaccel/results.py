@@ -118,6 +118,14 @@ class Stats:
         derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.acceptance_by_slot}
         return {**asdict(self), **derived}
 
+    @property
+    def summary(self) -> str:
+        """Tokens, forward passes, tokens per pass and seconds, on one line."""
+        return (
+            f"{self.tokens} tokens in {self.row_passes} forward passes, "
+            f"{self.tokens_per_pass:.2f} tokens a pass, {self.seconds:.2f} s"
+        )
+
     def __str__(self) -> str:
         """A small table."""
         passes = (

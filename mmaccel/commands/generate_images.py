@@ -117,7 +117,12 @@ class ImageJob:
         check_written([*self.files, file], self.out)
         if self.compare:
             print_comparison(self.name, join(plain), images, self.dtype)
-        say(f"{count_of(len(self.files), 'image')} in {self.out}, and {file}")
+        stats, faster = images.stats, ""
+        if self.compare and stats.seconds:
+            ratio = sum(other.stats.seconds for other in plain) / stats.seconds
+            faster = f", {ratio:.2f} times as fast as token by token"
+        written = f"{count_of(len(self.files), 'image')} in {self.out}, and {file}"
+        say(f"{written}: {stats.summary}{faster}")
         for note in images.stats.notes:
             say(f"note: {note}")
 

@@ -136,7 +136,7 @@ class MediaJob(ABC):
             raise Stopped(f"stopped; {self.state} in {self.out}") from None
         facts = [file.with_suffix(".json") for file in self.files]
         check_written([*self.files, *facts], self.out)
-        say(f"{self.summary} in {self.out}")
+        say(f"{self.summary} in {self.out}: {stats.summary}")
         say(stats)
         for note in self.notes:
             say(f"note: {note}")

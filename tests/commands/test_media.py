@@ -117,14 +117,14 @@ def test_sound_files_hold_the_pipelines_sound(speak: Command, capsys: Any) -> No
         assert facts["seconds"] == made.seconds and facts["sample_rate"] == 16000
     said = capsys.readouterr().out
     seconds = sum(made.seconds for made in plain.utterances)
-    assert f"3 utterances, {seconds:.1f} s of sound, in {speak.out}\n" in said
+    assert f"3 utterances, {seconds:.1f} s of sound, in {speak.out}: " in said
     assert said.count("was cut at") == sum(not made.is_finished for made in plain.utterances) > 0
 
 
 def test_video_files_hold_the_pipelines_frames(animate: Command, capsys: Any) -> None:
     assert animate.run(3, "--seed", 7, "--top-p", 1) == 0
     said = capsys.readouterr().out
-    assert f"3 clips in {animate.out}\n" in said and "bitwise" in said
+    assert f"3 clips in {animate.out}: " in said and "bitwise" in said
     files = animate.files()
     assert [file.name[:13] for file in files] == ["0007-red-fox-", "0008-red-fox-", "0009-red-fox-"]
     pipe = ImageToVideo.from_pretrained(animate.parts[0], codec=animate.parts[1])
