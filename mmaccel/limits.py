@@ -28,6 +28,7 @@ MAX_BATCH = 65_536  # rows decoded together: 1000 times what fills the largest G
 MAX_RUNS = 100_000  # of a speed measurement: percentiles stop changing long before
 MAX_RETRIES = 1_000  # of an item: what failed so often will fail again
 MAX_ACTORS = 4_096  # Ray processes, each of them a model of gigabytes
+MAX_THREADS = 1_024  # of a CPU: the largest machines have as many cores
 MAX_VALUES = 1_000  # of an option with commas: the catalog has 17 policies
 MAX_WIDTH = 16_384  # of features, whose covariance takes 2 GB then; Inception has 2048
 MAX_SIDE = 16_384  # pixels: four times the widest image of a model here

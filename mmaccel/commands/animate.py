@@ -36,6 +36,7 @@ def animate(
     ] = None,
     device: shared.Device = "auto",
     dtype: shared.Dtype = "auto",
+    threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
@@ -59,6 +60,7 @@ def animate(
     check_seed([seed + k for k in range(count)])
     name, chosen = choose_policy(policy, window, drafts, set_fields)
     device, dtype = choose_names(device, dtype)
+    shared.set_threads(threads)
     params = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_params(SamplingParams(), **params)
     suffix = pick_format(file_format)

@@ -64,6 +64,7 @@ def generate(
     ] = None,
     device: shared.Device = "auto",
     dtype: shared.Dtype = "auto",
+    threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
@@ -100,7 +101,7 @@ def generate(
     from mmaccel.catalog import make_policy
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.generate_batch import BatchOptions, run_batch
-    from mmaccel.commands.generate_images import ImageJob
+    from mmaccel.commands.generate_images import ImageJob, choose_threads_for
     from mmaccel.loading import choose_names, open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.model import (
         choose_params,
@@ -127,6 +128,7 @@ def generate(
     _check_not_negative("max-failures", max_failures)
     _check_executor(executor, actors)
     device, dtype = choose_names(device, dtype)
+    shared.set_threads(threads)
     named = shared.given(
         window=shared.parse_window(window),
         drafts=drafts,
@@ -169,6 +171,7 @@ def generate(
     encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
     Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
     open_folder(out)
+    choose_threads_for(pipe, chosen, params, texts[0], min(rows, len(texts)), threads)
     ImageJob(
         pipe, texts, seed, name, chosen, params, rows, out, model, dtype,
         shared.given(size=size, family=family), decoder, negative, compare,

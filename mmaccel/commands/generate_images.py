@@ -24,6 +24,13 @@ from mmaccel.outputs.image_files import (
 )
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.runner.threads import (
+    choose_threads,
+    describe_threads,
+    is_chosen_already,
+    list_counts,
+    measure_threads,
+)
 from mmaccel.pipelines.text_to_image.contact_sheet import (
     describe_difference,
     describe_guarantee,
@@ -199,6 +206,34 @@ class ImageJob:
         own["policy"] = repr(self.policy)
         is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
         return own if is_exact else {**own, "rows": rows}
+
+
+def choose_threads_for(
+    pipe: TextToImage,
+    policy: Any,
+    params: SamplingParams,
+    text: str,
+    rows: int,
+    threads: int | None,
+) -> None:
+    """Measures passes of a job with several numbers of CPU threads, and takes the fastest.
+
+    It says so where that is not torch's own number. `--threads` (`threads`) and OMP_NUM_THREADS
+    settle the number.
+    """
+    if threads is not None or pipe.model.device.type != "cpu" or is_chosen_already():
+        return
+    import torch
+
+    own = torch.get_num_threads()
+    measured = measure_threads(lambda: warm_up(pipe, policy, params, text, rows), list_counts(own))
+    chosen = choose_threads(measured, own)
+    if chosen != own:
+        torch.set_num_threads(chosen)
+        say(
+            f"threads: {chosen} of {own}, the fastest for this model now (a pass takes, with "
+            f"{describe_threads(measured)}); --threads fixes their number"
+        )
 
 
 def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:

@@ -15,6 +15,7 @@ from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_DIGITS,
     MAX_EXPRESSION_DEPTH,
+    MAX_THREADS,
     MAX_VALUE,
     MAX_VALUES,
     check_most,
@@ -67,6 +68,9 @@ Revision = Annotated[str | None, typer.Option(help="of a hub id: branch, tag or 
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP_TRUST)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu")]
+Threads = Annotated[
+    int | None, typer.Option(help="of a CPU; by default the fastest for this model, measured")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
 JsonFile = Annotated[
@@ -78,6 +82,19 @@ JsonFile = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def set_threads(threads: int | None) -> None:
+    """Sets torch's number of CPU threads; None leaves it.
+
+    Raises:
+        OptionError: fewer than 1, or more than `MAX_THREADS`.
+    """
+    if threads is not None:
+        check_count("threads", threads, MAX_THREADS)
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def join_size(size: str | None, width: int | None, height: int | None) -> str | None:

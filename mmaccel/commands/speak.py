@@ -38,6 +38,7 @@ def speak(
     ] = None,
     device: shared.Device = "auto",
     dtype: shared.Dtype = "auto",
+    threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
@@ -58,6 +59,7 @@ def speak(
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     name, chosen = choose_policy(policy, window, drafts, set_fields)
     device, dtype = choose_names(device, dtype)
+    shared.set_threads(threads)
     params = shared.given(
         max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty,

@@ -463,7 +463,7 @@ def warm_up(
     text: str,
     rows: int,
     callback: Callable[[], None] | None = None,
-) -> None:
+) -> float:
     """Run a few passes, so that the first measured image does not pay for allocations.
 
     The tokens are not decoded to pixels, which takes some models long.
@@ -474,9 +474,14 @@ def warm_up(
         text: prompt of the images, which are thrown away.
         rows: images decoded together.
         callback: called after every pass; an exception from it ends the warming up.
+
+    Returns:
+        Seconds of a pass, without the first.
     """
+    ends: list[float] = []
 
     def stop(progress: Any) -> Any:
+        ends.append(time.perf_counter())
         if callback is not None:
             callback()
         return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
@@ -487,3 +492,4 @@ def warm_up(
     with alone(window), torch.no_grad():
         prompt = image_model.prompt(encoded, params.guidance_scale != 1)
         policy.sample(window, prompt, pipe.length, params=params, noise=noise, on_step=stop)
+    return (ends[-1] - ends[0]) / max(1, len(ends) - 1)

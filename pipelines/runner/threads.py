@@ -1,0 +1,81 @@
+"""How many threads a forward pass on a CPU should have.
+
+torch takes as many as there are cores. For small models, and beside other busy processes, threads
+that wait for each other cost more than they give: a pass may take ten times as long with two
+threads as with one. So the pass itself is measured, with 1, 2, 4, … threads in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+_GAIN = 1.05  # by how much another number of threads must be faster than torch's own
+_HOPELESS = 3.0  # times the best: such a number of threads is not measured again
+_MOST_ROUNDS = 4
+
+
+def list_counts(most: int) -> list[int]:
+    """Numbers of threads to try: powers of two up to `most`, and `most`."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return [*counts, most] if most > 1 else counts
+
+
+def is_chosen_already() -> bool:
+    """Whether the environment or the number of cores settles the number of threads."""
+    return "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() == 1
+
+
+def measure_threads(
+    run: Callable[[], float], counts: Sequence[int], budget: float = 0.5
+) -> dict[int, float]:
+    """Measures a pass with several numbers of threads; torch's number is as before at the end.
+
+    Args:
+        run: runs a few passes and returns the seconds that one took.
+        counts: numbers of threads, ascending.
+        budget: seconds after which no further round of measurements begins.
+
+    Returns:
+        Median seconds of a pass, by number of threads.
+    """
+    before, began = torch.get_num_threads(), time.perf_counter()
+    found: dict[int, list[float]] = {count: [] for count in counts}
+    try:
+        for _ in range(_MOST_ROUNDS):
+            best = min((median(times) for times in found.values() if times), default=float("inf"))
+            for count, times in found.items():
+                if times and median(times) > _HOPELESS * best:
+                    continue
+                torch.set_num_threads(count)
+                times.append(run())
+                best = min(best, times[-1])
+            if time.perf_counter() - began > budget:
+                break
+    finally:
+        torch.set_num_threads(before)
+    return {count: median(times) for count, times in found.items()}
+
+
+def choose_threads(measured: dict[int, float], own: int) -> int:
+    """The fastest number of threads; torch's own where none is clearly faster.
+
+    Args:
+        measured: of `measure_threads`.
+        own: the number that torch takes.
+    """
+    best = min(measured, key=lambda count: measured[count])
+    if own in measured and measured[own] < _GAIN * measured[best]:
+        return own
+    return best
+
+
+def describe_threads(measured: dict[int, float]) -> str:
+    """Milliseconds of a pass by number of threads, for a message."""
+    return ", ".join(f"{count}: {1000 * value:.1f} ms" for count, value in measured.items())

@@ -1,0 +1,106 @@
+"""The number of CPU threads: measured, and torch's own where nothing is clearly faster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmaccel.cli import main
+from mmaccel.commands import generate_images
+from mmaccel.pipelines.runner import threads
+from mmaccel.pipelines.runner.threads import choose_threads, list_counts, measure_threads
+from tests.architecture.source import ROOT
+from tests.fixtures.tiny_model import CAPTIONS
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
+)
+def test_numbers_to_try(most: int, counts: list[int]) -> None:
+    assert list_counts(most) == counts
+
+
+def test_every_number_is_measured_with_that_many_threads() -> None:
+    before, used = torch.get_num_threads(), []
+
+    def run() -> float:
+        used.append(torch.get_num_threads())
+        return {1: 1.0, 2: 0.5, 4: 9.0}[used[-1]]
+
+    measured = measure_threads(run, [1, 2, 4], budget=60)
+    assert measured == {1: 1.0, 2: 0.5, 4: 9.0}
+    assert used.count(1) == used.count(2) == 4 and used.count(4) == 1  # hopeless
+    assert torch.get_num_threads() == before
+
+
+def test_no_round_begins_after_the_budget() -> None:
+    used = []
+    measure_threads(lambda: used.append(1) or 1.0, [1, 2], budget=0)  # type: ignore[func-returns-value]
+    assert len(used) == 2
+
+
+def test_the_number_is_as_before_after_an_error() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        measure_threads(_interrupt, [before + 1])
+    assert torch.get_num_threads() == before
+
+
+def _interrupt() -> float:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("measured", "own", "chosen"),
+    [({1: 1.0, 2: 1.04}, 2, 2), ({1: 1.0, 2: 1.2}, 2, 1), ({1: 2.0, 2: 1.0, 4: 1.5}, 4, 2)],
+)
+def test_torchs_own_number_stays_where_it_is_nearly_the_fastest(
+    measured: dict[int, float], own: int, chosen: int
+) -> None:
+    assert choose_threads(measured, own) == chosen
+
+
+def test_the_command_takes_the_fastest_and_says_so(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(generate_images, "is_chosen_already", lambda: False)
+    monkeypatch.setattr(generate_images, "list_counts", lambda most: [1, 2])
+    torch.set_num_threads(2)
+    slow = {1: 0.001, 2: 0.04}
+    monkeypatch.setattr(generate_images, "warm_up", lambda *a: slow[torch.get_num_threads()])
+    arguments = ["generate", CAPTIONS[0], "--model", str(tiny_folder), "--out", str(tmp_path)]
+    try:
+        assert main(arguments) == 0 and torch.get_num_threads() == 1
+        said = capsys.readouterr().out
+        assert "threads: 1 of 2, the fastest for this model now" in said and "2: 40.0 ms" in said
+        assert main([*arguments, "--threads", "2"]) == 0 and torch.get_num_threads() == 2
+        assert "threads:" not in capsys.readouterr().out
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "1025", "many"])
+def test_bad_numbers_are_refused(threads: str, tiny_folder: Path, tmp_path: Path, capsys) -> None:
+    arguments = ["generate", CAPTIONS[0], "--model", str(tiny_folder), "--out", str(tmp_path / "x")]
+    assert main([*arguments, "--threads", threads]) == 2
+    assert "--threads" in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_the_environment_settles_it() -> None:
+    code = (
+        "from mmaccel.pipelines.runner.threads import is_chosen_already; print(is_chosen_already())"
+    )
+    for setting, said in ({"OMP_NUM_THREADS": "2"}, "True"), ({}, str(os.cpu_count() == 1)):
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | setting
+        environment["PYTHONPATH"] = str(ROOT)
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        assert ran.stdout.strip() == said
+    assert threads.is_chosen_already()  # the tests' own environment
