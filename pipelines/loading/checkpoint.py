@@ -102,7 +102,8 @@ def load_model(
             missing, surplus or of another shape, with names; code that is not trusted.
     """
     check_folder(folder, option)
-    check_sizes(kind, folder, load_config.dtype, option, load_config.hub.variant)
+    hub, dtype = load_config.hub, load_config.dtype
+    check_sizes(kind, folder, dtype, option, hub.variant, load_config.device)
     options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # refused below, with names
     options |= {} if load_config.hub.variant is None else {"variant": load_config.hub.variant}

@@ -254,17 +254,42 @@ def available_memory() -> int | None:
     return int(found[0][1]) * 1024 if found else None
 
 
-def check_memory(n_bytes: int, what: str, option: str = "model") -> None:
-    """Refuse to fill more memory than there is.
+def free_device_memory(device: Any) -> int | None:
+    """Bytes that are free on a CUDA device; None for other devices, whose models the CPU holds."""
+    place = torch.device(device)
+    return int(torch.cuda.mem_get_info(place)[0]) if place.type == "cuda" else None
+
+
+def check_memory(
+    n_bytes: int,
+    what: str,
+    option: str = "model",
+    dtype: torch.dtype | None = None,
+    device: Any = "cpu",
+) -> None:
+    """Refuse to fill more memory than there is, in main memory and on the device.
+
+    Args:
+        n_bytes: of the weights.
+        what: description of the model in messages.
+        option: name of the option in messages.
+        dtype: of the model, if it may be another one.
+        device: where the model will be.
 
     Raises:
         UnsupportedModelError: with both numbers.
     """
-    free = available_memory()
-    if free is not None and n_bytes > free:
+    for where, free in (("", available_memory()), (f" on {device}", free_device_memory(device))):
+        if free is None or n_bytes <= free:
+            continue
+        remedy = "free memory, or take a smaller dtype or model"
+        if dtype == torch.float32:
+            half = n_bytes / 2
+            fits = "which fits" if half <= free else "still too much"
+            remedy = f"dtype bf16 takes {half / 2**30:.1f} GiB, {fits}; or take a smaller model"
         raise UnsupportedModelError(
-            f"{option}: expected {n_bytes / 2**30:.1f} GiB of free memory for {what}, received "
-            f"{free / 2**30:.1f} GiB; free memory, or take a smaller dtype or model"
+            f"{option}: expected {n_bytes / 2**30:.1f} GiB of free memory{where} for {what}, "
+            f"received {free / 2**30:.1f} GiB; {remedy}"
         )
 
 
@@ -274,6 +299,7 @@ def check_sizes(
     dtype: torch.dtype,
     option: str = "model",
     variant: str | None = None,
+    device: Any = "cpu",
 ) -> None:
     """Compare the configuration of a checked folder with its tensors and with free memory.
 
@@ -286,6 +312,7 @@ def check_sizes(
         dtype: of the model.
         option: name of the option in messages.
         variant: of the weights, such as "fp16".
+        device: where the model will be.
 
     Raises:
         UnsupportedModelError: heads that do not divide a width, more layers or numbers than the
@@ -311,7 +338,7 @@ def check_sizes(
             f"{file} that asks for {wanted}{_largest(shapes, header.shapes)} and "
             f"{tables} bytes of tables; copy config.json again"
         )
-    check_memory(wanted * dtype.itemsize + tables, str(folder), option)
+    check_memory(wanted * dtype.itemsize + tables, str(folder), option, dtype, device)
 
 
 def build_outline(kind: Any, folder: Path) -> Any:

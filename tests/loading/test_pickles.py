@@ -127,7 +127,20 @@ def test_a_model_larger_than_the_memory_is_refused(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(headers, "available_memory", lambda: 50_000)
+    with pytest.raises(UnsupportedModelError, match="for .*; dtype bf16 takes 0.0 GiB, still"):
+        mmaccel.TextToImage.from_pretrained(tiny_folder)
     with pytest.raises(UnsupportedModelError, match="GiB of free memory for .*smaller dtype"):
+        mmaccel.TextToImage.from_pretrained(tiny_folder, dtype="bf16")
+    monkeypatch.setattr(headers, "available_memory", lambda: 100_000)
+    with pytest.raises(UnsupportedModelError, match="dtype bf16 takes 0.0 GiB, which fits"):
         mmaccel.TextToImage.from_pretrained(tiny_folder)
     monkeypatch.setattr(headers, "available_memory", lambda: 200_000)
     mmaccel.TextToImage.from_pretrained(tiny_folder)
+
+
+def test_a_model_larger_than_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**40))
+    monkeypatch.setattr(headers, "available_memory", lambda: 2**40)
+    with pytest.raises(UnsupportedModelError, match="28.0 GiB of free memory on cuda for x, rec"):
+        headers.check_memory(28 * 2**30, "x", device="cuda")
+    headers.check_memory(28 * 2**30, "x", device="cpu")
