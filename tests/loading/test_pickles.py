@@ -126,14 +126,14 @@ def test_a_zip_is_mapped_and_the_file_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_model_larger_than_the_memory_is_refused(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headers, "available_memory", lambda: 50_000)
-    with pytest.raises(UnsupportedModelError, match="for .*; dtype bf16 takes 0.0 GiB, still"):
-        mmaccel.TextToImage.from_pretrained(tiny_folder)
-    with pytest.raises(UnsupportedModelError, match="GiB of free memory for .*smaller dtype"):
-        mmaccel.TextToImage.from_pretrained(tiny_folder, dtype="bf16")
-    monkeypatch.setattr(headers, "available_memory", lambda: 100_000)
-    with pytest.raises(UnsupportedModelError, match="dtype bf16 takes 0.0 GiB, which fits"):
-        mmaccel.TextToImage.from_pretrained(tiny_folder)
+    for free, dtype, said in (
+        (20_000, "fp32", "dtype bf16 takes 0.0 GiB, still too much; or take a smaller model"),
+        (50_000, "fp32", "dtype bf16 takes 0.0 GiB, which fits"),
+        (20_000, "bf16", "free memory, or take a smaller dtype or model"),
+    ):
+        monkeypatch.setattr(headers, "available_memory", lambda free=free: free)
+        with pytest.raises(UnsupportedModelError, match=f"GiB of free memory for .*; {said}"):
+            mmaccel.TextToImage.from_pretrained(tiny_folder, dtype=dtype)
     monkeypatch.setattr(headers, "available_memory", lambda: 200_000)
     mmaccel.TextToImage.from_pretrained(tiny_folder)
 
