@@ -52,7 +52,7 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-GUIDES = ("extending", "speech", "video", "visual-tokens", "reducers/contract")
+GUIDES = ("coming-from", "extending", "speech", "video", "visual-tokens", "reducers/contract")
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{guide}.md" for guide in GUIDES)])
