@@ -1,0 +1,60 @@
+"""The scripts in examples/ run, are short, and print what they promise."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import mmaccel
+from tests.architecture.source import ROOT
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_model import masked_beside_plain
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SAID = {
+    "text_to_image": r"the same tokens: True",
+    "many_seeds": r"2048 tokens in \d+ forward passes",
+    "compare_policies": r"'window': 32.*bitwise +512 tokens in \d+ forward passes",
+    "masked_images": r"the same tokens: True",
+    "language_model": r"the same tokens: True",
+}
+
+
+def save_language_model(folder: Path) -> Path:
+    """A tiny language model with a tokenizer of numbers."""
+    model = build_lm("llama")
+    words = {"<unk>": 0} | {str(n): n for n in range(1, model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_runs(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    own = []
+    if example.stem == "language_model":
+        own = [str(save_language_model(tmp_path / "lm"))]
+    if example.stem == "masked_images":  # scenes-masked takes minutes token by token
+        words = mmaccel.TextToImage.from_pretrained("scenes").image_model.examples[0].split()
+        own = [str(masked_beside_plain(tmp_path, words=list(dict.fromkeys(words)))[0])]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example), *own])
+    runpy.run_path(str(example), run_name="__main__")
+    assert re.search(SAID[example.stem], capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_is_short_and_says_how_it_is_run(example: Path) -> None:
+    text = example.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 30
+    assert f"\npython examples/{example.name}" in text.split('"""')[1]
