@@ -31,6 +31,8 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
+    Places,
+    find_places,
     offered,
     open_context,
     recorded_encoder,
@@ -57,6 +59,40 @@ class _Given:
     record: EncoderRecord | None
 
 
+@dataclass(frozen=True, eq=False)
+class KeptTokens:
+    """Which visual tokens of one image or video a call kept.
+
+    Attributes:
+        modality: "image" or "video".
+        index: among those of its modality, in the order of the batch's rows.
+        row: of the batch.
+        kept: `[n]` bool, on the CPU; a merged token counts where it stands for its slot.
+        places: where the tokens stand in the image.
+    """
+
+    modality: str
+    index: int
+    row: int
+    kept: Tensor
+    places: Places
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens before, and after."""
+        return len(self.kept), int(self.kept.sum())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A call's images and videos, without their features and pixels."""
+
+    model: Any
+    visuals: list[Visual]
+    inputs: dict[str, Any]
+    stays: dict[tuple[str, int], Tensor]  # indices that left the encoder
+
+
 _GIVEN: ContextVar[_Given | None] = ContextVar("mmaccel_visual_inputs", default=None)
 
 
@@ -75,6 +111,7 @@ class VisualReduction:
     methods: tuple[TokenReducer, ...] = ()
     counts: list[tuple[int, int]] = field(default_factory=list)
     layers: LayerReduction | None = None
+    _seen: _Seen | None = None
 
     def check(self, model: Any, family: CausalLM) -> None:
         """Raise UnsupportedModelError unless a model of a family has what all methods need."""
@@ -102,6 +139,7 @@ class VisualReduction:
     @contextmanager
     def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
         """Around a `generate` call: keeps its inputs, and records its encoder where needed."""
+        self.counts, self.layers, self._seen = [], None, None
         if not self.methods:
             yield
             return
@@ -133,12 +171,15 @@ class VisualReduction:
             call: one that can be served.
             seeds: of its rows, for methods that draw.
         """
-        self.counts, self.layers = [], None
+        self.counts, self.layers, self._seen = [], None, None
         methods = [m for m in self.methods if m.keep != 1 and m.stage == "encoder_exit"]
         given = _GIVEN.get()
-        if not methods or given is None or not call.others.get("mm_encoder_outputs"):
+        if not self.methods or given is None or not call.others.get("mm_encoder_outputs"):
             return call
         visuals = find_visuals(call)
+        self._seen = _note(call.model, visuals, given.inputs)
+        if not methods:
+            return call
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
             context = open_context(
@@ -147,7 +188,9 @@ class VisualReduction:
             plan = methods[0].plan(context)
             is_whole = self._count(own, context.counts, plan)
             if not all(is_whole):
-                call = _reduce(call, own, plan, is_whole)
+                kept = _indices(own, plan, is_whole)
+                self._seen.stays.update({(v.modality, v.index): k for v, k in zip(own, kept)})
+                call = _reduce(call, own, plan, is_whole, kept)
         return call
 
     def _count(self, visuals: Sequence[Visual], before: Tensor, plan: Plan) -> list[bool]:
@@ -165,6 +208,30 @@ class VisualReduction:
         if methods and call.others.get("mm_encoder_outputs"):
             self.layers = LayerReduction(call, methods[0], seeds)
         return self.layers
+
+    def kept_tokens(self) -> list[KeptTokens]:
+        """What the last call kept of each image and video; empty where it had none, where no
+        method was given, or where transformers' own loop ran.
+        """
+        seen = self._seen
+        if seen is None:
+            return []
+        stays = {
+            (v.modality, v.index): seen.stays.get(
+                (v.modality, v.index), torch.arange(len(v.columns))
+            )
+            for v in seen.visuals
+        }
+        if self.layers is not None:
+            stays = _after_layers(seen.visuals, stays, self.layers.kept())
+        found = []
+        for modality in dict.fromkeys(visual.modality for visual in seen.visuals):
+            own = [visual for visual in seen.visuals if visual.modality == modality]
+            for visual, places in zip(own, find_places(seen.model, own, seen.inputs), strict=True):
+                kept = torch.zeros(len(visual.columns), dtype=torch.bool)
+                kept[stays[modality, visual.index]] = True
+                found.append(KeptTokens(modality, visual.index, visual.row, kept, places))
+        return found
 
     def describe(self) -> str:
         """What the last call kept, for its statistics; empty where nothing was to go."""
@@ -190,17 +257,49 @@ def _seeds_of(visuals: Sequence[Visual], seeds: Sequence[int]) -> list[int]:
     return found
 
 
-def _reduce(
-    call: GenerateCall, visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool]
-) -> GenerateCall:
-    """The call with a modality's tokens reduced."""
-    modality = visuals[0].modality
-    encoded = dict(call.others["mm_encoder_outputs"])
-    output = copy(encoded[modality])
-    kept = [  # of each image, indices among its features
+def _note(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]) -> _Seen:
+    """What `KeptTokens` needs of a call: no features, and of pixels the shapes alone."""
+    bare = [replace(v, features=v.features.new_empty(len(v.features), 0)) for v in visuals]
+    shapes = {
+        name: value.to("meta") if name.startswith("pixel_values") else value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor)
+    }
+    return _Seen(model, bare, shapes, {})
+
+
+def _after_layers(
+    visuals: Sequence[Visual], stays: Mapping[tuple[str, int], Tensor], kept: Sequence[Tensor]
+) -> dict[tuple[str, int], Tensor]:
+    """Indices that are left of `stays` where of each row's visual columns `kept` are."""
+    found = {}
+    for row, own in enumerate(kept):
+        names = [(v.modality, v.index) for v in visuals if v.row == row]
+        columns = [v.columns.cpu()[stays[v.modality, v.index]] for v in visuals if v.row == row]
+        if not names:
+            continue
+        rank = torch.cat(columns).argsort().argsort()  # images and videos may alternate
+        parts = own[rank].split([len(part) for part in columns])
+        found |= {name: stays[name][part] for name, part in zip(names, parts, strict=True)}
+    return found
+
+
+def _indices(visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool]) -> list[Tensor]:
+    """Of each image, the indices among its features that stay."""
+    return [
         torch.arange(len(v.features)) if whole else plan.keep[k][plan.valid[k]].cpu()
         for k, (v, whole) in enumerate(zip(visuals, is_whole, strict=True))
     ]
+
+
+def _reduce(
+    call: GenerateCall, visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool],
+    kept: Sequence[Tensor],
+) -> GenerateCall:  # fmt: skip
+    """The call with a modality's tokens reduced to the indices `kept` of each image."""
+    modality = visuals[0].modality
+    encoded = dict(call.others["mm_encoder_outputs"])
+    output = copy(encoded[modality])
 
     def shorten(features: Sequence[Tensor]) -> list[Tensor]:
         made = reduce(pad_sequence(list(features), batch_first=True), plan)

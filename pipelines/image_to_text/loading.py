@@ -1,0 +1,85 @@
+"""Opens vision-language models: the embedded one by name, others with transformers' Auto classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mmaccel
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import (
+    LoadConfig,
+    load_config_file,
+    load_model,
+    load_processor,
+)
+from mmaccel.pipelines.loading.sources import check_device, find_model
+
+DEMO = "scenes-vqa"
+
+
+def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any, Any, Path]:
+    """Load a vision-language model and its processor.
+
+    Args:
+        name: "scenes-vqa", a folder with model and processor, or an id of the hub.
+        load_config: device, dtype, and whether code of the checkpoint may run.
+
+    Returns:
+        The model, its processor, and the path of its checkpoint.
+
+    Raises:
+        OptionError: no such model, device or dtype; "scenes-vqa" without its weights.
+        UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
+    """
+    check_device(load_config.device, load_config.dtype)
+    if str(name) == DEMO:
+        model, processor = mmaccel.load_demo(DEMO)  # a public name: demos are a layer above
+        model = model.to(load_config.device, load_config.dtype)
+        return model, processor, Path(model.name_or_path)
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    source = find_model(name, {})
+    _check_kind(source, load_config)
+    processor = load_processor(AutoProcessor, source, load_config)
+    check_processor(processor, f"in {source}")
+    return load_model(AutoModelForImageTextToText, source, load_config), processor, source
+
+
+def check_model(source: str | Path) -> None:
+    """Check what can be checked of a model's name without loading it; ids of the hub are not.
+
+    Raises:
+        OptionError: no such folder.
+        UnsupportedModelError: a folder with another kind of model.
+    """
+    if str(source) != DEMO:
+        _check_kind(find_model(source, {}), LoadConfig())
+
+
+def _check_kind(source: Path, load_config: LoadConfig) -> None:
+    """Raise UnsupportedModelError unless a folder's model reads images and writes text."""
+    from transformers import AutoModelForImageTextToText
+
+    config = load_config_file(source, load_config)
+    is_own = "AutoModelForImageTextToText" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in AutoModelForImageTextToText._model_mapping and not is_own:
+        raise UnsupportedModelError(
+            "model: expected a vision-language model of transformers, such as llava_next, "
+            f"received {config.model_type} in {source}; docs/visual-tokens.md lists the classes"
+        )
+
+
+def check_processor(processor: Any, where: str = "") -> None:
+    """Check that a processor takes images and text.
+
+    Raises:
+        UnsupportedModelError: a tokenizer or an image processor alone.
+    """
+    parts = [name for name in ("image_processor", "tokenizer") if hasattr(processor, name)]
+    if len(parts) < 2 or not callable(processor):
+        raise UnsupportedModelError(
+            f"processor: expected one with image_processor and tokenizer, received a "
+            f"{type(processor).__name__} {where}".rstrip()
+            + "; copy the folder again, with its processor files"
+        )
