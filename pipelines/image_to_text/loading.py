@@ -1,4 +1,4 @@
-"""Opens vision-language models: the embedded one by name, others with transformers' Auto classes."""
+"""Opens vision-language models: the embedded one by name, others by transformers' Auto classes."""
 
 from __future__ import annotations
 

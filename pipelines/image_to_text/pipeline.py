@@ -30,7 +30,6 @@ from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
-from mmaccel.pipelines.vision_language.reduction import KeptTokens
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
@@ -166,16 +165,8 @@ class ImageToText:
         with alone(self.model):
             for first in range(0, len(questions), n_rows):
                 rows = slice(first, first + n_rows)
-                batches.append(
-                    self._answer(
-                        first,
-                        questions[rows],
-                        own_images[rows],
-                        seeds[rows],
-                        max_new_tokens,
-                        params,
-                    )
-                )
+                own = questions[rows], own_images[rows], seeds[rows]
+                batches.append(self._answer(first, *own, max_new_tokens, params))
         return Answers(
             [answer for batch in batches for answer in batch.answers],
             add_stats([batch.stats for batch in batches]),

@@ -114,7 +114,12 @@ class VisualReduction:
     _seen: _Seen | None = None
 
     def check(self, model: Any, family: CausalLM) -> None:
-        """Raise UnsupportedModelError unless a model of a family has what all methods need."""
+        """Refuse methods that a model of a family cannot use.
+
+        Raises:
+            UnsupportedModelError: a model without what a method needs.
+            OptionError: a method in front of a layer that the model lacks.
+        """
         if not family.prompt_inputs:
             raise UnsupportedModelError(
                 f"visual_tokens: expected a vision-language model whose image prompts are served, "
@@ -135,6 +140,8 @@ class VisualReduction:
                     "nothing but the visual tokens"
                 )
             method.check(find(model), f"a {type(model).__name__}")
+            if method.stage == "llm_layer":
+                method.layers_in(len(model.get_decoder().layers))
 
     @contextmanager
     def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
@@ -216,12 +223,8 @@ class VisualReduction:
         seen = self._seen
         if seen is None:
             return []
-        stays = {
-            (v.modality, v.index): seen.stays.get(
-                (v.modality, v.index), torch.arange(len(v.columns))
-            )
-            for v in seen.visuals
-        }
+        stays = {(v.modality, v.index): torch.arange(len(v.columns)) for v in seen.visuals}
+        stays |= seen.stays
         if self.layers is not None:
             stays = _after_layers(seen.visuals, stays, self.layers.kept())
         found = []

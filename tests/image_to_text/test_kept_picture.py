@@ -16,7 +16,7 @@ from mmaccel.demo.scenes_vqa.views import split_views
 from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 from mmaccel.pipelines.image_to_text.types import ImageTokens
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
-from tests.fixtures.tiny_vlms import build_vlm, draw_images, encodes_first
+from tests.fixtures.tiny_vlms import build_vlm, draw_images, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
 
 reduces = pytest.mark.skipif(
@@ -116,8 +116,6 @@ def test_views_of_other_families(name: str) -> None:
     """A grid of patches for models that read an image as one, none where places are unknown."""
     model = build_vlm(name)
     drawn = draw_images(name, model, [1])
-    from tests.fixtures.tiny_vlms import draw_prompts
-
     inputs = draw_prompts(name, model, (1,))
     with mmaccel.attach(model, "jacobi", visual_tokens=mmaccel.RandomTokens(keep=0.5)) as run:
         model.generate(**inputs, max_new_tokens=1, do_sample=False)

@@ -1,4 +1,4 @@
-"""Which visual tokens of which image a call kept: after the encoder, inside the model, after both."""
+"""Which visual tokens a call kept: after the encoder, inside the model, after both."""
 
 from __future__ import annotations
 
