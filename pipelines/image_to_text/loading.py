@@ -46,6 +46,17 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
     return load_model(AutoModelForImageTextToText, source, load_config), processor, source
 
 
+def find_vision_source(name: str | Path) -> Path:
+    """Where a model's files are; a folder that may be missing for "scenes-vqa".
+
+    Raises:
+        OptionError: no such model.
+    """
+    if str(name) == DEMO:
+        return Path(mmaccel.__file__).parent / "demo" / "weights" / DEMO
+    return find_model(name, {})
+
+
 def check_model(source: str | Path) -> None:
     """Check what can be checked of a model's name without loading it; ids of the hub are not.
 

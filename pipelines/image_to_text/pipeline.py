@@ -8,7 +8,7 @@ comes back with each answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,7 @@ class ImageToText:
         top_p: float | None = None,
         min_p: float | None = None,
         batch_size: int | None = None,
+        on_token: Callable[[int], None] | None = None,
     ) -> Answers:
         """Answer questions.
 
@@ -141,6 +142,8 @@ class ImageToText:
             temperature: None is 0, which takes the likeliest token.
             top_k, top_p, min_p: see `mmaccel.SamplingParams`; None, and a top_k of 0, keep all.
             batch_size: questions that are answered at a time at most; None answers all together.
+            on_token: called whenever all running rows of a batch have one more token, with the
+                number of its rows. An exception from it ends the run and reaches the caller.
 
         Returns:
             Answers in the order of the questions, with the visual tokens that stayed. Everything
@@ -166,7 +169,7 @@ class ImageToText:
             for first in range(0, len(questions), n_rows):
                 rows = slice(first, first + n_rows)
                 own = questions[rows], own_images[rows], seeds[rows]
-                batches.append(self._answer(first, *own, max_new_tokens, params))
+                batches.append(self._answer(first, *own, max_new_tokens, params, on_token))
         return Answers(
             [answer for batch in batches for answer in batch.answers],
             add_stats([batch.stats for batch in batches]),
@@ -189,6 +192,7 @@ class ImageToText:
         seeds: Sequence[int],
         max_new_tokens: int,
         params: SamplingParams,
+        on_token: Callable[[int], None] | None,
     ) -> Answers:
         """Answer one batch; `first` is the index of its first question."""
         began = time.perf_counter()
@@ -196,7 +200,7 @@ class ImageToText:
         ids = inputs["input_ids"]
         self._check_length(ids.shape[1], max_new_tokens)
         inputs = inputs.to(self.model.device, self.model.dtype)
-        clock = _Clock()
+        clock = _Clock(on_token)
         with self._attach(seeds) as run, torch.no_grad():
             made = self.model.generate(
                 **inputs, max_new_tokens=max_new_tokens, streamer=clock, **_options(params)
@@ -243,16 +247,18 @@ class ImageToText:
 
 
 class _Clock:
-    """A streamer of transformers that notes when the first tokens come."""
+    """A streamer of transformers that notes when the first tokens come, and tells of each."""
 
-    def __init__(self) -> None:
-        self._puts, self.first = 0, 0.0
+    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+        self._puts, self.first, self._on_token = 0, 0.0, on_token
 
     def put(self, value: Tensor) -> None:
         """Called with the prompt, then with every step's tokens."""
         self._puts += 1
         if self._puts == 2:
             self.first = time.perf_counter()
+        if self._puts > 1 and self._on_token is not None:
+            self._on_token(len(value))
 
     def end(self) -> None:
         """Called at the end."""
