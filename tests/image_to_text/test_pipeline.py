@@ -15,8 +15,9 @@ from mmaccel.demo import vision
 from mmaccel.demo.scenes_vqa.processor import IMAGE, make_processor
 from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.tiny_vlms import encodes_first
+from tests.fixtures.tiny_vlms import build_vlm, encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa, scene
+from tests.fixtures.vlm_processors import PROCESSORS
 
 QUESTIONS = [QUESTION, "how many stars are there?", "what number is on the green sign ?"]
 N_NEW = 9
@@ -271,3 +272,24 @@ def test_the_model_is_left_as_it_was(pipe: ImageToText, model: Any) -> None:
     assert not mmaccel.detach(model)
     with mmaccel.attach(model, "jacobi"), pytest.raises(mmaccel.AttachError):
         pipe(scene(), QUESTION, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_of_other_families(name: str) -> None:
+    """Two images a row, questions of two lengths, with and without a chat template."""
+    model, processor = build_vlm(name), PROCESSORS[name]()
+    images, asked = [scene(0), scene(1)], ["what colour ?", "is the <image> the <image> star ?"]
+    inputs = make_inputs(processor, asked, [images, images])
+    assert inputs["input_ids"].shape[0] == 2 and not bool(inputs["attention_mask"][0, 0])
+    made = model.generate(**inputs, max_new_tokens=N_NEW, do_sample=False)
+    wanted = made[:, inputs["input_ids"].shape[1] :]
+    out = ImageToText(model, processor)(images, asked, max_new_tokens=N_NEW)
+    for row, answer in zip(wanted.tolist(), out.answers, strict=True):
+        assert row[: len(answer.tokens)] == answer.tokens.tolist() and not out.stats.fallbacks
+    if not encodes_first():
+        return
+    fewer = ImageToText(model, processor, visual_tokens=mmaccel.RandomTokens(keep=0.5))
+    answer = fewer(images, asked, max_new_tokens=2)[1]
+    assert 2 * answer.n_kept == answer.n_visual == out[1].n_visual
+    has_places = [tokens.pixels is not None for tokens in answer.images]
+    assert has_places == ([True, True] if name == "llava" else [False])
