@@ -46,7 +46,8 @@ from mmaccel.pipelines.image_to_text.loading import DEMO, check_model, find_visi
 from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS, ImageToText, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_questions
 from mmaccel.pipelines.image_to_text.types import Answer
-from mmaccel.pipelines.loading.sources import content_files, is_hub_id
+from mmaccel.pipelines.loading.hub import is_hub_id
+from mmaccel.pipelines.loading.sources import content_files
 from mmaccel.pipelines.runner.engine import UseGraphs
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.samplers.window.jacobi import Jacobi

@@ -33,7 +33,9 @@ def answer(
     keep: shared.Keep = None,
     n_keep: shared.NKeep = None,
     compare: Annotated[bool, typer.Option("--compare", help=_HELP_COMPARE)] = False,
-    max_tokens: Annotated[int, typer.Option(help="cut longer answers")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
+    ] = 64,
     seed: Annotated[int, typer.Option(help="of the answer")] = 0,
     temperature: shared.Temperature = None,
     top_k: shared.TopK = None,
@@ -44,10 +46,11 @@ def answer(
         typer.Option("--out", "-o", help=_HELP_OUT, parser=shared.parse_path, metavar="FILE"),
     ] = None,
     json_file: shared.JsonFile = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
+    revision: shared.Revision = None,
 ) -> None:
     """Answer a question about images; with --visual-tokens also draw which patches stay."""
     pause_collector()
@@ -63,12 +66,12 @@ def answer(
     )
     from mmaccel.commands.media_job import choose_policy
     from mmaccel.commands.terminal import say
-    from mmaccel.loading import parse_cuda_graphs, parse_dtype
+    from mmaccel.loading import choose_names, parse_cuda_graphs
     from mmaccel.outputs.whole_files import check_target
     from mmaccel.pipelines.image_to_text.loading import check_model
     from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
     from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_image
-    from mmaccel.pipelines.loading.sources import is_hub_id
+    from mmaccel.pipelines.loading.hub import is_hub_id
     from mmaccel.reduction.visual_tokens.contract import check_reducers
     from mmaccel.samplers.noise import check_seed
 
@@ -86,7 +89,7 @@ def answer(
     check_seed(seed)
     sampling = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_sampling(**sampling)
-    kind, use_graphs = parse_dtype(dtype), parse_cuda_graphs(cuda_graphs)
+    (device, dtype), use_graphs = choose_names(device, dtype), parse_cuda_graphs(cuda_graphs)
     # before the model is loaded, which takes long
     check_questions(question)
     images = [read_image(file) for file in files]
@@ -100,8 +103,8 @@ def answer(
         check_model(model)
     logging.disable_progress_bar()
     pipe = ImageToText.from_pretrained(
-        model, policy=chosen, visual_tokens=reducers or None, device=device, dtype=kind,
-        cuda_graphs=use_graphs, trust_remote_code=trust_remote_code,
+        model, policy=chosen, visual_tokens=reducers or None, device=device, dtype=dtype,
+        cuda_graphs=use_graphs, trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     resume_collector()
     if picture is not None:

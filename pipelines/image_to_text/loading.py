@@ -13,7 +13,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.loading.sources import check_device, find_model
+from mmaccel.pipelines.loading.sources import find_model
 
 DEMO = "scenes-vqa"
 
@@ -23,23 +23,22 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
 
     Args:
         name: "scenes-vqa", a folder with model and processor, or an id of the hub.
-        load_config: device, dtype, and whether code of the checkpoint may run.
+        load_config: device, dtype, download, and whether code of the checkpoint may run.
 
     Returns:
         The model, its processor, and the path of its checkpoint.
 
     Raises:
-        OptionError: no such model, device or dtype; "scenes-vqa" without its weights.
+        OptionError: no such model; "scenes-vqa" without its weights.
         UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
     """
-    check_device(load_config.device, load_config.dtype)
     if str(name) == DEMO:
         model, processor = mmaccel.load_demo(DEMO)  # a public name: demos are a layer above
         model = model.to(load_config.device, load_config.dtype)
         return model, processor, Path(model.name_or_path)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    source = find_model(name, {})
+    source = find_model(name, {}, hub=load_config.hub)
     _check_kind(source, load_config)
     processor = load_processor(AutoProcessor, source, load_config)
     check_processor(processor, f"in {source}")

@@ -8,7 +8,7 @@ comes back with each answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.catalog import read_policy
 from mmaccel.checks import check_int
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -25,6 +26,8 @@ from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs
 from mmaccel.pipelines.image_to_text.types import Answer, Answers
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import pick_max_num_seqs
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
@@ -49,7 +52,8 @@ class ImageToText:
     Args:
         model: a transformers model for images and text, in evaluation mode.
         processor: its processor, with a chat template or with `image_token`.
-        policy: how to decode, a policy or its short name; None is `Jacobi()`.
+        policy: how to decode: a policy, its short name, or a dictionary such as
+            `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
         cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
         source: folder that the model was loaded from, if known.
@@ -66,14 +70,14 @@ class ImageToText:
         model: Any,
         processor: Any,
         *,
-        policy: Policy | str | None = None,
+        policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
         cuda_graphs: UseGraphs = "auto",
         source: Path | None = None,
     ) -> None:
         check_processor(processor)
         self.model, self.processor, self.source = model, processor, source
-        self.policy = Jacobi() if policy is None else policy
+        self.policy = Jacobi() if policy is None else read_policy(policy)
         self.reducers = () if visual_tokens is None else check_reducers(visual_tokens)
         self.cuda_graphs = cuda_graphs
         self._attach(0).detach()  # refuses now what no call could use
@@ -83,12 +87,17 @@ class ImageToText:
         cls,
         name: str | Path,
         *,
-        policy: Policy | str | None = None,
+        policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
         trust_remote_code: bool = False,
+        torch_dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+        variant: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
     ) -> ImageToText:
         """Load a model and its processor from disk or from the Hugging Face hub.
 
@@ -96,10 +105,12 @@ class ImageToText:
             name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
                 model and processor wrote; or an id of the hub (downloaded to its cache).
             policy, visual_tokens, cuda_graphs: see `ImageToText`.
-            device: where to run.
-            dtype: of the model. "bitwise" is guaranteed in float32 and float64.
+            device, dtype: see `TextToImage.from_pretrained`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
+            torch_dtype: another name of `dtype`.
+            revision, variant, token, local_files_only: of a download, see
+                `mmaccel.pipelines.loading.hub.HubOptions`.
 
         Raises:
             OptionError: no such model, device, dtype, policy or method; "scenes-vqa" without its
@@ -108,8 +119,10 @@ class ImageToText:
                 fit, code that is not trusted, or a model without what a method needs.
         """
         reducers = None if visual_tokens is None else check_reducers(visual_tokens)
+        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        hub = HubOptions(revision, token, variant, local_files_only)
         Engine(cuda_graphs).check(device)
-        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code)
+        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
         model, processor, source = open_vision_language(name, load_config)
         return cls(
             model, processor, policy=policy, visual_tokens=reducers, cuda_graphs=cuda_graphs,
