@@ -41,7 +41,6 @@ from mmaccel.comfy.widgets import (
     seed_widget,
 )
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 from mmaccel.pipelines.image_to_text.loading import DEMO, check_model, find_vision_source
 from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS, ImageToText, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_questions
@@ -249,7 +248,7 @@ def draw_answers(answers: Sequence[Answer], images: Sequence[Image]) -> Tensor:
     where all stay, or where the tokens have no known places.
     """
     try:
-        return to_tensor([draw_kept(answer.images) for answer in answers])
+        return to_tensor([answer.draw_kept() for answer in answers])
     except UnsupportedModelError:
         return to_tensor(list(images))
 

@@ -214,10 +214,9 @@ def _draw(file: Path, found: Answer, is_asked: bool) -> Path | None:
     from mmaccel.commands.files import not_written
     from mmaccel.commands.terminal import say
     from mmaccel.outputs.whole_files import write_whole
-    from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 
     try:
-        picture = draw_kept(found.images)
+        picture = found.draw_kept()
     except UnsupportedModelError as error:
         if is_asked:
             raise

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mmaccel.results import Stats
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,12 @@ class Answer:
     n_visual: int
     n_kept: int
     images: list[ImageTokens] = field(default_factory=list)
+
+    def draw_kept(self) -> Image:
+        """Draw the patches that stayed; see `mmaccel.pipelines.image_to_text.kept_picture`."""
+        from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
+
+        return draw_kept(self.images)
 
 
 @dataclass(frozen=True)
