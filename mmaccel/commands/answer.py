@@ -100,7 +100,7 @@ def answer(
         check_folder(picture.parent)
     check_file("--json", json_file)
     if not is_hub_id(model):
-        check_model(model)
+        check_model(model, trust_remote_code)
     logging.disable_progress_bar()
     pipe = ImageToText.from_pretrained(
         model, policy=chosen, visual_tokens=reducers or None, device=device, dtype=dtype,

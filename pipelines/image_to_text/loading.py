@@ -33,7 +33,8 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
         UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
     """
     if str(name) == DEMO:
-        model, processor = mmaccel.load_demo(DEMO)  # a public name: demos are a layer above
+        demo: Any = mmaccel.load_demo(DEMO)  # a public name, because demos are a layer above
+        model, processor = demo
         model = model.to(load_config.device, load_config.dtype)
         return model, processor, Path(model.name_or_path)
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -56,15 +57,19 @@ def find_vision_source(name: str | Path) -> Path:
     return find_model(name, {})
 
 
-def check_model(source: str | Path) -> None:
-    """Check what can be checked of a model's name without loading it; ids of the hub are not.
+def check_model(source: str | Path, trust_remote_code: bool = False) -> None:
+    """Check what can be checked of a model without loading it.
+
+    Args:
+        source: "scenes-vqa", which is not looked at, or a folder.
+        trust_remote_code: as in `ImageToText.from_pretrained`.
 
     Raises:
         OptionError: no such folder.
         UnsupportedModelError: a folder with another kind of model.
     """
     if str(source) != DEMO:
-        _check_kind(find_model(source, {}), LoadConfig())
+        _check_kind(find_model(source, {}), LoadConfig(trust_remote_code=trust_remote_code))
 
 
 def _check_kind(source: Path, load_config: LoadConfig) -> None:

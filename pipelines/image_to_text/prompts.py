@@ -50,12 +50,13 @@ def read_image(source: Any) -> Image:
     if not os.path.isfile(source):  # False for a name that is too long, unlike Path.is_file
         raise OptionError(f"image: expected a file, received {str(source)!r}; check the path")
     broken: tuple[type[Exception], ...] = (SyntaxError, zlib_error, struct_error, *unreadable())
+    broken += (Image.DecompressionBombError,)
     try:
         with Image.open(source) as opened:
             return upright_rgb(opened, "image")
     except MMAccelError:
         raise
-    except (*broken, Image.DecompressionBombError) as error:
+    except broken as error:
         raise OptionError(
             f"image: expected an image, received {str(source)!r}, which Pillow does not read "
             f"({' '.join(str(error).split())[:120]}); save it again"

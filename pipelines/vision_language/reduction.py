@@ -275,7 +275,7 @@ def _after_layers(
     visuals: Sequence[Visual], stays: Mapping[tuple[str, int], Tensor], kept: Sequence[Tensor]
 ) -> dict[tuple[str, int], Tensor]:
     """Indices that are left of `stays` where of each row's visual columns `kept` are."""
-    found = {}
+    found = dict[tuple[str, int], Tensor]()
     for row, own in enumerate(kept):
         names = [(v.modality, v.index) for v in visuals if v.row == row]
         columns = [v.columns.cpu()[stays[v.modality, v.index]] for v in visuals if v.row == row]

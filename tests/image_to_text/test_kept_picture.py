@@ -89,6 +89,18 @@ def test_padding_of_a_wide_image_is_no_patch() -> None:
 
 
 @reduces
+def test_images_of_different_shapes_have_views_of_their_own() -> None:
+    wide = Image.new("RGB", (100, 40), (250, 120, 0))
+    method = mmaccel.RandomTokens(keep=0.5)
+    pipe = ImageToText(build_vqa(), make_processor(), visual_tokens=method)
+    both = pipe([wide, scene()], QUESTION, max_new_tokens=1)[0].images
+    for tokens, alone in zip(both, (ask(wide), ask(scene())), strict=True):
+        assert tokens.pixels is not None and alone.pixels is not None
+        assert torch.equal(tokens.pixels, alone.pixels) and tokens.tile_grid == alone.tile_grid
+    assert [len(tokens.view.unique()) for tokens in both] == [3, 5]
+
+
+@reduces
 def test_images_are_drawn_one_below_the_other() -> None:
     tokens = ask(scene())
     one, two = draw_kept([tokens]), np.asarray(draw_kept([tokens, tokens]))

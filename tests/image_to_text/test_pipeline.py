@@ -68,6 +68,22 @@ def test_answers_are_those_of_the_models_own_loop(
     assert 0 < out.first_seconds <= out.seconds and len(out) == 3 and out[1].index == 1
 
 
+def test_an_answer_ends_where_the_model_ends_it(
+    pipe: ImageToText, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    first = whole[0].tokens.tolist()
+    end = next(token for token in first if token != first[0])
+    other = max(model.config.text_config.vocab_size - 1, end)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [end, other])
+    for before, after in zip(whole.answers, pipe(scene(), QUESTIONS, max_new_tokens=N_NEW).answers):
+        tokens = before.tokens.tolist()
+        n = tokens.index(end) + 1 if end in tokens else len(tokens)
+        assert after.tokens.tolist() == tokens[:n]
+        assert after.is_finished == (end in tokens)
+    assert after.tokens.dtype == torch.int64 and len(first) > first.index(end) + 1
+
+
 def test_images_of_each_question_and_places_in_it(
     pipe: ImageToText, model: Any, processor: Any
 ) -> None:
