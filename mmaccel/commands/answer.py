@@ -51,6 +51,7 @@ def answer(
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
+    threads: shared.Threads = None,
 ) -> None:
     """Answer a question about images; with --visual-tokens also draw which patches stay."""
     pause_collector()
@@ -75,6 +76,7 @@ def answer(
     from mmaccel.reduction.visual_tokens.contract import check_reducers
     from mmaccel.samplers.noise import check_seed
 
+    shared.set_threads(threads)
     files, question = _split_inputs(inputs)
     name, chosen = choose_policy(policy, window, drafts, set_fields)
     methods = shared.parse_reducers(visual_tokens, keep, n_keep)

@@ -185,6 +185,7 @@ UNLOADED = [
     (["{image}", QUESTION, "--temperature", "-1"], 2, "temperature: expected"),
     (["{image}", QUESTION, "--seed", str(2**64)], 2, "seed: expected a 64-bit integer"),
     (["{image}", QUESTION, "--dtype", "int8"], 2, "dtype: expected auto, float32"),
+    (["{image}", QUESTION, "--threads", "0"], 2, "threads: expected"),
     (["{image}", QUESTION, "--max-tokens", "0"], 2, "--max-tokens: expected an integer >= 1"),
     (["{image}", QUESTION, "--model", "none"], 2, "model: expected a folder"),
     (["{image}", QUESTION, "--model", "lm"], 1, "expected a vision-language model"),
