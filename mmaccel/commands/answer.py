@@ -14,6 +14,7 @@ from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from mmaccel.pipelines.image_to_text.pipeline import ImageToText
     from mmaccel.pipelines.image_to_text.types import Answer, Answers
 
 _HELP_INPUTS = "image files, then the question"
@@ -111,14 +112,7 @@ def answer(
     resume_collector()
     if picture is not None:
         open_folder(picture.parent)
-    pipes = {_title(reducers): pipe}
-    if compare:
-        plain = ImageToText(
-            pipe.model, pipe.processor, policy=chosen, cuda_graphs=use_graphs, source=pipe.source
-        )
-        pipes = {_title(()): plain, **pipes}
-        for each in pipes.values():  # so that neither is measured with what a first run loads
-            each(images, question, max_new_tokens=min(2, max_tokens))
+    pipes = _with_plain(pipe, images, question) if compare else {_title(reducers): pipe}
     made = {
         title: each(images, question, max_new_tokens=max_tokens, seed=seed, **sampling)
         for title, each in pipes.items()
@@ -153,6 +147,23 @@ def _split_inputs(inputs: Sequence[str]) -> tuple[list[str], str]:
             "write the image first"
         )
     return files, question
+
+
+def _with_plain(pipe: ImageToText, images: Any, question: str) -> dict[str, ImageToText]:
+    """A pipeline without reducers, and the given one, by what they keep.
+
+    Both answer once, so that neither is measured with what a first run loads.
+    """
+    from mmaccel.pipelines.image_to_text.pipeline import ImageToText
+
+    plain = ImageToText(
+        pipe.model, pipe.processor, policy=pipe.policy, cuda_graphs=pipe.cuda_graphs,
+        source=pipe.source,
+    )  # fmt: skip
+    pipes = {_title(()): plain, _title(pipe.reducers): pipe}
+    for each in pipes.values():
+        each(images, question, max_new_tokens=1)
+    return pipes
 
 
 def _title(reducers: Sequence[Any]) -> str:

@@ -74,11 +74,11 @@ def check_model(source: str | Path, trust_remote_code: bool = False) -> None:
 
 def _check_kind(source: Path, load_config: LoadConfig) -> None:
     """Raise UnsupportedModelError unless a folder's model reads images and writes text."""
-    from transformers import AutoModelForImageTextToText
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     config = load_config_file(source, load_config)
     is_own = "AutoModelForImageTextToText" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in AutoModelForImageTextToText._model_mapping and not is_own:
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not is_own:
         raise UnsupportedModelError(
             "model: expected a vision-language model of transformers, such as llava_next, "
             f"received {config.model_type} in {source}; docs/visual-tokens.md lists the classes"

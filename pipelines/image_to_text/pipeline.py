@@ -218,13 +218,12 @@ class ImageToText:
             made = self.model.generate(
                 **inputs, max_new_tokens=max_new_tokens, streamer=clock, **_options(params)
             )
-            kept = run.kept_tokens
         seconds = time.perf_counter() - began
         stats: Stats = run.stats
         passes = stats.passes + stats.prefill_passes
         ends = _find_ends(self.model)
         visual = self._count_visual(ids)
-        found = find_image_tokens(self.model, self.processor, kept, inputs, images)
+        found = find_image_tokens(self.model, self.processor, run.kept_tokens, inputs, images)
         answers = []
         for row, text in enumerate(questions):
             tokens, is_finished = _cut(made[row, ids.shape[1] :].cpu(), ends)

@@ -134,23 +134,21 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
     """
     for question, own in zip(questions, images, strict=True):
         check_places(question, len(own))
-    options: dict[str, Any] = {"padding": True, "return_tensors": "pt"}
+    options = {"padding": True, "padding_side": "left"}
     with refusing(
         f"images and questions that a {type(processor).__name__} takes", "others",
         "give fewer images, or another size",
     ):  # fmt: skip
         if getattr(processor, "chat_template", None):
             pairs = zip(questions, images, strict=True)
-            processor.tokenizer.padding_side = "left"
             return processor.apply_chat_template(
                 [_message(text, own) for text, own in pairs],
                 add_generation_prompt=True, tokenize=True, return_dict=True,
-                processor_kwargs={"padding": True}, return_tensors="pt",
+                return_tensors="pt", processor_kwargs=options,
             )  # fmt: skip
-        processor.tokenizer.padding_side = "left"
         texts = [_plain_prompt(processor, q, len(own)) for q, own in zip(questions, images)]
         flat = [image for own in images for image in own]
-        return processor(images=flat, text=texts, **options)
+        return processor(images=flat, text=texts, return_tensors="pt", **options)
 
 
 def _message(question: str, images: Sequence[Image]) -> list[dict[str, Any]]:

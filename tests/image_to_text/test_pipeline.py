@@ -295,7 +295,9 @@ def test_processors_of_other_families(name: str) -> None:
     """Two images a row, questions of two lengths, with and without a chat template."""
     model, processor = build_vlm(name), PROCESSORS[name]()
     images, asked = [scene(0), scene(1)], ["what colour ?", "is the <image> the <image> star ?"]
+    processor.tokenizer.padding_side = "right"  # of the caller's own calls
     inputs = make_inputs(processor, asked, [images, images])
+    assert processor.tokenizer.padding_side == "right"
     assert inputs["input_ids"].shape[0] == 2 and not bool(inputs["attention_mask"][0, 0])
     made = model.generate(**inputs, max_new_tokens=N_NEW, do_sample=False)
     wanted = made[:, inputs["input_ids"].shape[1] :]
