@@ -160,7 +160,8 @@ class ImageToText:
 
         Returns:
             Answers in the order of the questions, with the visual tokens that stayed. Everything
-            else that shapes an answer (repetition penalty, ends) is the model's generation config.
+            else that shapes an answer (repetition penalty, ends) is the model's generation config;
+            its beams are not searched.
 
         Raises:
             OptionError: no image, no question, images that have no place in it, a number outside
@@ -286,10 +287,12 @@ def choose_sampling(**given: Any) -> SamplingParams:
 
 
 def _options(params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters as arguments of `generate`."""
+    """Sampling parameters as arguments of `generate`, for one token sequence a question."""
+    one = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
     if not params.temperature:
-        return {"do_sample": False}
+        return {"do_sample": False, **one}
     return {
+        **one,
         "do_sample": True,
         "temperature": params.temperature,
         "top_k": params.top_k or 0,

@@ -84,6 +84,20 @@ def test_an_answer_ends_where_the_model_ends_it(
     assert after.tokens.dtype == torch.int64 and len(first) > first.index(end) + 1
 
 
+def test_a_models_generation_config_asks_for_no_beams(
+    pipe: ImageToText, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some checkpoints have beams, several sequences or output objects as their defaults."""
+    plain = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    own = dict(num_beams=3, num_return_sequences=2, return_dict_in_generate=True, do_sample=True)
+    for name, value in own.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    made = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    wanted = [answer.tokens.tolist() for answer in plain.answers]
+    assert [answer.tokens.tolist() for answer in made.answers] == wanted
+    assert not made.stats.fallbacks
+
+
 def test_images_of_each_question_and_places_in_it(
     pipe: ImageToText, model: Any, processor: Any
 ) -> None:
