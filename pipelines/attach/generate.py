@@ -211,6 +211,7 @@ class GenerateService:
         if call is not whole or (layers is not None and layers.cuts):
             generation.stats.exactness = "relaxed"
             generation.stats.reference = self.reduction.describe()
+        self.reduction.count_runs(generation.stats)
         if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
             generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
         self.history.append(generation.stats)

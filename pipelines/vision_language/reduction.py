@@ -12,7 +12,7 @@ Each image is reduced for itself, so that a row's tokens do not depend on its ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -29,6 +29,8 @@ from mmaccel.pipelines.attach.step_outputs import PER_LAYER
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
+from mmaccel.pipelines.vision_language.recall import OFFERED as RECALL_OFFERED
+from mmaccel.pipelines.vision_language.recall import Recall, recall
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
     Places,
@@ -41,11 +43,13 @@ from mmaccel.pipelines.vision_language.visuals import (
     Visual,
     find_placeholder,
     find_visuals,
+    flatten_features,
     join_features,
     split_features,
 )
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
+from mmaccel.results import Stats
 
 _OF_TOWER = {"keys", "cls_attention", "all_attention"}
 _COLUMNS = ("token_type_ids", "mm_token_type_ids")
@@ -105,11 +109,13 @@ class VisualReduction:
 
     Attributes:
         counts: (tokens before, tokens after) of each image of the last call.
+        recall: what the last call's first run chose; None without.
         layers: the last call's reduction inside the language model; None without.
     """
 
     methods: tuple[TokenReducer, ...] = ()
     counts: list[tuple[int, int]] = field(default_factory=list)
+    recall: Recall | None = None
     layers: LayerReduction | None = None
     _seen: _Seen | None = None
 
@@ -132,12 +138,12 @@ class VisualReduction:
                 "transformers 5.23 or newer"
             )
         for method in self.methods:
-            find = {"encoder_exit": offered, "llm_layer": find_offered}.get(method.stage)
-            if find is None or method.revives or method.restarts:
+            find = _find_offers(method)
+            if find is None:
                 raise UnsupportedModelError(
                     f"visual_tokens: expected a method at the exit of the encoder, or one that "
-                    f"drops tokens once in front of a layer, received {method!r}; DivPrune needs "
-                    "nothing but the visual tokens"
+                    f"works in front of layers of the language model, received {method!r}; "
+                    "DivPrune needs nothing but the visual tokens"
                 )
             method.check(find(model), f"a {type(model).__name__}")
             if method.stage == "llm_layer":
@@ -146,7 +152,7 @@ class VisualReduction:
     @contextmanager
     def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
         """Around a `generate` call: keeps its inputs, and records its encoder where needed."""
-        self.counts, self.layers, self._seen = [], None, None
+        self._forget()
         if not self.methods:
             yield
             return
@@ -170,6 +176,9 @@ class VisualReduction:
             yield "visual_tokens with guidance"
         if call.records & set(PER_LAYER.values()):
             yield "visual_tokens with hidden states or attentions of all tokens"
+        in_layers = any(method.stage == "llm_layer" for method in self.methods)
+        if in_layers and call.config.prefill_chunk_size is not None:
+            yield "visual_tokens inside the language model with a prefill in chunks"
 
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
         """The call on the visual tokens that stay; the call itself where none is to go.
@@ -178,21 +187,38 @@ class VisualReduction:
             call: one that can be served.
             seeds: of its rows, for methods that draw.
         """
-        self.counts, self.layers, self._seen = [], None, None
-        methods = [m for m in self.methods if m.keep != 1 and m.stage == "encoder_exit"]
+        self._forget()
         given = _GIVEN.get()
         if not self.methods or given is None or not call.others.get("mm_encoder_outputs"):
             return call
         visuals = find_visuals(call)
         self._seen = _note(call.model, visuals, given.inputs)
-        if not methods:
-            return call
+        for method in self.methods:
+            if method.keep != 1 and method.stage == "encoder_exit":
+                call = self._apply_at_exit(call, method, visuals, given, seeds)
+            elif method.keep != 1 and method.restarts:
+                self.recall = recall(call, method, seeds)
+                call = call if self.recall is None else keep_columns(call, self.recall.stays)
+        return call
+
+    def _forget(self) -> None:
+        self.counts, self.recall, self.layers, self._seen = [], None, None, None
+
+    def _apply_at_exit(
+        self,
+        call: GenerateCall,
+        method: TokenReducer,
+        visuals: Sequence[Visual],
+        given: _Given,
+        seeds: Sequence[int],
+    ) -> GenerateCall:
+        assert self._seen is not None
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
             context = open_context(
                 call.model, own, given.inputs, _seeds_of(own, seeds), given.record
             )
-            plan = methods[0].plan(context)
+            plan = method.plan(context)
             is_whole = self._count(own, context.counts, plan)
             if not all(is_whole):
                 kept = _indices(own, plan, is_whole)
@@ -211,7 +237,9 @@ class VisualReduction:
 
     def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> LayerReduction | None:
         """What drops tokens of a call inside the language model; None where nothing does."""
-        methods = [m for m in self.methods if m.keep != 1 and m.stage == "llm_layer"]
+        methods = [
+            m for m in self.methods if m.keep != 1 and m.stage == "llm_layer" and not m.restarts
+        ]
         if methods and call.others.get("mm_encoder_outputs"):
             self.layers = LayerReduction(call, methods[0], seeds)
         return self.layers
@@ -225,6 +253,8 @@ class VisualReduction:
             return []
         stays = {(v.modality, v.index): torch.arange(len(v.columns)) for v in seen.visuals}
         stays |= seen.stays
+        if self.recall is not None:
+            stays = _after_layers(seen.visuals, stays, self.recall.kept())
         if self.layers is not None:
             stays = _after_layers(seen.visuals, stays, self.layers.kept())
         found = []
@@ -242,12 +272,32 @@ class VisualReduction:
         if self.counts:
             before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
             parts.append(f"{after} of {before} visual tokens")
+        if self.recall is not None:
+            count = f"{self.recall.after} of {self.recall.before} visual tokens"
+            parts.append(f"{count} recalled in front of layer {self.recall.layer}")
         if self.layers is not None and self.layers.cuts:
             before, after = (int(counts.sum()) for counts in self.layers.counts)
             first = self.layers.cuts[0].first
             parts.append(f"{after} of {before} visual tokens after layer {first}")
         names = ", ".join(map(repr, self.methods))
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
+
+    def count_runs(self, stats: Stats) -> None:
+        """Add what the last call's own runs cost to its statistics."""
+        if self.recall is not None:
+            stats.prefill_passes += 1
+            stats.tokens_processed += self.recall.n_processed
+            stats.seconds += self.recall.seconds
+            stats.forward_seconds += self.recall.seconds
+
+
+def _find_offers(method: TokenReducer) -> Callable[[Any], frozenset[str]] | None:
+    """What says of a model what it has for a method; None for methods that nothing runs."""
+    if method.stage == "encoder_exit":
+        return offered
+    if method.stage != "llm_layer" or method.revives:
+        return None
+    return (lambda _model: RECALL_OFFERED) if method.restarts else find_offered
 
 
 def _seeds_of(visuals: Sequence[Visual], seeds: Sequence[int]) -> list[int]:
@@ -322,6 +372,21 @@ def _reduce(
     stays = (call.ids != placeholder) & call.mask.to(call.ids.device)
     for visual, own in zip(visuals, kept, strict=True):
         stays[visual.row, visual.columns[own.to(visual.columns.device)]] = True
+    return _take_columns(call, stays, {"mm_encoder_outputs": encoded})
+
+
+def keep_columns(call: GenerateCall, stays: Tensor) -> GenerateCall:
+    """The call with the columns where `stays` `[B, T]` bool, and the features of those."""
+    encoded = dict(call.others["mm_encoder_outputs"])
+    for modality, output in encoded.items():
+        kept = stays[call.ids == find_placeholder(call.model, modality)]
+        made = copy(output)
+        own = flatten_features(output.pooler_output)[kept]
+        made.pooler_output = join_features([own], output.pooler_output)
+        deep = getattr(output, "deepstack_features", None)
+        if deep is not None:
+            made.deepstack_features = [[flatten_features(layer)[kept]] for layer in deep]
+        encoded[modality] = made
     return _take_columns(call, stays, {"mm_encoder_outputs": encoded})
 
 

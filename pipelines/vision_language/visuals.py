@@ -67,6 +67,14 @@ def find_visuals(call: GenerateCall) -> list[Visual]:
     return found
 
 
+def find_columns(call: GenerateCall) -> tuple[Tensor, Tensor]:
+    """The columns of a prompt that are attended to, and the visual ones of these: `[B, T]` bool."""
+    device = call.model.device
+    ids, mask = call.ids.to(device), call.mask.to(device)
+    marks = [find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]]
+    return mask, torch.isin(ids, torch.tensor(marks, device=device)) & mask
+
+
 def find_placeholder(model: Any, modality: str) -> int:
     """The id that stands for a feature in a prompt."""
     for name in _PLACEHOLDERS[modality]:
@@ -85,6 +93,11 @@ def split_features(pooled: Any) -> list[Tensor]:
     Rows without an image, which some models list, are left out.
     """
     return [features for features in pooled if len(features)]
+
+
+def flatten_features(pooled: Any) -> Tensor:
+    """Features `[sum of n, D]` of all images, in order, from a model's."""
+    return pooled.flatten(0, -2) if isinstance(pooled, Tensor) else torch.cat(list(pooled))
 
 
 def join_features(features: list[Tensor], pooled: Any) -> Any:

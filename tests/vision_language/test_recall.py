@@ -1,0 +1,201 @@
+"""ILRe: a first run up to one layer chooses the visual tokens of the prompt's pass.
+
+What is kept is compared with the method's plan on the attention maps that the model gives out in
+its eager attention; what is computed, with the whole prompt under a mask that hides the other
+tokens, at the positions that all tokens had.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import DivPrune, ILRe
+from mmaccel.pipelines.vision_language import recall, reduction
+from mmaccel.reduction.visual_tokens.context import make_context
+from mmaccel.reduction.visual_tokens.plan import Plan
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
+
+pytestmark = pytest.mark.skipif(
+    not encodes_first(),
+    reason="this transformers encodes images in its first pass",
+)
+
+N_NEW = 8
+GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    return request.param, build_vlm(request.param)
+
+
+@pytest.fixture
+def stays(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The columns that each reduced call keeps."""
+    found, take = [], reduction._take_columns
+
+    def record(call: Any, kept: Tensor, others: Any) -> Any:
+        found.append(kept)
+        return take(call, kept, others)
+
+    monkeypatch.setattr(reduction, "_take_columns", record)
+    return found
+
+
+def answer(model: Any, method: Any, inputs: Any, policy: Any = None) -> tuple[Tensor, Any]:
+    policy = policy or mmaccel.Autoregressive()
+    with mmaccel.attach(model, policy, strict=True, seed=2, visual_tokens=method) as run:
+        made = model.generate(**inputs, **GREEDY)
+    return made, run.stats
+
+
+def plan_of_maps(maps: Tensor, ids: Tensor, real: Tensor, method: ILRe, layer: int) -> Plan:
+    """The method's plan for one row on attention maps `[H, T, T]` of the layer before."""
+    visual = ((ids == IMAGE) & real).nonzero()[:, 0]
+    text = ((ids != IMAGE) & real).nonzero()[:, 0]
+    mass = maps[:, text][:, :, visual].sum((0, 1))
+    context = make_context(
+        torch.zeros(1, len(visual), 1), layer=layer, depth=3, offers=("restart",),
+        attention=lambda at, queries, per_head: mass[None], queries=("text",),
+    )  # fmt: skip
+    return method.plan(context)
+
+
+def position_ids(name: str, model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Those of the whole prompt."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    if name.startswith("qwen"):
+        grids = {k: inputs[k] for k in ("image_grid_thw", "mm_token_type_ids")}
+        positions: Tensor = model.base_model.get_rope_index(ids, attention_mask=mask, **grids)[0]
+        return positions
+    counted: Tensor = (mask.cumsum(1) - 1).clamp(min=0)
+    return counted
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [1, 2])
+def test_the_choice_is_the_plan_on_the_models_own_attention_maps(
+    named: tuple[str, Any], layer: int, stays: list[Tensor]
+) -> None:
+    name, _ = named
+    model, method = build_vlm(name), ILRe(keep=0.4, layer=layer)
+    inputs = draw_prompts(name, model)
+    answer(model, method, inputs)
+    (kept,) = stays
+    ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
+    model.set_attn_implementation("eager")
+    given = dict(inputs) | {"position_ids": position_ids(name, model, inputs)}
+    maps = model(**given, output_attentions=True, use_cache=False).attentions[layer - 1]
+    for row in range(len(ids)):
+        visual = (ids[row] == IMAGE).nonzero()[:, 0]
+        expected = real[row] & (ids[row] != IMAGE)
+        if len(visual):
+            plan = plan_of_maps(maps[row], ids[row], real[row], method, layer)
+            expected[visual[plan.keep[0]]] = True
+        assert torch.equal(kept[row], expected)
+
+
+@torch.no_grad()
+def test_the_rest_computes_what_a_mask_over_the_whole_prompt_computes(
+    named: tuple[str, Any], stays: list[Tensor]
+) -> None:
+    name, model = named
+    if name == "gemma3":  # a sliding window counts the columns that there are
+        model = build_vlm(name, window=512)
+    inputs = draw_prompts(name, model)
+    made, stats = answer(model, ILRe(keep=0.4), inputs)
+    (kept,) = stays
+    reference = model.generate(
+        **inputs
+        | {"attention_mask": kept.long(), "position_ids": position_ids(name, model, inputs)},
+        **GREEDY,
+    )
+    assert torch.equal(made, reference) and stats.exactness == "relaxed"
+    before = int((inputs["input_ids"] == IMAGE).sum())
+    after = int((kept & (inputs["input_ids"] == IMAGE)).sum())
+    assert f"{after} of {before} visual tokens recalled in front of layer 1" in stats.reference
+    assert after < 0.6 * before
+
+
+def test_policies_make_the_plain_loops_tokens_on_what_is_kept(named: tuple[str, Any]) -> None:
+    name, model = named
+    inputs, method = draw_prompts(name, model), ILRe(keep=0.3)
+    plain, _ = answer(model, method, inputs)
+    for policy in (mmaccel.Jacobi(5), mmaccel.Speculative()):
+        assert torch.equal(answer(model, method, inputs, policy)[0], plain)
+
+
+def test_keeping_all_changes_nothing(
+    named: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, model = named
+    inputs = draw_prompts(name, model)
+    own = model.generate(**inputs, **GREEDY)
+    monkeypatch.setattr(recall, "_run_up_to", None)  # not even the first run
+    for method in (ILRe(keep=1), ILRe(n_keep=10_000)):
+        made, stats = answer(model, method, inputs)
+        assert torch.equal(made, own) and stats.exactness == "bitwise"
+
+
+def test_rows_recall_alone(named: tuple[str, Any]) -> None:
+    name, model = named
+    method = ILRe(keep=0.4, layer=2)
+    together, _ = answer(model, method, draw_prompts(name, model, (2, 0, 1)))
+    alone, _ = answer(model, method, draw_prompts(name, model, (2,)))
+    assert torch.equal(alone[0, -N_NEW:], together[0, -N_NEW:])
+
+
+def test_a_row_of_more_text_changes_nothing() -> None:
+    """Its neighbour has an image where the longer row has text."""
+    model, method = build_vlm("llava"), ILRe(keep=0.3, layer=2)
+    alone = draw_prompts("llava", model, (1,))
+    words = torch.randint(5, 30, alone["input_ids"].shape)
+    mask = torch.ones_like(words)
+    together = alone | {
+        "input_ids": torch.cat([alone["input_ids"], words]),
+        "attention_mask": torch.cat([alone["attention_mask"], mask]),
+    }
+    made, _ = answer(model, method, together)
+    assert torch.equal(made[:1], answer(model, method, alone)[0])
+
+
+def test_the_first_run_stops_in_front_of_the_layer_and_is_counted() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (1, 1))
+    done = [0, 0, 0]  # passes that each layer finished
+
+    def count(index: int) -> Any:
+        return lambda *_: done.__setitem__(index, done[index] + 1)
+
+    for index, layer in enumerate(model.get_decoder().layers):
+        layer.register_forward_hook(count(index))
+    _, stats = answer(model, ILRe(keep=0.25, layer=2), inputs)
+    assert done[0] == done[1] == done[2] + 1
+    n_whole = inputs["input_ids"].numel()
+    n_kept = n_whole - int((inputs["input_ids"] == IMAGE).sum() * 0.75)
+    assert stats.prefill_passes == 2
+    assert stats.tokens_processed - 2 * stats.passes == n_whole + n_kept
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl", "llava_onevision", "qwen3_vl"])
+def test_tokens_of_an_encoders_exit_are_recalled_from(name: str) -> None:
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, (1, 1))
+    made, stats = answer(model, [DivPrune(keep=0.5), ILRe(keep=0.5)], inputs)
+    n = int((inputs["input_ids"] == IMAGE).sum())
+    assert f"of {n} visual tokens, " in stats.reference and "recalled" in stats.reference
+    assert not torch.equal(made, answer(model, DivPrune(keep=0.5), inputs)[0])
+
+
+def test_a_prefill_in_chunks_runs_the_original_loop() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (1,))
+    with pytest.warns(UserWarning, match="inside the language model with a prefill in chunks"):
+        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=ILRe(keep=0.5)) as run:
+            model.generate(**inputs, **GREEDY, prefill_chunk_size=8)
+    assert run.stats.fallbacks
