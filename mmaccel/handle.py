@@ -205,7 +205,7 @@ def attach(
             raise
     reduction = VisualReduction(reducers)
     if reducers:
-        reduction.check(model, family)
+        reduction.check(model, family, chosen)
     service = GenerateService(
         chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction
     )

@@ -49,8 +49,8 @@ def open_prompt(
         if outputs is not None:
             outputs.take_prompt(output, None if call.is_uncached else cache)
         n_processed = mask.shape[0] * (mask.shape[1] - n_cached)
-        cuts = () if layers is None else layers.cuts
-        return PromptStates(read_layers(cache), output.logits[:, -1], n_processed, cuts)
+        cuts, steps = ((), None) if layers is None else (layers.cuts, layers.steps)
+        return PromptStates(read_layers(cache), output.logits[:, -1], n_processed, cuts, steps)
 
     return OwnPrompt(mask, next_position, process, _inputs(call), layers is not None)
 

@@ -33,7 +33,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     forward_parameters,
 )
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
-from mmaccel.pipelines.causal_lm.own_prompt import Cut, OwnPrompt
+from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.self_check import find_reason
 from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
@@ -108,6 +108,7 @@ class CausalLMWindow(StaticModelBuffers):
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
         self._short_layers: list[ShortLayers] = []
+        self._layer_steps: LayerSteps | None = None
         self._prompt_logits: Tensor | None = None  # [R, V], until the first pass hands them over
 
     @property
@@ -132,7 +133,8 @@ class CausalLMWindow(StaticModelBuffers):
         if not self.attention_reason:
             self.use_kernel(self.choices)
         self._positions = positions
-        self._kv_layout, self._short_layers = KVCacheLayout(rows, positions + 1), []
+        self._kv_layout = KVCacheLayout(rows, positions + 1)
+        self._short_layers, self._layer_steps = [], None
         self._cache = make_cache(len(self.windows), self._kv_layout)
 
     def use_kernel(self, choices: Choices | None) -> None:
@@ -184,11 +186,12 @@ class CausalLMWindow(StaticModelBuffers):
             return None
         assert layout is not None, "reserve comes first"
         states, index = own.process(), own.cache_indices()
-        self._shorten_cache(layout, states.cuts)
+        self._layer_steps = states.steps
+        self._shorten_cache(layout, [cut for cut in states.cuts if cut.index is None])
+        indices = {cut.first: cut.cache_indices() for cut in states.cuts}
         for number, (keys, values) in enumerate(states.layers):
             layer = self._cache.layers[number]
-            for short in self._short_layers:
-                index = short.index if number == short.first else index
+            index = indices.get(number, index)
             own_layout = layer.layout
             own_layout.prepare(index[:, index.shape[1] - keys.shape[2] :], own_layout.max_length)
             layer.update(keys, values)
@@ -208,9 +211,7 @@ class CausalLMWindow(StaticModelBuffers):
             layers = make_cache(end - cut.first, own).layers
             self._cache.layers[cut.first : end] = layers
             decoder = self.model.get_decoder().layers[cut.first : end]
-            self._short_layers.append(
-                ShortLayers(cut.first, list(decoder), own, dropped, cut.cache_indices())
-            )
+            self._short_layers.append(ShortLayers(cut.first, list(decoder), own, dropped))
 
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
@@ -248,6 +249,8 @@ class CausalLMWindow(StaticModelBuffers):
         with self._watched_head(), ExitStack() as stack:
             for short in self._short_layers:
                 stack.enter_context(short.masked(positions, dtype))
+            if self._layer_steps is not None:
+                stack.enter_context(self._layer_steps.passing(positions, layout))
             return self._run(
                 input_ids=tokens,
                 attention_mask=masks,

@@ -9,12 +9,15 @@ column. So a window never needs to know what the prompt was made of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,30 @@ class Cut:
     Attributes:
         first: the first such layer.
         mask: `[R, T']` bool, columns that are attended to; the last ones of the prompt's order.
+        index: `[R, T']` int64, cache indices of these columns where the layers have caches of the
+            whole prompt, with holes; None where they have shorter ones.
     """
 
     first: int
     mask: Tensor
+    index: Tensor | None = None
 
     def cache_indices(self) -> Tensor:
         """`[R, T']` int64; see `OwnPrompt.cache_indices`."""
-        return _count_columns(self.mask)
+        return count_columns(self.mask) if self.index is None else self.index
+
+
+class LayerSteps(Protocol):
+    """What passes after the prompt's do in their layers."""
+
+    def passing(self, positions: Tensor, layout: KVCacheLayout) -> AbstractContextManager[None]:
+        """Around a pass over one token a row.
+
+        Args:
+            positions: `[R, 1]` int64, cache indices of these tokens.
+            layout: of the caches of all layers, prepared for them.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,12 +63,14 @@ class PromptStates:
         logits: `[R, V]`, after the last column.
         n_processed: tokens that the pass processed, over all rows.
         cuts: by their layers, ascending.
+        steps: what later passes do in their layers; None: nothing.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
     logits: Tensor
     n_processed: int
     cuts: Sequence[Cut] = ()
+    steps: LayerSteps | None = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +104,17 @@ class OwnPrompt:
     def cache_indices(self) -> Tensor:
         """`[R, T]` int64, the window's cache index of every column.
 
-        Columns that nobody attends to share the index of the first generated token, which
-        overwrites them before it is read.
+        See `count_columns`.
         """
-        return _count_columns(self.mask)
+        return count_columns(self.mask)
 
 
-def _count_columns(mask: Tensor) -> Tensor:
+def count_columns(mask: Tensor) -> Tensor:
+    """The cache index of every column `[R, T]` of those that are attended to.
+
+    Columns that nobody attends to share the index of the first generated token, which overwrites
+    them before it is read.
+    """
     return torch.where(mask, mask.cumsum(1) - 1, mask.sum(1, keepdim=True))
 
 

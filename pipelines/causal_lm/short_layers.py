@@ -27,14 +27,12 @@ class ShortLayers:
         layers: the decoder's modules.
         layout: of their caches.
         dropped: `[R]` int64, columns that each row lost.
-        index: `[R, T']` int64, cache indices of the prompt's columns.
     """
 
     first: int
     layers: list[Any]
     layout: KVCacheLayout
     dropped: Tensor
-    index: Tensor
 
     @contextmanager
     def masked(self, positions: Tensor, dtype: torch.dtype) -> Iterator[None]:

@@ -84,19 +84,25 @@ def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *
     return sdpa_attention_forward(module, query, key, value, mask, **given)
 
 
+@dataclass(frozen=True)
 class ChosenColumns:
-    """Columns of rows, `[B, T]` bool, as indices.
+    """Columns of rows, as indices.
 
     Attributes:
         index: `[B, N]` int64, those of a row in order, then others.
         valid: `[B, N]` bool, False after a row's last.
     """
 
-    def __init__(self, chosen: Tensor) -> None:
+    index: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, chosen: Tensor) -> ChosenColumns:
+        """Those where `chosen` `[B, T]` bool."""
         counts = chosen.sum(1)
         width = int(counts.max())
-        self.index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]
-        self.valid = torch.arange(width, device=counts.device) < counts[:, None]
+        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]
+        return cls(index, torch.arange(width, device=counts.device) < counts[:, None])
 
     def take(self, values: Tensor) -> Tensor:
         """`[B, N, ...]` of `[B, T, ...]`."""
@@ -174,7 +180,7 @@ class LayerAttention:
         if queries == "last":
             q, seen = q[:, :, -1:], seen[:, -1:]
         else:
-            text = ChosenColumns(self.is_text)
+            text = ChosenColumns.of(self.is_text)
             q, seen = text.take(q.transpose(1, 2)).transpose(1, 2), text.take(seen)
             weights = text.valid
         return attention_mass(

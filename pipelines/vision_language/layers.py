@@ -21,7 +21,7 @@ from torch import Tensor
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
-from mmaccel.pipelines.causal_lm.own_prompt import Cut
+from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps
 from mmaccel.pipelines.vision_language.layer_attention import (
     HIDDEN,
     ChosenColumns,
@@ -60,7 +60,10 @@ class LayerReduction:
     Attributes:
         cuts: what the cache of which layers holds, after the pass.
         counts: `[B]` visual tokens before, and after.
+        steps: what later passes do in their layers; None: nothing.
     """
+
+    steps: LayerSteps | None = None
 
     def __init__(self, call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> None:
         self.method, self._layers = method, list(call.model.get_decoder().layers)
@@ -104,11 +107,16 @@ class LayerReduction:
 
     def _cut(self, index: int, hidden: Tensor, noted: NotedLayers) -> Tensor:
         """Drop columns in front of a layer; the states `[B, T', D]` of those that stay."""
-        visual = ChosenColumns(self._is_visual)
+        visual = ChosenColumns.of(self._is_visual)
         x = visual.take(hidden)
         attention = LayerAttention(noted, visual, self._mask & ~self._is_visual, index)
         context = attention.open_context(
-            x, hidden, initial=self._initial, seed=self._seeds, depth=len(self._layers)
+            x,
+            hidden,
+            initial=self._initial,
+            seed=self._seeds,
+            depth=len(self._layers),
+            offers=("revival",) if self.method.revives else (),
         )
         plan = self.method.plan(context)
         self.counts = (self._initial, plan.counts)

@@ -76,7 +76,7 @@ def recall(call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> Re
         return None
     layers = call.model.get_decoder().layers
     (index,) = method.layers_in(len(layers))
-    visual = ChosenColumns(is_visual)
+    visual = ChosenColumns.of(is_visual)
     with noting(call.model, method, [index]) as noted:
         hidden = _run_up_to(call, layers[index])
         attention = LayerAttention(noted, visual, mask & ~is_visual, index)

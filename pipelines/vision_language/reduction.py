@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.contracts import Policy
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import PER_LAYER
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
@@ -31,6 +32,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
 from mmaccel.pipelines.vision_language.recall import OFFERED as RECALL_OFFERED
 from mmaccel.pipelines.vision_language.recall import Recall, recall
+from mmaccel.pipelines.vision_language.revival import LayerRevival
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
     Places,
@@ -50,6 +52,7 @@ from mmaccel.pipelines.vision_language.visuals import (
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
 from mmaccel.results import Stats
+from mmaccel.samplers.window.autoregressive import Autoregressive
 
 _OF_TOWER = {"keys", "cls_attention", "all_attention"}
 _COLUMNS = ("token_type_ids", "mm_token_type_ids")
@@ -119,12 +122,13 @@ class VisualReduction:
     layers: LayerReduction | None = None
     _seen: _Seen | None = None
 
-    def check(self, model: Any, family: CausalLM) -> None:
-        """Refuse methods that a model of a family cannot use.
+    def check(self, model: Any, family: CausalLM, policy: Policy) -> None:
+        """Refuse methods that a model of a family, or a policy, cannot use.
 
         Raises:
             UnsupportedModelError: a model without what a method needs.
-            OptionError: a method in front of a layer that the model lacks.
+            OptionError: a method in front of a layer that the model lacks; windows of drafts under
+                a method that revives.
         """
         if not family.prompt_inputs:
             raise UnsupportedModelError(
@@ -148,6 +152,12 @@ class VisualReduction:
             method.check(find(model), f"a {type(model).__name__}")
             if method.stage == "llm_layer":
                 method.layers_in(len(model.get_decoder().layers))
+            if method.revives and not isinstance(policy, Autoregressive):
+                raise OptionError(
+                    f"visual_tokens: expected Autoregressive() with {method!r}, because every "
+                    f"token decides what is revived, and drafts would; received {policy!r}; "
+                    f"{method.remedy}"
+                )
 
     @contextmanager
     def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
@@ -241,7 +251,8 @@ class VisualReduction:
             m for m in self.methods if m.keep != 1 and m.stage == "llm_layer" and not m.restarts
         ]
         if methods and call.others.get("mm_encoder_outputs"):
-            self.layers = LayerReduction(call, methods[0], seeds)
+            kind = LayerRevival if methods[0].revives else LayerReduction
+            self.layers = kind(call, methods[0], seeds)
         return self.layers
 
     def kept_tokens(self) -> list[KeptTokens]:
@@ -278,7 +289,8 @@ class VisualReduction:
         if self.layers is not None and self.layers.cuts:
             before, after = (int(counts.sum()) for counts in self.layers.counts)
             first = self.layers.cuts[0].first
-            parts.append(f"{after} of {before} visual tokens after layer {first}")
+            when = ", at every step" if isinstance(self.layers, LayerRevival) else ""
+            parts.append(f"{after} of {before} visual tokens after layer {first}{when}")
         names = ", ".join(map(repr, self.methods))
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
 
@@ -289,14 +301,19 @@ class VisualReduction:
             stats.tokens_processed += self.recall.n_processed
             stats.seconds += self.recall.seconds
             stats.forward_seconds += self.recall.seconds
+        if isinstance(self.layers, LayerRevival):
+            count = int(self.layers.steps.n_revived)
+            stats.notes.append(f"visual_tokens: {count} tokens were revived by later steps")
 
 
 def _find_offers(method: TokenReducer) -> Callable[[Any], frozenset[str]] | None:
     """What says of a model what it has for a method; None for methods that nothing runs."""
     if method.stage == "encoder_exit":
         return offered
-    if method.stage != "llm_layer" or method.revives:
+    if method.stage != "llm_layer":
         return None
+    if method.revives:
+        return lambda model: find_offered(model) | {"revival"}
     return (lambda _model: RECALL_OFFERED) if method.restarts else find_offered
 
 

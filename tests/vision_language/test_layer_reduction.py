@@ -199,8 +199,8 @@ def test_planted_bugs_are_seen(
         init = short_layers.ShortLayers.__init__
         monkeypatch.setattr(
             short_layers.ShortLayers, "__init__",
-            lambda self, first, parts, layout, dropped, index: init(
-                self, first, parts, layout, dropped - 1, index
+            lambda self, first, parts, layout, dropped: init(
+                self, first, parts, layout, dropped - 1
             ),
         )  # fmt: skip
     elif bug == "positions counted anew":

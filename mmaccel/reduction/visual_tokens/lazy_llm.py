@@ -5,9 +5,11 @@ Source: Q. Fu et al., "LazyLLM: Dynamic Token Pruning for Efficient Long Context
 that predicts are left out of this step's later layers. Their states at that layer are held in an
 auxiliary cache, from which a later step that wants them goes on.
 
-Departures: visual tokens alone are dropped. The plan is made here for one step; `revives` says that
-the caller makes a context of *all* visual tokens at every step, those of the auxiliary cache
-included, and keeps that cache. Layers and counts are PyramidDrop's; the paper tunes them by task.
+Departures: visual tokens alone are dropped. The plan is made here for one layer of one step;
+`revives` says that the caller makes a context at every step, whose first layer has *all* visual
+tokens again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's; the paper tunes
+them by task. Every token decides for its own step, so that no window of drafts can be verified:
+`Autoregressive` alone decodes under this method.
 """
 
 from __future__ import annotations

@@ -1,0 +1,266 @@
+"""LazyLLM: every token chooses the visual tokens of its step, and takes dropped ones back.
+
+The reference keeps, for every layer, a dictionary of the tokens that have keys there, and computes
+one row, one layer, one token after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import LazyLLM, OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
+
+pytestmark = pytest.mark.skipif(
+    not encodes_first(),
+    reason="this transformers encodes images in its first pass",
+)
+
+N_NEW = 10
+GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
+NAMES = [name for name in CONFIGS if name != "gemma3"]  # whose layers slide
+
+
+def layers_of(name: str) -> tuple[int, ...]:
+    """Layers in front of which a tiny model drops: after those that visual features enter."""
+    return (2,) if name == "qwen3_vl" else (1, 2)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    return request.param, build_vlm(request.param)
+
+
+def answer(model: Any, method: Any, inputs: Any) -> tuple[Tensor, Any]:
+    policy = mmaccel.Autoregressive()
+    with mmaccel.attach(model, policy, strict=True, visual_tokens=method) as run:
+        made = model.generate(**inputs, **GREEDY)
+    return made, run.stats
+
+
+def n_revived(stats: Any) -> int:
+    (note,) = (note for note in stats.notes if "revived" in note)
+    return int(note.split()[1])
+
+
+@dataclass
+class Reference:
+    """One row, token by token.
+
+    Attributes:
+        keys, values: of each layer, by position in the prompt, `[Hkv, D]`.
+        held: states of dropped tokens, and the layer in front of which they are.
+        logits: of every step.
+    """
+
+    model: Any
+    before: tuple[int, ...]
+    keep: float
+
+    def run(self, inputs: dict[str, Any]) -> list[int]:
+        """Greedy tokens."""
+        decoder, ids = self.model.get_decoder(), inputs["input_ids"][0]
+        self.keys: list[dict[int, Tensor]] = [{} for _ in decoder.layers]
+        self.values: list[dict[int, Tensor]] = [{} for _ in decoder.layers]
+        self.held: dict[int, tuple[int, Tensor]] = {}
+        self.logits: list[Tensor] = []
+        self.visual = (ids == IMAGE).nonzero()[:, 0].tolist()
+        states = self.model.get_input_embeddings()(ids)
+        places = torch.arange(len(ids))[None]
+        names = ("pixel_values", "image_sizes", "image_grid_thw")
+        if self.visual:
+            given = {name: inputs[name] for name in names if name in inputs}
+            pooled = self.model.base_model.get_image_features(**given, return_dict=True)
+            states[self.visual] = torch.cat(list(pooled.pooler_output))
+        if "image_grid_thw" in inputs:
+            grids = {k: inputs[k] for k in ("image_grid_thw", "mm_token_type_ids")}
+            places, _ = self.model.base_model.get_rope_index(
+                inputs["input_ids"], attention_mask=torch.ones_like(inputs["input_ids"]), **grids
+            )
+        next_place, tokens = int(places.max()) + 1, []
+        cos, sin = decoder.rotary_emb(states[None], places)
+        self.places = {at: (cos[0, at], sin[0, at]) for at in range(len(ids))}
+        new = {at: states[at] for at in range(len(ids))}
+        for k in range(N_NEW):
+            token = self.step(new)
+            tokens.append(token)
+            at = len(ids) + k
+            state = self.model.get_input_embeddings()(torch.tensor(token))
+            place = torch.full((*places.shape[:-1], 1), next_place + k)
+            cos, sin = decoder.rotary_emb(state[None, None], place)
+            self.places[at], new = (cos[0, 0], sin[0, 0]), {at: state}
+        return tokens
+
+    def step(self, new: dict[int, Tensor]) -> int:
+        """The token after `new`, states by position."""
+        decoder, active, last = self.model.get_decoder(), list(self.visual), max(new)
+        computed, weights = dict(new), dict[int, float]()
+        for number, layer in enumerate(decoder.layers):
+            if number in self.before:
+                for at in [at for at in computed if at in active]:
+                    self.held[at] = number, computed.pop(at)
+                active = self.choose(active, weights, self.before.index(number) + 1)
+                for at in active:
+                    if at not in self.keys[number]:
+                        where, state = self.held[at]
+                        assert where == number
+                        computed[at] = state
+            seen = [at for at in range(last + 1) if at not in self.visual or at in active]
+            computed, weights = self.layer(number, layer, computed, seen)
+        logits = self.model.get_output_embeddings()(decoder.norm(computed[last]))
+        self.logits.append(logits)
+        return int(logits.argmax())
+
+    def choose(self, active: list[int], weights: dict[int, float], stage: int) -> list[int]:
+        """The active tokens with the most attention, in order."""
+        n, stages = len(self.visual), len(self.before)
+        fewest = max(1, int(n * self.keep + 0.5))
+        count = max(fewest, int(n * self.keep ** (stage / stages) + 0.5))
+        count = fewest if stage == stages else count
+        ranked = sorted(active, key=lambda at: (-weights[at], at))
+        return sorted(ranked[:count])
+
+    def layer(
+        self, number: int, layer: Any, states: dict[int, Tensor], seen: list[int]
+    ) -> tuple[dict[int, Tensor], dict[int, float]]:
+        """States behind a layer, and the attention of the last token in it."""
+        own, made, weights = layer.self_attn, {}, dict[int, float]()
+        width, queries = own.head_dim, {}
+        for at, state in states.items():
+            x, (cos, sin) = layer.input_layernorm(state), self.places[at]
+
+            def turn(values: Tensor, cos: Tensor = cos, sin: Tensor = sin) -> Tensor:
+                one, two = values.chunk(2, -1)
+                return values * cos + torch.cat([-two, one], -1) * sin
+
+            queries[at] = turn(own.q_proj(x).view(-1, width))
+            self.keys[number][at] = turn(own.k_proj(x).view(-1, width))
+            self.values[number][at] = own.v_proj(x).view(-1, width)
+        for at, state in sorted(states.items()):  # the last one's attention is wanted
+            visible = [other for other in seen if other <= at]
+            groups = len(queries[at]) // len(self.keys[number][at])
+            keys = torch.stack([self.keys[number][k] for k in visible]).repeat_interleave(groups, 1)
+            values = torch.stack([self.values[number][k] for k in visible])
+            scores = torch.einsum("hd,khd->hk", queries[at], keys) * width**-0.5
+            attention = scores.softmax(-1)
+            mixed = torch.einsum("hk,khd->hd", attention, values.repeat_interleave(groups, 1))
+            state = state + own.o_proj(mixed.flatten())
+            made[at] = state + layer.mlp(layer.post_attention_layernorm(state))
+            weights = dict(zip(visible, attention.sum(0).tolist()))
+        return made, weights
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_vl"])
+@pytest.mark.parametrize("keep", [0.1, 0.3])
+def test_every_step_computes_what_the_reference_computes(name: str, keep: float) -> None:
+    model, found = build_vlm(name), []
+    inputs = draw_prompts(name, model, (2,), seed=3)
+    model.register_forward_hook(lambda _model, _given, out: found.append(out.logits[:, -1]))
+    before = layers_of(name)
+    made, stats = answer(model, LazyLLM(keep=keep, layers=before), inputs)
+    reference = Reference(model, before, keep)
+    assert made[0, -N_NEW:].tolist() == reference.run(inputs)
+    assert n_revived(stats) > 0
+    logits = torch.cat(found[-N_NEW:])
+    assert torch.allclose(logits, torch.stack(reference.logits), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_rows_choose_alone(named: tuple[str, Any]) -> None:
+    name, model = named
+    method = LazyLLM(keep=0.2, layers=layers_of(name))
+    for per_row in ((2, 0, 1), (1, 3)):  # the first row has most visual tokens, or fewest
+        together, stats = answer(model, method, draw_prompts(name, model, per_row))
+        alone, own = answer(model, method, draw_prompts(name, model, per_row[:1]))
+        assert torch.equal(alone[0, -N_NEW:], together[0, -N_NEW:])
+        assert 0 < n_revived(own) <= n_revived(stats)
+
+
+def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
+    name, model = named
+    inputs = draw_prompts(name, model)
+    own = model.generate(**inputs, **GREEDY)
+    made, stats = answer(model, LazyLLM(keep=1), inputs)
+    assert torch.equal(made, own) and stats.exactness == "bitwise"
+    made, stats = answer(model, LazyLLM(n_keep=10_000, layers=layers_of(name)), inputs)
+    assert torch.equal(made, own) and n_revived(stats) == 0
+
+
+CALLS = list[int]()
+
+
+@dataclass(frozen=True)
+class DropsThenWants(LazyLLM):
+    """The prompt's pass drops the last visual tokens; from the second step on all are wanted."""
+
+    def budget(self, context: VisualContext) -> Tensor:
+        CALLS.append(context.layer or 0)
+        dropped = 7 if len(CALLS) <= 2 * len(self.layers or ()) else 0
+        return context.initial - dropped
+
+    def score(self, context: VisualContext) -> Tensor:
+        return -torch.arange(context.x.shape[1]).expand(len(context.x), -1).float()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl"])
+def test_a_revived_token_is_as_if_it_had_stayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys and values behind the cut are those of the pass over all tokens: the tokens before
+    it, which are all that it attends to, stayed.
+    """
+    model, windows, before = build_vlm(name), [], layers_of(name)
+    inputs = draw_prompts(name, model, (2,))
+    process = CausalLMWindow.process_prompt
+
+    def record(self: CausalLMWindow) -> Any:
+        windows.append(self)
+        return process(self)
+
+    monkeypatch.setattr(CausalLMWindow, "process_prompt", record)
+    whole = model(**inputs, use_cache=True).past_key_values
+    visual = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    for n_new in (2, 3):
+        CALLS.clear()
+        with mmaccel.attach(
+            model,
+            mmaccel.Autoregressive(),
+            strict=True,
+            visual_tokens=DropsThenWants(keep=0.5, layers=before),
+        ) as run:
+            model.generate(**inputs, max_new_tokens=n_new, do_sample=False)
+        assert n_revived(run.stats) == (7 if n_new == 3 else 0)
+        states = windows[-1].cached_states(visual[None])
+        for number, (found, own) in enumerate(zip(states, whole.layers)):
+            for ours, theirs in zip(found, (own.keys, own.values)):
+                stayed = torch.isclose(ours[0], theirs[0, :, visual], atol=1e-5).all(-1).all(0)
+                assert bool(stayed[:-7].all())
+                is_back = number < before[0] or n_new == 3
+                assert bool(stayed[-7:].all()) if is_back else not bool(stayed[-7:].any())
+
+
+def test_windows_are_refused() -> None:
+    model = build_vlm("llava")
+    for policy in (mmaccel.Jacobi(4), mmaccel.Speculative(), "jacobi"):
+        with pytest.raises(OptionError, match=r"Autoregressive\(\) with LazyLLM.*PyramidDrop"):
+            mmaccel.attach(model, policy, visual_tokens=LazyLLM(keep=0.5))
+    with pytest.raises(UnsupportedModelError, match="sliding windows"):
+        mmaccel.attach(
+            build_vlm("gemma3"), mmaccel.Autoregressive(), visual_tokens=LazyLLM(keep=0.5)
+        )
+
+
+def test_what_a_call_says() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (1, 1))
+    _, stats = answer(model, LazyLLM(keep=0.25, layers=(1, 2)), inputs)
+    assert "8 of 32 visual tokens after layer 1, at every step (LazyLLM" in stats.reference
+    assert stats.exactness == "relaxed" and stats.passes == N_NEW
