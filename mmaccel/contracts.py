@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
@@ -159,6 +160,8 @@ class Prompt:
         stop_tokens: `[S]` int64 or None; a row ends after the first of these.
         layout: what is known about the slots, or None.
         batching: how many rows are decoded at a time; None decodes all B together.
+        is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
+            image; None: all tokens are text.
     """
 
     tokens: Tensor
@@ -167,6 +170,7 @@ class Prompt:
     stop_tokens: Tensor | None = None
     layout: Layout | None = None
     batching: ContinuousBatching | None = None
+    is_text: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.dtype != torch.int64 or self.tokens.shape[0] < 1:
@@ -195,6 +199,22 @@ class Prompt:
     def batch(self) -> int:
         """B: rows asked for."""
         return self.tokens.shape[0] // self.branches
+
+    @cached_property
+    def text(self) -> tuple[Tensor, Tensor]:
+        """Tokens `[R, T']` and lengths `[R]` of what a model of text alone can read.
+
+        The last token of a row is read in any case.
+        """
+        if self.is_text is None:
+            return self.tokens, self.lengths
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        last = self.lengths[:, None] - 1
+        reads = (self.is_text & (index < last)) | (index == last)
+        lengths = reads.sum(1)
+        order = (~reads).long().argsort(dim=1, stable=True)[:, : int(lengths.max())]
+        is_real = index[: order.shape[1]] < lengths[:, None]
+        return self.tokens.gather(1, order).where(is_real, 0), lengths
 
 
 class Policy(Protocol):

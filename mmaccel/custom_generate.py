@@ -72,6 +72,7 @@ class Decoder:
             model, input_ids, logits_processor, stopping_criteria, generation_config,
             others=others, layout=self.layout, assume_stateless=self.assume_stateless,
             prompt_inputs=service.family.prompt_inputs,
+            placeholders=service.family.placeholders(model),
         )  # fmt: skip
         return service.serve(call)
 

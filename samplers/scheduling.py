@@ -69,8 +69,13 @@ class Scheduler:
 def choose_rows(prompt: Prompt, rows: Sequence[int]) -> Prompt:
     """The given rows of a prompt's B, in every branch, as a prompt without continuous batching."""
     index = expand_rows(rows, prompt.batch, prompt.branches, prompt.tokens.device)
+    is_text = None if prompt.is_text is None else prompt.is_text[index]
     return replace(
-        prompt, tokens=prompt.tokens[index], lengths=prompt.lengths[index], batching=None
+        prompt,
+        tokens=prompt.tokens[index],
+        lengths=prompt.lengths[index],
+        batching=None,
+        is_text=is_text,
     )
 
 

@@ -120,7 +120,7 @@ class GenerateService:
         call = GenerateCall(
             model, input_ids, logits_processor, stopping_criteria, generation_config,
             synced_gpus, streamer, others, self.layout, self.assume_stateless,
-            self.family.prompt_inputs,
+            self.family.prompt_inputs, self.family.placeholders(model),
         )  # fmt: skip
         return self.serve(call)
 

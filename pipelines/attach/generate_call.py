@@ -53,6 +53,7 @@ class GenerateCall:
         assume_stateless: whether processors of the caller's own count as marked, see
             `mmaccel.stateless`.
         prompt_inputs: arguments for the model's forward that belong to the prompt alone.
+        placeholders: ids that stand for a part of an image or a video in a prompt.
     """
 
     model: Any
@@ -66,6 +67,7 @@ class GenerateCall:
     layout: Layout | None = None
     assume_stateless: bool = False
     prompt_inputs: frozenset[str] = frozenset()
+    placeholders: frozenset[int] = frozenset()
 
     @property
     def guidance(self) -> Any:
@@ -231,7 +233,10 @@ class GenerateCall:
         device = self.model.device
         stop_tokens = torch.cat([s.flatten().to(device) for s in stops]) if stops else None
         tokens, lengths = tokens.to(device), lengths.to(device)
-        return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout)
+        is_text = None
+        if self.placeholders:
+            is_text = ~torch.isin(tokens, torch.tensor(sorted(self.placeholders), device=device))
+        return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout, is_text=is_text)
 
 
 def _is_criterion(criterion: Any, name: str) -> bool:

@@ -70,6 +70,10 @@ class CausalLM:
         if not has_passed(model) and find_training_effect(model) is None:
             check_windows(model, self.wrap(model))
 
+    def placeholders(self, model: Any) -> frozenset[int]:
+        """Ids that stand for a part of an image or a video in a model's prompts."""
+        return frozenset()
+
     def wrap(self, model: Any) -> CausalLMWindow:
         """A window over the model, for a prompt of text alone."""
         return CausalLMWindow(model)

@@ -13,9 +13,10 @@ transformers 5.17 to 5.23.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.vision_language.visuals import find_placeholders
 
 PROMPT_INPUTS = frozenset(
     {
@@ -44,3 +45,7 @@ class VisionLanguage(CausalLM):
 
     name: ClassVar[str] = "vision_language"
     prompt_inputs: ClassVar[frozenset[str]] = PROMPT_INPUTS
+
+    def placeholders(self, model: Any) -> frozenset[int]:
+        """See `CausalLM.placeholders`."""
+        return find_placeholders(model)

@@ -87,6 +87,13 @@ def find_placeholder(model: Any, modality: str) -> int:
     )
 
 
+def find_placeholders(model: Any) -> frozenset[int]:
+    """The ids that stand for features of any modality in a model's prompts."""
+    names = (name for names in _PLACEHOLDERS.values() for name in names)
+    values = (getattr(model.config, name, None) for name in names)
+    return frozenset(int(value) for value in values if value is not None)
+
+
 def split_features(pooled: Any) -> list[Tensor]:
     """Features `[n, D]` of each image from a model's: `[N, n, D]`, or such a list.
 

@@ -7,7 +7,9 @@ the last n-gram (A. Saxena, "Prompt Lookup Decoding", 2023), and their distribut
 
 Departures: every row proceeds at its own pace; the draft model uses the target's sampling
 parameters, guidance included; after a fully accepted window, the draft model processes the one
-token it has not read together with the next, so that no pass is spent on catching up.
+token it has not read together with the next, so that no pass is spent on catching up. Where a
+prompt has images, the draft model reads the text alone, at positions of its own: images come from
+the target, and drafts change speed only.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Speculative(WindowPolicy):
 
     Args:
         window: tokens that the target processes per pass; window - 1 of them are drafts.
-        draft_model: a `TokenModel` with the target's vocabulary, or None for prompt lookup.
+        draft_model: a `TokenModel` with the target's vocabulary, or None for prompt lookup. It
+            reads no images: of a prompt with some, only the text.
     """
 
     window: int = 8
@@ -88,7 +91,7 @@ class Speculative(WindowPolicy):
 def _prefill(drafter: TokenModel, run: WindowRun) -> None:
     if run.scheduler is not None:
         run.scheduler.register(drafter)
-    tokens, lengths = run.prompt.tokens, run.prompt.lengths
+    tokens, lengths = run.prompt.text
     drafter.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
     if tokens.shape[1] > 1:
         drafter.prefill(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths))
@@ -121,7 +124,7 @@ def _draft_logits(drafter: TokenModel, run: WindowRun, k: int) -> Tensor:
     row before its first pass has no such token: its second input is one that nothing reads. Columns
     and positions below 0 belong to rows that `on_step` ended before their first token.
     """
-    buffer, branches, lengths = run.buffer, run.prompt.branches, run.prompt.lengths
+    buffer, branches, (_, lengths) = run.buffer, run.prompt.branches, run.prompt.text
     unread = (run.counters.passes > 0).long() if k == 0 else torch.zeros_like(buffer.n_generated)
     width = 2 if k == 0 and run.stats.passes > 0 else 1
     back = 1 + unread[:, None] - torch.arange(width, device=lengths.device)  # [B, width]

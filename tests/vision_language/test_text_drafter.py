@@ -1,0 +1,124 @@
+"""A draft model of text alone for a vision-language model: it reads the prompt without images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import mmaccel
+from mmaccel.samplers.window import speculative
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, TEXT, build_vlm, draw_prompts
+
+N_NEW = 12
+WINDOW = 4
+GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
+
+
+def build_drafter(seed: int = 3) -> Any:
+    """A tiny Llama with the vocabulary of the tiny models."""
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**TEXT | {"num_hidden_layers": 1})
+    ).eval()
+    with torch.no_grad():
+        for weight in model.model.layers.parameters():
+            weight.mul_(8 if weight.ndim == 2 else 1)
+    return model
+
+
+def text_of(model: Any) -> Any:
+    """The language model of a LLaVA, as a causal LM of its own."""
+    own = transformers.LlamaForCausalLM(model.config.text_config).eval()
+    own.model.load_state_dict(model.get_decoder().state_dict())
+    own.lm_head.load_state_dict(model.get_output_embeddings().state_dict())
+    return own
+
+
+def policy_with(drafter: Any) -> Any:
+    return mmaccel.Speculative(window=WINDOW, draft_model=mmaccel.CausalLMWindow(drafter))
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Those of every pass, `[B, W - 1]`."""
+    found, draft = [], speculative._draft
+
+    def record(*given: Any) -> Any:
+        made = draft(*given)
+        found.append(made[0].clone())
+        return made
+
+    monkeypatch.setattr(speculative, "_draft", record)
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("per_row", [(2, 0, 1), (0, 3)], ids=str)
+def test_greedy_tokens_are_those_of_generate(name: str, per_row: tuple[int, ...]) -> None:
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, per_row)
+    own = model.generate(**inputs, **GREEDY)
+    with mmaccel.attach(model, policy_with(build_drafter()), strict=True) as run:
+        made = model.generate(**inputs, **GREEDY)
+    assert torch.equal(made, own)
+    assert run.stats.fallbacks == [] and run.stats.draft_passes > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_the_drafter_goes_on_from_the_text_of_each_row(name: str, drafts: list[Tensor]) -> None:
+    model, drafter, seen = build_vlm(name), build_drafter(), list[Tensor]()
+    inputs = draw_prompts(name, model, (2, 0, 1))
+    drafter.register_forward_pre_hook(
+        lambda _model, _args, given: seen.append(given["input_ids"]), with_kwargs=True
+    )
+    with mmaccel.attach(model, policy_with(drafter), strict=True):
+        made = model.generate(**inputs, **GREEDY)[:, -N_NEW:]
+    prompts = [ids for ids in seen if ids.shape[1] > 2]  # later passes have tokens of its own
+    assert prompts and not any(bool((ids == IMAGE).any()) for ids in prompts)
+    for row, ids in enumerate(inputs["input_ids"]):
+        text = ids[inputs["attention_mask"][row].bool() & (ids != IMAGE)]
+        first = drafter.generate(text[None], max_new_tokens=WINDOW - 1, do_sample=False)
+        assert torch.equal(drafts[0][row], first[0, len(text) :])
+        # the second pass, after what the first left of the drafts and one token more
+        n_accepted = int((made[row, : WINDOW - 1] == drafts[0][row]).long().cumprod(0).sum())
+        text = torch.cat([text, made[row, : n_accepted + 1]])
+        second = drafter.generate(text[None], max_new_tokens=WINDOW - 1, do_sample=False)
+        assert torch.equal(drafts[1][row], second[0, len(text) :])
+
+
+def test_good_drafts_are_accepted_in_rows_without_images() -> None:
+    """The drafter is the model's own language model: it sees there what the model sees."""
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (0, 2))
+    with mmaccel.attach(model, policy_with(text_of(model)), strict=True) as run:
+        model.generate(**inputs, **GREEDY)
+    assert run.stats.accepted[WINDOW - 1] >= N_NEW // WINDOW
+
+
+def test_sampled_rows_keep_their_length_and_bad_vocabularies_are_refused() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model)
+    sampled = dict(max_new_tokens=N_NEW, do_sample=True)
+    with mmaccel.attach(model, policy_with(build_drafter()), strict=True, seed=2):
+        made = model.generate(**inputs, **sampled)
+        assert torch.equal(made, model.generate(**inputs, **sampled))
+    small = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT | {"vocab_size": 64}))
+    with mmaccel.attach(model, policy_with(small.eval()), strict=True):
+        with pytest.raises(mmaccel.OptionError, match="expected a vocabulary of 128, received 64"):
+            model.generate(**inputs, **GREEDY)
+
+
+def test_reduced_prompts_have_drafts_too() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model)
+    made = []
+    for policy in (mmaccel.Autoregressive(), policy_with(build_drafter())):
+        for method in (mmaccel.DivPrune(keep=0.5), mmaccel.FastV(keep=0.5)):
+            with mmaccel.attach(model, policy, strict=True, visual_tokens=method):
+                made.append(model.generate(**inputs, **GREEDY))
+    assert torch.equal(made[0], made[2]) and torch.equal(made[1], made[3])
