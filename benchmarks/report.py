@@ -153,6 +153,33 @@ def _share_of_saved(whole: dict[str, Any], row: dict[str, Any]) -> str:
     return f"{100 * row['selection_seconds'] / saved:.1f} %" if saved > 0 else "–"
 
 
+def fastv_eager_tables(reports: dict[str, Report]) -> str:
+    """Seconds and peak memory of FastV by how it reads the attention that it chooses by."""
+    parts = []
+    for report in (r for r in reports.values() if "fastv_eager" in r):
+        rows, machine = report["fastv_eager"], report["machine"]
+        whole = next(row for row in rows if not row["settings"])
+        parts += [
+            f"{report['model']}; {report['visual_tokens']} visual and {report['text_tokens']} text "
+            f"tokens, batch 1, `{rows[-1]['settings']}`; {machine['name']}, {machine['threads']} "
+            f"threads, torch {machine['versions']['torch']}. Made by `{report['command']}`.",
+            grid(
+                ("way", "s to the first token", "against all tokens", "peak MB", "same tokens"),
+                [
+                    (
+                        row["method"],
+                        f"{row['seconds']:.2f}",
+                        f"{whole['seconds'] / row['seconds']:.2f}×",
+                        "–" if row["peak_megabytes"] is None else f"{row['peak_megabytes']:.0f}",
+                        "–" if row is whole else f"{100 * row['same_choice']:.0f} %",
+                    )
+                    for row in rows
+                ],
+            ),
+        ]  # fmt: skip
+    return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
+
+
 def draft_study_tables(reports: dict[str, Report]) -> str:
     """Draft sources by window, and how often a draft is right by its distance."""
     parts = []
@@ -248,6 +275,7 @@ _OWN = {
     "canvas": canvas_tables,
     "draft-study": draft_study_tables,
     "visual-prefill": visual_prefill_tables,
+    "fastv-eager": fastv_eager_tables,
     "routes": routes_tables,
 }
 _WHOLE = _OWN | GPU_TABLES
