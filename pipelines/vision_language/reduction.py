@@ -36,6 +36,7 @@ from mmaccel.pipelines.vision_language.revival import LayerRevival
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
     Places,
+    find_missing,
     find_places,
     offered,
     open_context,
@@ -64,6 +65,7 @@ class _Given:
 
     inputs: Mapping[str, Any]
     record: EncoderRecord | None
+    has_features: bool  # of images that the caller has encoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +170,8 @@ class VisualReduction:
             return
         wanted = any(method.needs & _OF_TOWER for method in self.methods)
         with recorded_encoder(model, wanted) as record:
-            token = _GIVEN.set(_Given(dict(inputs), record))
+            has_features = bool(inputs.get("mm_encoder_outputs"))
+            token = _GIVEN.set(_Given(dict(inputs), record, has_features))
             try:
                 yield
             finally:
@@ -186,9 +189,24 @@ class VisualReduction:
             yield "visual_tokens with guidance"
         if call.records & set(PER_LAYER.values()):
             yield "visual_tokens with hidden states or attentions of all tokens"
+        yield from self._find_in_features(call)
         in_layers = any(method.stage == "llm_layer" for method in self.methods)
         if in_layers and call.config.prefill_chunk_size is not None:
             yield "visual_tokens inside the language model with a prefill in chunks"
+
+    def _find_in_features(self, call: GenerateCall) -> Iterator[str]:
+        """What features that the caller has encoded lack for methods at the encoder's exit."""
+        given = _GIVEN.get()
+        if given is None or not given.has_features:
+            return
+        for method in self.methods:
+            if method.needs & _OF_TOWER and method.stage == "encoder_exit":
+                reads = f"{method.name}, which reads the encoder as it runs"
+                yield f"mm_encoder_outputs given by the caller with {reads}"
+            for modality in call.others["mm_encoder_outputs"]:
+                missing = find_missing(call.model, modality, given.inputs)
+                if missing is not None and method.stage == "encoder_exit":
+                    yield f"mm_encoder_outputs given by the caller without {missing}"
 
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
         """The call on the visual tokens that stay; the call itself where none is to go.

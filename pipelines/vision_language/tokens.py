@@ -100,6 +100,24 @@ def offered(model: Any) -> frozenset[str]:
     return frozenset(found)
 
 
+def find_missing(model: Any, modality: str, inputs: Mapping[str, Any]) -> str | None:
+    """The argument that says where features stand and is not given; None where none is missing.
+
+    Args:
+        model: the model.
+        modality: "image" or "video".
+        inputs: what `generate` was called with.
+    """
+    kind, wanted = model.config.model_type, None
+    if kind in _GRIDS:
+        wanted = f"{modality}_grid_thw"
+    elif kind in _TILED and modality == "image":
+        wanted = "image_sizes"
+    elif kind == "llava_onevision":
+        wanted = "pixel_values_videos"
+    return None if wanted is None or inputs.get(wanted) is not None else wanted
+
+
 @dataclass(frozen=True)
 class Places:
     """Where the features of one image stand.

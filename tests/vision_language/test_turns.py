@@ -1,0 +1,136 @@
+"""A chat about the same images: sent again, encoded once by the caller, or in a cache he keeps."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import AttachError, DivPrune, FastV, HiRED, ILRe, VisionZip
+from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
+
+pytestmark = pytest.mark.skipif(
+    not encodes_first(),
+    reason="this transformers encodes images in its first pass",
+)
+
+GREEDY = dict(max_new_tokens=8, do_sample=False)
+NAMES = ["llava", "llava_next", "qwen2_vl", "qwen3_vl"]
+METHODS = {"DivPrune": DivPrune(keep=0.5), "FastV": FastV(keep=0.5), "ILRe": ILRe(keep=0.5)}
+SAID = torch.tensor([[7, 8, 9]])
+
+
+def attached(model: Any, method: Any = None, policy: Any = None, strict: bool = True) -> Any:
+    policy = policy or mmaccel.Jacobi(4)
+    return mmaccel.attach(model, policy, strict=strict, seed=1, visual_tokens=method)
+
+
+def next_turn(inputs: dict[str, Any], answer: Tensor) -> dict[str, Any]:
+    """The prompt, its answer and what is said then, with the same images."""
+    ids = torch.cat([answer, SAID], 1)
+    found = inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if name in found:
+            longer = ids.shape[1] - found[name].shape[1]
+            found[name] = torch.nn.functional.pad(found[name], (0, longer))
+    return found
+
+
+@torch.no_grad()
+def encode(model: Any, inputs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Arguments without pixels, and what the encoder makes of these."""
+    function = model.base_model.get_image_features
+    names = inspect.signature(function).parameters
+    made = function(**{k: v for k, v in inputs.items() if k in names}, return_dict=True)
+    return {k: v for k, v in inputs.items() if k != "pixel_values"}, made
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("name", NAMES)
+def test_images_that_are_sent_again_are_reduced_again(name: str, method: Any) -> None:
+    """The second turn is a call of its own, whatever came before."""
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, (1,))
+    with attached(model, method) as run:
+        turn = next_turn(inputs, model.generate(**inputs, **GREEDY))
+        second = model.generate(**turn, **GREEDY)
+    with attached(model, method, mmaccel.Autoregressive()):
+        assert torch.equal(model.generate(**turn, **GREEDY), second)
+    references = [stats.reference for stats in run.history]
+    assert references[0] and references[0] == references[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_are_encoded_once_for_all_turns(name: str) -> None:
+    """`mm_encoder_outputs` of the caller: the tokens are those of pixels; what he keeps stays."""
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, (1, 2))
+    given, encoded = encode(model, inputs)
+    kept = torch.cat(list(encoded.pooler_output)).clone()
+    for method in (None, *METHODS.values()):
+        features = {"image": encoded}
+        with attached(model, method):
+            own = model.generate(**inputs, **GREEDY)
+            for _ in range(2):
+                made = model.generate(**given, mm_encoder_outputs=features, **GREEDY)
+                assert torch.equal(made, own)
+        assert features["image"] is encoded
+        assert torch.equal(torch.cat(list(encoded.pooler_output)), kept)
+
+
+@pytest.mark.parametrize("method", [HiRED(keep=0.5), VisionZip(keep=0.5)], ids=repr)
+def test_methods_that_read_the_encoder_ask_for_pixels(method: Any) -> None:
+    model = build_vlm("llava_next")
+    inputs = draw_prompts("llava_next", model, (1,))
+    own = model.generate(**inputs, **GREEDY)
+    given, encoded = encode(model, inputs)
+    given["mm_encoder_outputs"] = {"image": encoded}
+    with pytest.warns(UserWarning, match="which reads the encoder as it runs"):
+        with attached(model, method, strict=False):
+            assert torch.equal(model.generate(**given, **GREEDY), own)
+    with pytest.raises(AttachError, match="which reads the encoder"):
+        with attached(model, method):
+            model.generate(**given, **GREEDY)
+
+
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_vl"])
+def test_sizes_are_asked_for(name: str) -> None:
+    model = build_vlm(name)
+    given, encoded = encode(model, draw_prompts(name, model, (1,)))
+    missing = "image_sizes" if name == "llava_next" else "image_grid_thw"
+    del given[missing]
+    given["mm_encoder_outputs"] = {"image": encoded}
+    with pytest.raises(AttachError, match=f"given by the caller without {missing}"):
+        with attached(model, DivPrune(keep=0.5)):
+            model.generate(**given, **GREEDY)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "gemma3"])
+def test_a_cache_that_the_caller_keeps_has_all_tokens(name: str) -> None:
+    """The second turn has no new image: it goes on from the cache under the policy."""
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, (1,))
+
+    def talk() -> list[Tensor]:
+        out = model.generate(**inputs, **GREEDY, return_dict_in_generate=True)
+        turn = next_turn(inputs, out.sequences)
+        for gone in ("pixel_values", "image_sizes", "image_grid_thw"):
+            turn.pop(gone, None)
+        turn["past_key_values"] = out.past_key_values
+        return [out.sequences, model.generate(**turn, **GREEDY)]
+
+    own = talk()
+    with attached(model) as run:
+        assert all(map(torch.equal, talk(), own))
+    assert [stats.fallbacks for stats in run.history] == [[], []]
+    with attached(model, DivPrune(keep=0.5), strict=False) as run:
+        with pytest.warns(UserWarning, match="a cache that the caller sees"):
+            assert all(map(torch.equal, talk(), own))
+    assert [len(stats.fallbacks) for stats in run.history] == [1, 0]
+    with attached(model, DivPrune(keep=0.5)):
+        with pytest.raises(AttachError, match="a cache that the caller sees"):
+            talk()
