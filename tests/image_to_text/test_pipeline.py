@@ -279,7 +279,7 @@ def test_other_models_and_folders_are_refused(tmp_path: Path, processor: Any) ->
 @pytest.mark.parametrize(
     ("method", "error", "said"),
     [
-        (mmaccel.LazyLLM(keep=0.5), UnsupportedModelError, "expected a method at the exit"),
+        (mmaccel.LazyLLM(keep=0.5), OptionError, r"expected Autoregressive\(\) with LazyLLM"),
         (mmaccel.VidCom2(keep=0.5), UnsupportedModelError, "received a LlavaNext"),
         ("dart", OptionError, "visual_tokens: expected a method such as"),
         (

@@ -199,3 +199,23 @@ def test_a_prefill_in_chunks_runs_the_original_loop() -> None:
         with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=ILRe(keep=0.5)) as run:
             model.generate(**inputs, **GREEDY, prefill_chunk_size=8)
     assert run.stats.fallbacks
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_vl"])
+def test_what_was_recalled_can_be_asked_for(name: str, stays: list[Tensor]) -> None:
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, (2, 0, 1))
+    for methods in (ILRe(keep=0.4), [DivPrune(keep=0.5), ILRe(keep=0.5)]):
+        stays.clear()
+        with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=methods) as run:
+            model.generate(**inputs, **GREEDY)
+        columns = torch.arange(inputs["input_ids"].shape[1]).expand_as(inputs["input_ids"])
+        for kept in stays:  # each of the columns that the one before left
+            columns = [row[own] for row, own in zip(columns, kept, strict=True)]
+            width = max(map(len, columns))
+            columns = [torch.cat([row.new_zeros(width - len(row)), row]) for row in columns]
+        for row, ids in enumerate(inputs["input_ids"]):
+            said = [each.kept for each in run.kept_tokens if each.row == row]
+            visual = (ids == IMAGE).nonzero()[:, 0]
+            own = torch.isin(visual, columns[row])
+            assert torch.equal(torch.cat([*said, own[:0]]), own)
