@@ -144,7 +144,7 @@ class LayerReduction:
 
     def _cut(self, index: int, hidden: Tensor, noted: _Noted) -> Tensor:
         """Drop columns in front of a layer; the states `[B, T', D]` of those that stay."""
-        visual = _Columns(self._is_visual)
+        visual = Columns(self._is_visual)
         x = visual.take(hidden)
         context = self._context(index, x, visual, hidden, noted)
         plan = self.method.plan(context)
@@ -163,7 +163,7 @@ class LayerReduction:
         return hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def _context(
-        self, index: int, x: Tensor, visual: _Columns, hidden: Tensor, noted: _Noted
+        self, index: int, x: Tensor, visual: Columns, hidden: Tensor, noted: _Noted
     ) -> VisualContext:
         text = self._mask & ~self._is_visual
         made = _Attention(noted, visual, text, index)
@@ -234,7 +234,7 @@ def _shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor
     return made.masked_fill_(hidden, torch.finfo(torch.float32).min / 4)
 
 
-class _Columns:
+class Columns:
     """The visual columns of rows, `[B, T]` bool, as `[B, N]` indices."""
 
     def __init__(self, is_visual: Tensor) -> None:
@@ -264,7 +264,7 @@ class _Attention:
     """What a method may ask of the layer before the cut at `index`."""
 
     noted: _Noted
-    visual: _Columns
+    visual: Columns
     is_text: Tensor
     index: int
 

@@ -8,15 +8,19 @@ window takes over its keys and values: a decoding policy is as exact as it says 
 model on the tokens that stayed.
 
 Each image is reduced for itself, so that a row's tokens do not depend on its batch.
+
+A method that merges inside the encoder (`mmaccel.pipelines.vision_language.encoder`) leaves equal
+features; here all but one of them leave the prompt, before a method at the exit looks at the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -28,9 +32,11 @@ from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import PER_LAYER
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.vision_language.encoder import EncoderReduction, check_encoder
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
+    find_places,
     offered,
     open_context,
     recorded_encoder,
@@ -38,12 +44,13 @@ from mmaccel.pipelines.vision_language.tokens import (
 from mmaccel.pipelines.vision_language.visuals import (
     Visual,
     find_placeholder,
+    find_seeds,
     find_visuals,
     join_features,
     split_features,
 )
-from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.plan import Plan, reduce
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens, reduce
 
 _OF_TOWER = {"keys", "cls_attention", "all_attention"}
 _COLUMNS = ("token_type_ids", "mm_token_type_ids")
@@ -55,6 +62,7 @@ class _Given:
 
     inputs: Mapping[str, Any]
     record: EncoderRecord | None
+    encoder: EncoderReduction | None
 
 
 _GIVEN: ContextVar[_Given | None] = ContextVar("mmaccel_visual_inputs", default=None)
@@ -70,11 +78,13 @@ class VisualReduction:
     Attributes:
         counts: (tokens before, tokens after) of each image of the last call.
         layers: the last call's reduction inside the language model; None without.
+        encoded: (tokens before, tokens after) of the last call's encoder, over all images.
     """
 
     methods: tuple[TokenReducer, ...] = ()
     counts: list[tuple[int, int]] = field(default_factory=list)
     layers: LayerReduction | None = None
+    encoded: tuple[int, int] = (0, 0)
 
     def check(self, model: Any, family: CausalLM) -> None:
         """Raise UnsupportedModelError unless a model of a family has what all methods need."""
@@ -89,29 +99,84 @@ class VisualReduction:
                 f"received a {type(model).__name__} that encodes them in its first pass; install "
                 "transformers 5.23 or newer"
             )
+        name, merging = f"a {type(model).__name__}", self._method("encoder_layer")
         for method in self.methods:
-            find = {"encoder_exit": offered, "llm_layer": find_offered}.get(method.stage)
-            if find is None or method.revives or method.restarts:
+            if method.stage == "pixels" or method.revives or method.restarts:
                 raise UnsupportedModelError(
-                    f"visual_tokens: expected a method at the exit of the encoder, or one that "
+                    f"visual_tokens: expected a method in the encoder, at its exit, or one that "
                     f"drops tokens once in front of a layer, received {method!r}; DivPrune needs "
                     "nothing but the visual tokens"
                 )
-            method.check(find(model), f"a {type(model).__name__}")
+            if method.stage == "encoder_layer":
+                check_encoder(model, method)
+            elif method.stage == "llm_layer":
+                method.check(find_offered(model), name)
+            elif merging is None:
+                method.check(offered(model), name)
+            else:  # whose layers have no keys and attention of all tokens
+                method.check(offered(model) - _OF_TOWER, f"{name} whose encoder {merging!r} merges")
+
+    def _method(self, stage: Stage) -> TokenReducer | None:
+        """The method of a stage, unless it keeps all."""
+        return next((m for m in self.methods if m.keep != 1 and m.stage == stage), None)
 
     @contextmanager
-    def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
-        """Around a `generate` call: keeps its inputs, and records its encoder where needed."""
+    def watching(
+        self, model: Any, inputs: Mapping[str, Any], seed: int | Sequence[int] | None
+    ) -> Iterator[None]:
+        """Around a `generate` call: keeps its inputs; records or reduces its encoder where asked.
+
+        Args:
+            model: the model.
+            inputs: named arguments of the call, the prompt's ids among them.
+            seed: of the policy; None is 0 for the encoder.
+        """
         if not self.methods:
             yield
             return
-        wanted = any(method.needs & _OF_TOWER for method in self.methods)
-        with recorded_encoder(model, wanted) as record:
-            token = _GIVEN.set(_Given(dict(inputs), record))
+        at_exit, merging = self._method("encoder_exit"), self._method("encoder_layer")
+        encoder = None
+        if merging is not None:
+            ids = inputs.get("input_ids")
+            rows = 1 if ids is None else len(ids)
+            seeds = (
+                list(seed) if isinstance(seed, Sequence) else [(seed or 0) + r for r in range(rows)]
+            )
+            encoder = EncoderReduction(model, merging, inputs, seeds)
+        wanted = at_exit is not None and bool(at_exit.needs & _OF_TOWER)
+        with (
+            recorded_encoder(model, wanted) as record,
+            nullcontext() if encoder is None else encoder.merging(),
+        ):
+            token = _GIVEN.set(_Given(dict(inputs), record, encoder))
             try:
                 yield
             finally:
                 _GIVEN.reset(token)
+
+    def encode_whole(self, model: Any, ids: Tensor, others: dict[str, Any]) -> dict[str, Any]:
+        """The named arguments of a decoding loop, with all tokens of images that were encoded with
+        fewer: for calls that a policy does not serve.
+
+        Args:
+            model: the model.
+            ids: `[B, T]`, of the loop's prompt.
+            others: its named arguments.
+        """
+        given = _GIVEN.get()
+        if given is None or given.encoder is None or not given.encoder.merged:
+            return others
+        encoded = {}
+        with given.encoder.paused():
+            for name in others["mm_encoder_outputs"]:
+                encode = getattr(model.base_model, f"get_{name}_features")
+                own = signature(encode).parameters
+                options = {key: value for key, value in given.inputs.items() if key in own}
+                encoded[name] = encode(**options, return_dict=True)
+        copies = len(ids) // len(given.inputs["input_ids"])
+        if copies > 1:
+            encoded = model._expand_multimodal_outputs(ids[::copies], encoded, expand_size=copies)
+        return {**others, "mm_encoder_outputs": encoded}
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """Reasons why a call cannot be decoded on fewer visual tokens."""
@@ -125,6 +190,9 @@ class VisualReduction:
             yield "visual_tokens with guidance"
         if call.records & set(PER_LAYER.values()):
             yield "visual_tokens with hidden states or attentions of all tokens"
+        given = _GIVEN.get()
+        if given is not None and given.encoder is not None and not given.encoder.runs:
+            yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
 
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
         """The call on the visual tokens that stay; the call itself where none is to go.
@@ -133,44 +201,55 @@ class VisualReduction:
             call: one that can be served.
             seeds: of its rows, for methods that draw.
         """
-        self.counts, self.layers = [], None
-        methods = [m for m in self.methods if m.keep != 1 and m.stage == "encoder_exit"]
-        given = _GIVEN.get()
-        if not methods or given is None or not call.others.get("mm_encoder_outputs"):
+        self.counts, self.layers, self.encoded = [], None, (0, 0)
+        method, given = self._method("encoder_exit"), _GIVEN.get()
+        if given is None or not call.others.get("mm_encoder_outputs"):
+            return call
+        merging = given.encoder
+        if merging is not None and merging.merged:
+            self.encoded = merging.counts
+        elif method is None:
             return call
         visuals = find_visuals(call)
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
-            context = open_context(
-                call.model, own, given.inputs, _seeds_of(own, seeds), given.record
-            )
-            plan = methods[0].plan(context)
-            is_whole = self._count(own, context.counts, plan)
+            left = None
+            if merging is not None:
+                left = merging.find_left(own, find_places(call.model, own, given.inputs))
+            if left is None and method is None:
+                continue
+            seeded = find_seeds([visual.row for visual in own], seeds)
+            context = open_context(call.model, own, given.inputs, seeded, given.record, left)
+            if method is None:
+                plan = keep_tokens(context.valid, context.valid)
+            else:
+                plan = method.plan(context)
+            is_whole = (plan.counts == context.counts).tolist()
+            if left is not None:
+                pairs = zip(is_whole, left, strict=True)
+                is_whole = [whole and bool(kept.all()) for whole, (kept, _) in pairs]
+            for visual, n, whole in zip(own, plan.counts.tolist(), is_whole, strict=True):
+                total = len(visual.features)
+                self.counts.append((total, total if whole else n))
             if not all(is_whole):
                 call = _reduce(call, own, plan, is_whole)
         return call
 
-    def _count(self, visuals: Sequence[Visual], before: Tensor, plan: Plan) -> list[bool]:
-        """Note the counts; whether each image keeps all its tokens."""
-        after = plan.counts.tolist()
-        is_whole = [a == b for a, b in zip(after, before.tolist(), strict=True)]
-        for visual, n, whole in zip(visuals, after, is_whole, strict=True):
-            total = len(visual.features)
-            self.counts.append((total, total if whole else n))
-        return is_whole
-
     def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> LayerReduction | None:
         """What drops tokens of a call inside the language model; None where nothing does."""
-        methods = [m for m in self.methods if m.keep != 1 and m.stage == "llm_layer"]
-        if methods and call.others.get("mm_encoder_outputs"):
-            self.layers = LayerReduction(call, methods[0], seeds)
+        method = self._method("llm_layer")
+        if method is not None and call.others.get("mm_encoder_outputs"):
+            self.layers = LayerReduction(call, method, seeds)
         return self.layers
 
     def describe(self) -> str:
         """What the last call kept, for its statistics; empty where nothing was to go."""
         parts = []
-        if self.counts:
-            before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+        before, after = self.encoded
+        if after < before:
+            parts.append(f"{after} of {before} tokens of its encoder")
+        before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+        if after < before:
             parts.append(f"{after} of {before} visual tokens")
         if self.layers is not None and self.layers.cuts:
             before, after = (int(counts.sum()) for counts in self.layers.counts)
@@ -178,16 +257,6 @@ class VisualReduction:
             parts.append(f"{after} of {before} visual tokens after layer {first}")
         names = ", ".join(map(repr, self.methods))
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
-
-
-def _seeds_of(visuals: Sequence[Visual], seeds: Sequence[int]) -> list[int]:
-    """One for each image: of its row, and its place among the row's images."""
-    found, seen = list[int](), dict[int, int]()
-    for visual in visuals:
-        place = seen.get(visual.row, 0)
-        seen[visual.row] = place + 1
-        found.append((seeds[visual.row] + 0x9E3779B97F4A7C15 * place) % 2**63)
-    return found
 
 
 def _reduce(

@@ -25,8 +25,9 @@ from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
 
 _TILED = {"llava_next", "llava_onevision"}
-_ONE_TO_ONE = {"llava", *_TILED}  # a feature is a token of the tower, no mean of several
-_WITH_CLASS_TOKEN = {"clip_vision_model"}
+_RECORDED = {"llava", *_TILED}
+_ONE_TO_ONE = {"janus", *_RECORDED}  # a feature is a token of the tower, no mean of several
+_WITH_CLASS_TOKEN = {"clip_vision_model", "internvl_vision"}
 _GRIDS = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
 
 
@@ -87,11 +88,16 @@ def has_class_token(model: Any) -> bool:
     return getattr(config, "model_type", None) in _WITH_CLASS_TOKEN
 
 
+def has_tower_tokens(model: Any) -> bool:
+    """Whether a feature of an image is a token of the tower, no mean of several."""
+    return model.config.model_type in _ONE_TO_ONE
+
+
 def offered(model: Any) -> frozenset[str]:
     """What of `mmaccel.reduction.visual_tokens.context.NEEDS` images of a model have."""
     kind = model.config.model_type
     found = set[str]()
-    if kind in _ONE_TO_ONE:
+    if kind in _RECORDED:
         found |= {"grid", "keys", "all_attention"} | ({"tiles"} if kind in _TILED else set())
         found |= {"cls_attention"} if has_class_token(model) else set()
         found |= {"frames"} if kind == "llava_onevision" else set()
@@ -157,11 +163,42 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
     return Places(index, index * 0, unknown, unknown, tiles=0)
 
 
-def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
-    """The tokens of an overview and of tiles, by packing their indices as features."""
+def count_tokens(
+    model: Any, inputs: Mapping[str, Any], modality: str, n: int, total: int
+) -> list[tuple[int, int]]:
+    """For each image or video of a call, before they are encoded: its rows of the tower (tiles,
+    frames), and its features.
+
+    Args:
+        model, inputs: as in `find_places`.
+        modality: "image" or "video".
+        n: rows of the tower.
+        total: placeholders of the prompt.
+    """
+    if modality == "video":
+        videos, frames = inputs["pixel_values_videos"].shape[:2]
+        return [(frames, total // videos)] * videos
+    if model.config.model_type not in _TILED:
+        return [(1, total // n)] * n
+    vision = model.config.vision_config
+    per_tile = (vision.image_size // vision.patch_size) ** 2
+    per_row = inputs.get("batch_num_images")
+    is_tiled = [True] * len(inputs["image_sizes"])
+    if per_row is not None and model.config.model_type == "llava_onevision":
+        is_tiled = [count == 1 for count in per_row for _ in range(int(count))]
+    found = []
+    for size, tiled in zip(inputs["image_sizes"], is_tiled, strict=True):
+        packed, (rows, columns) = _pack_indices(model, size, torch.device("cpu"))
+        found.append((1 + rows * columns, len(packed)) if tiled else (1, per_tile + 1))
+    return found
+
+
+def _pack_indices(model: Any, size: Any, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """Indices `[n]` float64 of the tokens of an overview and of tiles, packed as features of an
+    image of a size, -1 for tokens that end a row; and rows and columns of tiles.
+    """
     vision = model.config.vision_config
     side = vision.image_size // vision.patch_size
-    device = visual.features.device
     from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
     rows, columns = get_anyres_image_grid_shape(
@@ -176,11 +213,18 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
     }
     if model.config.model_type == "llava_next":
         given["vision_feature_select_strategy"] = "default"
-    packed = model.base_model.pack_image_features(**given)[0][0][:, 0]
+    return model.base_model.pack_image_features(**given)[0][0][:, 0], (rows, columns)
+
+
+def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
+    """The tokens of an overview and of tiles, by packing their indices as features."""
+    vision = model.config.vision_config
+    side = vision.image_size // vision.patch_size
+    packed, (rows, columns) = _pack_indices(model, size, visual.features.device)
     source = packed.round().long()
     if len(source) != len(visual.features) or not torch.equal(source.double(), packed):
         # features that were resized after the tower: means of several tokens
-        index = torch.arange(len(visual.features), device=device)
+        index = torch.arange(len(visual.features), device=packed.device)
         unknown = torch.full_like(index, -1)
         return Places(index, index * 0, unknown, unknown, tiles=0)
     inside = source % (side * side)
@@ -191,7 +235,7 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
         (inside // side).where(is_token, -1),
         (inside % side).where(is_token, -1),
         (rows, columns),
-        tiles,
+        1 + rows * columns,
     )
 
 
@@ -201,6 +245,7 @@ def open_context(
     inputs: Mapping[str, Any],
     seeds: Sequence[int],
     record: EncoderRecord | None,
+    left: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> VisualContext:
     """What a reducer may look at between the encoder and the first layer; a row for each image.
 
@@ -211,6 +256,8 @@ def open_context(
         visuals: images, or videos, of one call.
         seeds: one for each.
         record: of the tower, where it was recorded.
+        left: of each image, after merges in the encoder: `[n]` bool, which features count, and
+            `[n]` float32, how many tokens each stands for.
     """
     places = find_places(model, visuals, inputs)
     stack = {
@@ -224,6 +271,10 @@ def open_context(
     valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
     is_tiled = model.config.model_type in _TILED and visuals[0].modality == "image"
     valid &= stack["source"] >= 0
+    size = None
+    if left is not None:
+        valid &= pad_sequence([kept for kept, _ in left], batch_first=True)
+        size = pad_sequence([sizes for _, sizes in left], batch_first=True)
     is_video = visuals[0].modality == "video"
     has_grid = bool((stack["row"] >= 0).any())
     options: dict[str, Any] = {}
@@ -239,6 +290,7 @@ def open_context(
         groups="frames" if is_video else "tiles" if is_tiled else None,
         row=stack["row"] if has_grid else None,
         column=stack["column"] if has_grid else None,
+        size=size,
         seed=torch.tensor(seeds, dtype=torch.int64),
         **options,
     )

@@ -10,6 +10,7 @@ Source: `_prepare_multimodal_encoder_kwargs_for_generation` of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,21 @@ def find_placeholder(model: Any, modality: str) -> int:
         f"visual_tokens: expected a configuration with one of {_PLACEHOLDERS[modality]}, received "
         f"a {type(model).__name__} without"
     )
+
+
+def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
+    """A seed for each image: of its row of the prompt, and its place among the row's images.
+
+    Args:
+        rows: of each image.
+        seeds: of each row.
+    """
+    found, seen = list[int](), dict[int, int]()
+    for row in rows:
+        place = seen.get(row, 0)
+        seen[row] = place + 1
+        found.append((seeds[row] + 0x9E3779B97F4A7C15 * place) % 2**63)
+    return found
 
 
 def split_features(pooled: Any) -> list[Tensor]:
