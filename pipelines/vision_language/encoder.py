@@ -333,12 +333,12 @@ class EncoderReduction:
                 drop some.
         """
         run, wanted = self.runs.get(visuals[0].modality), getattr(self.method, "features", "auto")
-        if run is None or not run.merges or wanted == "all":
+        if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):
             return None
-        found, first = list[tuple[Tensor, Tensor]](), 0
-        for visual, place, rows in zip(visuals, places, run.parts, strict=True):
+        found = list[tuple[Tensor, Tensor]]()
+        for visual, place in zip(visuals, places, strict=True):
             if place.tiles:
-                found.append(run.find_left(place, first))
+                found.append(run.find_left(place, sum(run.parts[: visual.index])))
             elif wanted == "merged":
                 raise UnsupportedModelError(
                     f"{self.method!r}: expected {visual.modality} features that are tokens of the "
@@ -348,7 +348,6 @@ class EncoderReduction:
             else:
                 ones = torch.ones(len(visual.features), device=visual.features.device)
                 found.append((ones.bool(), ones))
-            first += rows
         return found
 
     def _begin(self, tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:

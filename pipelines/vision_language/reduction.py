@@ -64,6 +64,12 @@ class _Given:
     record: EncoderRecord | None
     encoder: EncoderReduction | None
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of its prompt."""
+        ids = self.inputs.get("input_ids")
+        return 0 if ids is None else len(ids)
+
 
 _GIVEN: ContextVar[_Given | None] = ContextVar("mmaccel_visual_inputs", default=None)
 
@@ -138,10 +144,8 @@ class VisualReduction:
         encoder = None
         if merging is not None:
             ids = inputs.get("input_ids")
-            rows = 1 if ids is None else len(ids)
-            seeds = (
-                list(seed) if isinstance(seed, Sequence) else [(seed or 0) + r for r in range(rows)]
-            )
+            first, rows = (0 if seed is None else seed), range(1 if ids is None else len(ids))
+            seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
             encoder = EncoderReduction(model, merging, inputs, seeds)
         wanted = at_exit is not None and bool(at_exit.needs & _OF_TOWER)
         with (
@@ -173,7 +177,7 @@ class VisualReduction:
                 own = signature(encode).parameters
                 options = {key: value for key, value in given.inputs.items() if key in own}
                 encoded[name] = encode(**options, return_dict=True)
-        copies = len(ids) // len(given.inputs["input_ids"])
+        copies = len(ids) // given.n_rows if given.n_rows else 1
         if copies > 1:
             encoded = model._expand_multimodal_outputs(ids[::copies], encoded, expand_size=copies)
         return {**others, "mm_encoder_outputs": encoded}
@@ -210,7 +214,7 @@ class VisualReduction:
             self.encoded = merging.counts
         elif method is None:
             return call
-        visuals = find_visuals(call)
+        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
             left = None

@@ -279,7 +279,8 @@ def open_context(
     has_grid = bool((stack["row"] >= 0).any())
     options: dict[str, Any] = {}
     if record is not None and all(place.tiles for place in places):
-        tower = TowerTokens(record, places, stack["source"], has_class_token(model))
+        order = [visual.index for visual in visuals]
+        tower = TowerTokens(record, places, order, stack["source"], has_class_token(model))
         options = {"keys": tower.keys, "attention": tower.attention, "queries": tower.queries}
     if is_tiled and has_grid:
         options["tile_grid"] = torch.tensor([p.tile_grid for p in places], device=x.device)
@@ -303,12 +304,14 @@ class TowerTokens:
     Args:
         record: of the tower's call.
         places: of each image.
+        order: which image of the record each is.
         source: `[B, N]` int64, tower token of each feature in its image.
         has_class_token: whether token 0 of each tile is one.
     """
 
     record: EncoderRecord
     places: Sequence[Places]
+    order: Sequence[int]
     source: Tensor
     has_class_token: bool
 
@@ -345,8 +348,9 @@ class TowerTokens:
     def _arrange(self, values: Tensor) -> Tensor:
         """`[B, N, ...]` from `[tiles, S, ...]`; 0 for tokens that end a row and padding."""
         values = values[:, 1:] if self.has_class_token else values
-        parts = values.split([place.tiles for place in self.places])
-        flat = pad_sequence([part.flatten(0, 1) for part in parts], batch_first=True)
+        tiles = dict(zip(self.order, (place.tiles for place in self.places), strict=True))
+        parts = values.split([tiles[index] for index in sorted(tiles)])
+        flat = pad_sequence([parts[k].flatten(0, 1) for k in self.order], batch_first=True)
         index = self.source.clamp(min=0).view(*self.source.shape, *[1] * (flat.ndim - 2))
         found = flat.gather(1, index.expand(*self.source.shape, *flat.shape[2:]))
         return found.where((self.source >= 0).view(index.shape), 0)

@@ -123,6 +123,11 @@ class FiCoCoV(_FiCoCo):
         super().__post_init__()
         check_features(self.name, self.features)
 
+    @property
+    def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
+        return "ToMe merges in an encoder without a class token"
+
     def usual(self, depth: int) -> tuple[int, ...]:
         """See `_FiCoCo.usual`."""
         return tuple(range(max(1, (depth + 1) // 2), max(2, depth)))
