@@ -35,6 +35,7 @@ from mmaccel.pipelines.causal_lm.attention import attention_named
 from mmaccel.pipelines.vision_language.layers import Columns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,
+    choose_left,
     count_tokens,
     find_attentions,
     has_class_token,
@@ -225,15 +226,8 @@ class TowerRun:
         token = self.n_special + source.clamp(0) % n_patches
         slot = last.column[row, token]
         is_own = last.origin[row, slot] == token
-        key = 2 * (row * last.origin.shape[1] + slot) + (~is_own).long()
-        key = key.where(source >= 0, -2)
-        order = key.argsort(stable=True)
-        group = key[order].div(2, rounding_mode="floor")
-        is_first = torch.ones_like(source, dtype=torch.bool)
-        is_first[1:] = group[1:] != group[:-1]
-        left = torch.empty_like(is_first)
-        left[order] = is_first
-        return left | (source < 0), last.size[row, slot].where(source >= 0, 1.0)
+        left = choose_left(row * last.origin.shape[1] + slot, is_own, source >= 0)
+        return left, last.size[row, slot].where(source >= 0, 1.0)
 
 
 class EncoderReduction:
@@ -267,7 +261,7 @@ class EncoderReduction:
         self.runs: dict[str, TowerRun] = {}
 
     @contextmanager
-    def merging(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Inside the block, the tower's calls merge tokens."""
         attentions = find_attentions(self._tower)
         own = {id(attention) for attention in attentions}
@@ -305,7 +299,12 @@ class EncoderReduction:
             self._is_paused = False
 
     @property
-    def merged(self) -> bool:
+    def ran(self) -> bool:
+        """Whether the tower was called."""
+        return bool(self.runs)
+
+    @property
+    def changed(self) -> bool:
         """Whether some tokens were merged."""
         return any(run.merges for run in self.runs.values())
 

@@ -34,6 +34,7 @@ from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, check_encoder
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
+from mmaccel.pipelines.vision_language.pixels import OFFERED, PixelReduction, check_pixels
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
     find_places,
@@ -50,6 +51,7 @@ from mmaccel.pipelines.vision_language.visuals import (
     split_features,
 )
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens, reduce
 
 _OF_TOWER = {"keys", "cls_attention", "all_attention"}
@@ -62,7 +64,7 @@ class _Given:
 
     inputs: Mapping[str, Any]
     record: EncoderRecord | None
-    encoder: EncoderReduction | None
+    encoder: EncoderReduction | PixelReduction | None
 
     @property
     def n_rows(self) -> int:
@@ -105,26 +107,38 @@ class VisualReduction:
                 f"received a {type(model).__name__} that encodes them in its first pass; install "
                 "transformers 5.23 or newer"
             )
-        name, merging = f"a {type(model).__name__}", self._method("encoder_layer")
+        name, first = f"a {type(model).__name__}", self._in_encoder()
+        if first is not None and self._method("pixels") and self._method("encoder_layer"):
+            raise UnsupportedModelError(
+                "visual_tokens: expected one method before or in the encoder, received "
+                f"{list(map(repr, self.methods))}; choose one of them"
+            )
         for method in self.methods:
-            if method.stage == "pixels" or method.revives or method.restarts:
+            if method.revives or method.restarts:
                 raise UnsupportedModelError(
-                    f"visual_tokens: expected a method in the encoder, at its exit, or one that "
-                    f"drops tokens once in front of a layer, received {method!r}; DivPrune needs "
-                    "nothing but the visual tokens"
+                    f"visual_tokens: expected a method of the encoder, or one that drops tokens "
+                    f"once in front of a layer, received {method!r}; DivPrune needs nothing but "
+                    "the visual tokens"
                 )
-            if method.stage == "encoder_layer":
+            if method.stage == "pixels":
+                method.check(OFFERED, name)
+                check_pixels(model)
+            elif method.stage == "encoder_layer":
                 check_encoder(model, method)
             elif method.stage == "llm_layer":
                 method.check(find_offered(model), name)
-            elif merging is None:
+            elif first is None:
                 method.check(offered(model), name)
             else:  # whose layers have no keys and attention of all tokens
-                method.check(offered(model) - _OF_TOWER, f"{name} whose encoder {merging!r} merges")
+                method.check(offered(model) - _OF_TOWER, f"{name} whose encoder {first!r} reduces")
 
     def _method(self, stage: Stage) -> TokenReducer | None:
         """The method of a stage, unless it keeps all."""
         return next((m for m in self.methods if m.keep != 1 and m.stage == stage), None)
+
+    def _in_encoder(self) -> TokenReducer | None:
+        """The method that changes what the encoder computes."""
+        return self._method("pixels") or self._method("encoder_layer")
 
     @contextmanager
     def watching(
@@ -140,17 +154,19 @@ class VisualReduction:
         if not self.methods:
             yield
             return
-        at_exit, merging = self._method("encoder_exit"), self._method("encoder_layer")
-        encoder = None
-        if merging is not None:
+        at_exit, method = self._method("encoder_exit"), self._in_encoder()
+        encoder: EncoderReduction | PixelReduction | None = None
+        if isinstance(method, DownsamplePixels):
+            encoder = PixelReduction(model, method, inputs)
+        elif method is not None:
             ids = inputs.get("input_ids")
             first, rows = (0 if seed is None else seed), range(1 if ids is None else len(ids))
             seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
-            encoder = EncoderReduction(model, merging, inputs, seeds)
+            encoder = EncoderReduction(model, method, inputs, seeds)
         wanted = at_exit is not None and bool(at_exit.needs & _OF_TOWER)
         with (
             recorded_encoder(model, wanted) as record,
-            nullcontext() if encoder is None else encoder.merging(),
+            nullcontext() if encoder is None else encoder.applied(),
         ):
             token = _GIVEN.set(_Given(dict(inputs), record, encoder))
             try:
@@ -168,7 +184,7 @@ class VisualReduction:
             others: its named arguments.
         """
         given = _GIVEN.get()
-        if given is None or given.encoder is None or not given.encoder.merged:
+        if given is None or given.encoder is None or not given.encoder.changed:
             return others
         encoded = {}
         with given.encoder.paused():
@@ -195,7 +211,7 @@ class VisualReduction:
         if call.records & set(PER_LAYER.values()):
             yield "visual_tokens with hidden states or attentions of all tokens"
         given = _GIVEN.get()
-        if given is not None and given.encoder is not None and not given.encoder.runs:
+        if given is not None and given.encoder is not None and not given.encoder.ran:
             yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
 
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
@@ -209,17 +225,17 @@ class VisualReduction:
         method, given = self._method("encoder_exit"), _GIVEN.get()
         if given is None or not call.others.get("mm_encoder_outputs"):
             return call
-        merging = given.encoder
-        if merging is not None and merging.merged:
-            self.encoded = merging.counts
+        first = given.encoder
+        if first is not None and first.changed:
+            self.encoded = first.counts
         elif method is None:
             return call
         visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
             left = None
-            if merging is not None:
-                left = merging.find_left(own, find_places(call.model, own, given.inputs))
+            if first is not None:
+                left = first.find_left(own, find_places(call.model, own, given.inputs))
             if left is None and method is None:
                 continue
             seeded = find_seeds([visual.row for visual in own], seeds)

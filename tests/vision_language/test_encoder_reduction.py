@@ -284,7 +284,7 @@ def reduced_states(model: Any, method: Any, inputs: Any, seed: int = 5) -> tuple
     hook = None
     names = ("pixel_values", "image_sizes", "pixel_attention_mask")
     given = {k: v for k, v in inputs.items() if k in names}
-    with reduction.merging():
+    with reduction.applied():
         hook = find_tower(model).register_forward_hook(lambda _m, _a, made: found.append(made))
         model.base_model.get_image_features(**given, output_hidden_states=True, return_dict=True)
         hook.remove()
@@ -558,7 +558,7 @@ def test_encoders_that_cannot_be_reduced_are_refused() -> None:
             "gemma3",
             'pools or shuffles the grid; give features="',
         ),
-        ([ToMe(keep=0.5), VisionZip(keep=0.5)], "llava", "whose encoder ToMe.*merges without"),
+        ([ToMe(keep=0.5), VisionZip(keep=0.5)], "llava", "whose encoder ToMe.*reduces without"),
     ):
         with pytest.raises(UnsupportedModelError, match=reason):
             mmaccel.attach(build_vlm(name), policy, visual_tokens=method)
