@@ -28,6 +28,7 @@ from mmaccel.pipelines.vision_language import pixels
 from mmaccel.pipelines.vision_language.encoder import find_tower
 from mmaccel.pipelines.vision_language.tokens import find_places
 from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.reduction.visual_tokens.context import make_context
 from tests.fixtures.tiny_vlms import (
     CONFIGS,
     IMAGE,
@@ -320,6 +321,17 @@ def test_cells_of_a_grid() -> None:
     cells = pixels.Cells((3, 4), (1, 3))
     assert cells.cell.tolist() == [0, 0, 1, 2] * 3 and cells.size.tolist() == [6, 3, 3]
     assert cells.is_middle.nonzero()[:, 0].tolist() == [5, 6, 7]
+
+
+def test_both_sides_shrink_by_the_root() -> None:
+    for method, small in (
+        (HALF, (12, 17)), (DownsamplePixels(keep=0.5), (17, 24)),
+        (DownsamplePixels(keep=0.001), (1, 1)), (DownsamplePixels(n_keep=204), (12, 17)),
+        (DownsamplePixels(n_keep=999), (24, 34)),
+    ):  # fmt: skip
+        assert method.shrink(24, 34) == small
+    with pytest.raises(UnsupportedModelError, match="expected the image's pixels"):
+        HALF.plan(make_context(torch.zeros(1, 4, 2)))
 
 
 def _cells(patch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,9 @@ from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 @dataclass(frozen=True)
 class DownsamplePixels(TokenReducer):
     """Averages the pixels of every image, tile or frame before the encoder, which then makes fewer
-    tokens. Give one of `keep` and `n_keep`, see `TokenReducer`: sides shrink alike and are whole
-    patches, so that the count is the nearest one to be had (`keep=0.25` halves both sides).
+    tokens. Give one of `keep` and `n_keep`, see `TokenReducer`: both sides shrink by its root, to
+    whole patches, so that the count is near the one asked for (`keep=0.25` halves both sides).
+    Such a method plans nothing; it works only where `attach` puts it.
     """
 
     stage: ClassVar[Stage] = "pixels"
