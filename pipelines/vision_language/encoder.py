@@ -237,7 +237,8 @@ class EncoderReduction:
         model: the model.
         method: of the stage "encoder_layer".
         inputs: what `generate` was called with.
-        seeds: of the prompt's rows.
+        seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
+            a policy without a seed has those of seed 0 here.
 
     Attributes:
         runs: the tower's calls, by modality.
@@ -434,9 +435,10 @@ class EncoderReduction:
 
     def _end(self, _tower: Any, _args: Any, output: Any) -> None:
         run, self._run = self._run, None
+        if run is not None:
+            run.noted.clear()
         if run is None or not run.merges:
             return
-        run.noted.clear()
         states = output.last_hidden_state
         output.last_hidden_state = run.restore(states, len(find_attentions(self._tower)))
         hidden = getattr(output, "hidden_states", None)

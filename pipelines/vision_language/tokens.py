@@ -148,6 +148,10 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
         frame = index // (height * width)
         return Places(index, frame, inside // width, inside % width, tiles=0)
     if kind in _TILED and visual.modality == "image":
+        if not _find_tiled(model, inputs)[visual.index]:  # one tile, and the end of its last row
+            side = isqrt(n - 1)
+            parts = (part.where(index < n - 1, -1) for part in (index // side, index % side))
+            return Places(index.where(index < n - 1, -1), index * 0, *parts)
         return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
     if kind == "llava_onevision":  # frames, and one token that ends the video
         size = (n - 1) // inputs["pixel_values_videos"].shape[1]
@@ -182,15 +186,19 @@ def count_tokens(
         return [(1, total // n)] * n
     vision = model.config.vision_config
     per_tile = (vision.image_size // vision.patch_size) ** 2
-    per_row = inputs.get("batch_num_images")
-    is_tiled = [True] * len(inputs["image_sizes"])
-    if per_row is not None and model.config.model_type == "llava_onevision":
-        is_tiled = [count == 1 for count in per_row for _ in range(int(count))]
     found = []
-    for size, tiled in zip(inputs["image_sizes"], is_tiled, strict=True):
+    for size, tiled in zip(inputs["image_sizes"], _find_tiled(model, inputs), strict=True):
         packed, (rows, columns) = _pack_indices(model, size, torch.device("cpu"))
         found.append((1 + rows * columns, len(packed)) if tiled else (1, per_tile + 1))
     return found
+
+
+def _find_tiled(model: Any, inputs: Mapping[str, Any]) -> list[bool]:
+    """Whether each image is cut into tiles: LLaVA-OneVision cuts those that are alone in a row."""
+    per_row = inputs.get("batch_num_images")
+    if per_row is None or model.config.model_type != "llava_onevision":
+        return [True] * len(inputs["image_sizes"])
+    return [int(count) == 1 for count in per_row for _ in range(int(count))]
 
 
 def _pack_indices(model: Any, size: Any, device: torch.device) -> tuple[Tensor, tuple[int, int]]:

@@ -30,6 +30,7 @@ from tests.fixtures.tiny_vlms import (
     draw_prompts,
     draw_videos,
     encodes_first,
+    pad_left,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -437,6 +438,30 @@ def test_videos_are_merged_frame_by_frame() -> None:
     with pytest.raises(UnsupportedModelError, match="video features that are tokens of the enc"):
         answer(model, ToMe(keep=0.5, features="merged"), inputs)
     assert int((inputs["input_ids"] == VIDEO).sum()) == 18
+
+
+def test_several_images_of_a_row_in_one_tile_each() -> None:
+    """LLaVA-OneVision cuts an image that is not alone in its row into no tiles."""
+    model = build("llava_onevision")
+    pixels, sizes = torch.randn(3, 5, 3, 16, 16), torch.tensor([[16, 32], [32, 32], [20, 9]])
+    inputs = {
+        "pixel_values": pixels,
+        "image_sizes": sizes,
+        "batch_num_images": torch.tensor([2, 1]),
+    }
+    with torch.no_grad():
+        pooled = model.base_model.get_image_features(**inputs, return_dict=True).pooler_output
+    counts = [len(features) for features in pooled]
+    assert counts[:2] == [17, 17]
+    rows = [[5, *[IMAGE] * 17, 6, *[IMAGE] * 17], [7, *[IMAGE] * counts[2], 8]]
+    ids, mask = pad_left(rows)
+    inputs |= {"input_ids": ids, "attention_mask": mask}
+    made, stats = answer(model, ToMe(keep=0.5), inputs, seed=[3, 4])
+    assert f"40 of {sum(counts)} visual tokens" in stats.reference  # of 5 tiles of 16
+    assert torch.equal(answer(model, ToMe(keep=0.5), inputs, mmaccel.Jacobi(4), [3, 4])[0], made)
+    alone = {k: v[2:] for k, v in inputs.items() if k in ("pixel_values", "image_sizes")}
+    alone |= {"input_ids": torch.tensor(rows[1:]), "batch_num_images": torch.tensor([1])}
+    assert torch.equal(answer(model, ToMe(keep=0.5), alone, seed=[4])[0][0, -6:], made[1, -6:])
 
 
 def test_several_answers_to_one_prompt() -> None:
