@@ -499,9 +499,9 @@ def test_nothing_stays_behind() -> None:
     model = build("llava")
     inputs = draw_prompts("llava", model)
     own = model.generate(**inputs, **GREEDY)
-    find_tower(model).config._attn_implementation = "flex_attention"  # which takes no bias
+    find_tower(model).config._attn_implementation = "flash_attention_2"  # which takes no bias
     answer(model, ToMe(keep=0.4), inputs)
-    assert find_tower(model).config._attn_implementation == "flex_attention"
+    assert find_tower(model).config._attn_implementation == "flash_attention_2"
     find_tower(model).config._attn_implementation = "sdpa"
     assert torch.equal(model.generate(**inputs, **GREEDY), own)
 
