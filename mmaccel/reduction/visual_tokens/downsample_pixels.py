@@ -1,8 +1,9 @@
-"""Downsampling of the image: the encoder sees a smaller image, the language model fewer tokens. The
-strongest control.
+"""Downsampling of the image: the encoder sees a smaller image, the language model fewer tokens: a
+control.
 
 Source: VTC-Bench (2026) finds that downsampling the image before the encoder beats many methods
-that drop or merge tokens after it.
+that drop or merge tokens after it. Its models were trained on images of several sizes; an encoder
+that has seen one size alone may lose more by this than by pooling after it (`Downsample`).
 
 Departures: a policy meets an image when its processor has resized it, so what is averaged is the
 processor's result (each tile by itself), and the tokens that are left have the positions of their
