@@ -149,9 +149,9 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
         return Places(index, frame, inside // width, inside % width, tiles=0)
     if kind in _TILED and visual.modality == "image":
         if not _find_tiled(model, inputs)[visual.index]:  # one tile, and the end of its last row
-            side = isqrt(n - 1)
-            parts = (part.where(index < n - 1, -1) for part in (index // side, index % side))
-            return Places(index.where(index < n - 1, -1), index * 0, *parts)
+            side, is_token = isqrt(n - 1), index < n - 1
+            row, column = (part.where(is_token, -1) for part in (index // side, index % side))
+            return Places(index.where(is_token, -1), index * 0, row, column)
         return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
     if kind == "llava_onevision":  # frames, and one token that ends the video
         size = (n - 1) // inputs["pixel_values_videos"].shape[1]
