@@ -61,7 +61,10 @@ _PUBLIC = {
     "WindowedRepetitionPenalty": "mmaccel.pipelines.logits.repetition",
     "TextToImage": "mmaccel.pipelines.text_to_image.pipeline",
     "TextToSpeech": "mmaccel.pipelines.text_to_speech.pipeline",
+    "ImageToText": "mmaccel.pipelines.image_to_text.pipeline",
     "ImageToVideo": "mmaccel.pipelines.image_to_video.pipeline",
+    "Answer": "mmaccel.pipelines.image_to_text.types",
+    "Answers": "mmaccel.pipelines.image_to_text.types",
     "Clip": "mmaccel.pipelines.image_to_video.types",
     "Clips": "mmaccel.pipelines.image_to_video.types",
     "Speech": "mmaccel.pipelines.text_to_speech.types",
@@ -114,6 +117,8 @@ if TYPE_CHECKING:
     from mmaccel.handle import Handle, attach, detach, supports
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
     from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
+    from mmaccel.pipelines.image_to_text.pipeline import ImageToText
+    from mmaccel.pipelines.image_to_text.types import Answer, Answers
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.image_to_video.types import Clip, Clips
     from mmaccel.pipelines.logits.processor_support import stateless

@@ -1,7 +1,7 @@
-"""The catalog: short names of policies and demo models.
+"""The catalog: short names of policies, of methods for visual tokens and of demo models.
 
-A new policy needs its file and its entry here. Targets are strings until they are loaded, so that
-listing them imports nothing.
+A new policy or method needs its file and its entry here. Targets are strings until they are loaded,
+so that listing them imports nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,19 @@ class Entry:
     summary: str
     preset: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "window"
+
+
+@dataclass(frozen=True)
+class ReducerEntry:
+    """A method for visual tokens under a short name.
+
+    Attributes:
+        target: "module:Class".
+        summary: one line for listings.
+    """
+
+    target: str
+    summary: str
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,33 @@ POLICIES: dict[str, Entry] = {
     "adaptive-block": _canvas("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
     "revised-parallel": _canvas("revised_parallel:RevisedParallel", "bold drafts, checked"),
     "masked-parallel": _canvas("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+}
+
+
+def _reducer(target: str, summary: str) -> ReducerEntry:
+    return ReducerEntry(f"mmaccel.reduction.visual_tokens.{target}", summary)
+
+
+REDUCERS: dict[str, ReducerEntry] = {  # in the order of docs/visual-tokens.md
+    "downsample": _reducer("downsample:Downsample", "a coarser grid; a control"),
+    "downsample-pixels": _reducer(
+        "downsample_pixels:DownsamplePixels", "a smaller image before the encoder; a control"
+    ),
+    "random": _reducer("random_tokens:RandomTokens", "drawn by the seed; a control"),
+    "uniform": _reducer("uniform_tokens:UniformTokens", "at equal distances; a control"),
+    "divprune": _reducer("divprune:DivPrune", "the most different ones"),
+    "visionzip": _reducer("visionzip:VisionZip", "what the encoder attends to, the rest merged"),
+    "hired": _reducer("hired:HiRED", "what the class token attends to, a budget for each tile"),
+    "vidcom2": _reducer("vidcom2:VidCom2", "what is unlike the rest of a video"),
+    "evs": _reducer("evs:EVS", "what changes between frames"),
+    "tome": _reducer("tome:ToMe", "similar ones merged inside the encoder"),
+    "ficoco-v": _reducer("ficoco:FiCoCoV", "redundant ones merged inside the encoder"),
+    "ficoco-l": _reducer("ficoco:FiCoCoL", "redundant ones merged inside the language model"),
+    "dart": _reducer("dart:DART", "what is unlike a few pivots, at layer 2"),
+    "fastv": _reducer("fastv:FastV", "what the last token attends to, at layer 2"),
+    "pyramid-drop": _reducer("pyramid_drop:PyramidDrop", "the same at three layers, fewer each"),
+    "lazy-llm": _reducer("lazy_llm:LazyLLM", "the same, and dropped ones may come back"),
+    "ilre": _reducer("ilre:ILRe", "what the text attends to in one layer, then from the start"),
 }
 
 _VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
@@ -215,6 +255,35 @@ def read_policy(policy: Any) -> Any:
             'example {"name": "jacobi", "window": 32}'
         )
     return make_policy(name, **options)
+
+
+def make_reducer(name: str, /, **options: Any) -> Any:
+    """Build a method for visual tokens from its short name.
+
+    Args:
+        name: one of `REDUCERS`. Choosing one is the opt-in to it: all are relaxed.
+        **options: its fields, `keep` or `n_keep` among them.
+
+    Returns:
+        The method, validated.
+
+    Raises:
+        OptionError: unknown name, an option the method does not have, or a bad value.
+    """
+    if name not in REDUCERS:
+        raise OptionError(
+            f"visual_tokens: expected one of {', '.join(REDUCERS)}, received {name!r}; "
+            f"{suggest(name, REDUCERS, 'choose one of these')}"
+        )
+    method = load(REDUCERS[name].target)
+    own = [f.name for f in fields(method)]
+    for option in options:
+        if option not in own:
+            raise OptionError(
+                f"visual_tokens {name}: expected options out of {', '.join(own)}, received "
+                f"{option!r}; leave it out or choose another method"
+            )
+    return method(**options)
 
 
 def find_family(model_type: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `mmaccel generate | speak | animate | gallery | bench | evaluate` and others.
+"""The command line: `mmaccel generate | speak | animate | answer | bench | evaluate` and others.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, files are gone, a
 guarantee was broken), 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
@@ -19,6 +19,7 @@ import typer
 from mmaccel import __version__
 from mmaccel.checks import show
 from mmaccel.commands.animate import animate
+from mmaccel.commands.answer import answer
 from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
@@ -54,7 +55,7 @@ def root(
         raise typer.Exit()
 
 
-for command in (generate, speak, animate, gallery, bench, comfy, doctor, models):
+for command in (generate, speak, animate, answer, gallery, bench, comfy, doctor, models):
     app.command()(command)
 app.add_typer(evaluate)
 

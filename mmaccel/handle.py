@@ -17,7 +17,7 @@ from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, 
 from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
-from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.coarse import first_source
@@ -66,6 +66,14 @@ class Handle:
         """Statistics of all finished calls, the last one at the end."""
         history: list[Stats] = self._service.history
         return history
+
+    @property
+    def kept_tokens(self) -> list[KeptTokens]:
+        """Which visual tokens of each image and video the last call kept; empty without
+        `visual_tokens`, without images, and where the original loop ran.
+        """
+        reduction = getattr(self._service, "reduction", None)
+        return [] if reduction is None else reduction.kept_tokens()
 
     def reset(self) -> None:
         """Drop all CUDA graphs and their buffers; the next calls capture them again.

@@ -33,27 +33,27 @@ def device_widgets(part: str) -> tuple[Widget, Widget]:
     )  # fmt: skip
 
 
-def sampling_widgets() -> tuple[Widget, ...]:
-    """Temperature, top-k, top-p and min-p."""
+def sampling_widgets(own: str = OWN) -> tuple[Widget, ...]:
+    """Temperature, top-k, top-p and min-p; `own` says what -1 is."""
     return (
         Widget(
             "temperature", "float", -1.0,
             "How freely tokens are drawn: 0 always takes the likeliest, 1 the model's own "
-            f"distribution. {OWN}",
+            f"distribution. {own}",
             -1, 100, 0.05, stands_for=NO_FLOAT,
         ),
         Widget(
-            "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {OWN}",
+            "top_k", "int", -1, f"Keep the k likeliest tokens; 0 keeps all. {own}",
             -1, 2**31 - 1, 1, stands_for=((-1, None),),
         ),
         Widget(
             "top_p", "float", -1.0,
-            f"Keep the likeliest tokens that make up this share; 1 keeps all. {OWN}",
+            f"Keep the likeliest tokens that make up this share; 1 keeps all. {own}",
             -1, 1, 0.01, stands_for=NO_FLOAT,
         ),
         Widget(
             "min_p", "float", -1.0,
-            f"Keep tokens with this share of the likeliest one's; 0 keeps all. {OWN}",
+            f"Keep tokens with this share of the likeliest one's; 0 keeps all. {own}",
             -1, 1, 0.01, stands_for=NO_FLOAT,
         ),
     )  # fmt: skip

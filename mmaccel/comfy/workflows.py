@@ -242,6 +242,25 @@ EXAMPLES: dict[str, tuple[WorkflowNode, ...]] = {
         *_STATS,
         WorkflowNode("LoadImage", 0, extra_height=320),
     ),
+    "mmaccel_answer": (
+        WorkflowNode("MMAccelLoadVisionModel", 0),
+        _POLICY,
+        WorkflowNode(
+            "MMAccelAnswerQuestion",
+            1,
+            links={
+                "vision_model": (0, "vision_model"),
+                "image": (6, "IMAGE"),
+                "policy": (1, "policy"),
+                "visual_tokens": (7, "visual_tokens"),
+            },
+        ),
+        WorkflowNode("SaveImage", 2, links={"images": (2, "kept")}, extra_height=320, width=560),
+        *_STATS,
+        WorkflowNode("LoadImage", 0, extra_height=320),
+        WorkflowNode("MMAccelVisualTokens", 0),
+        WorkflowNode("PreviewAny", 2, links={"source": (2, "text")}, extra_height=60),
+    ),
 }
 
 

@@ -1,15 +1,15 @@
-"""`mmaccel models`: the demo models and the policies."""
+"""`mmaccel models`: the demo models, the policies and the methods for visual tokens."""
 
 from __future__ import annotations
 
 
 def models() -> None:
-    """List the demo models and the decoding policies, with the exactness of each policy."""
+    """List the demo models, the decoding policies, and the methods for visual tokens."""
     from dataclasses import fields
     from pathlib import Path
 
     import mmaccel
-    from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, make_policy
+    from mmaccel.catalog import MODELS, POLICIES, REDUCERS, TEXT_MODELS, load, make_policy
     from mmaccel.commands.terminal import make_table, wide_console
     from mmaccel.samplers.drafting.coarse_model import find_coarse
 
@@ -30,3 +30,11 @@ def models() -> None:
         "bitwise: same seed, same tokens as token by token. distribution: the same distribution. "
         "relaxed: other images; the stats have the total variation spent."
     )
+    title = "Visual tokens"
+    table = make_table("method", "stage", "options", "what stays", title=title)
+    for name, reducer in REDUCERS.items():
+        method = load(reducer.target)
+        own = [f.name for f in fields(method)]
+        stage = method.stage.replace("_", " ").replace("llm", "language model's")
+        table.add_row(name, stage, ", ".join(own), reducer.summary)
+    console.print(table)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import POLICIES
+from mmaccel.catalog import POLICIES, REDUCERS, make_reducer
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
@@ -27,6 +27,9 @@ _HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
 _HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
 _HELP_DRAFTS = "draft source: auto, coarse, online, neighbour, …, or the folder of a coarse model"
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
+_HELP_TOKENS = (
+    f"a method, one of {', '.join(REDUCERS)}, with its fields as name:field=value; once a stage"
+)
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
@@ -73,6 +76,9 @@ Threads = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
+VisualTokens = Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)]
+Keep = Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")]
+NKeep = Annotated[int | None, typer.Option(help="the number that stays, instead of --keep")]
 JsonFile = Annotated[
     Path | None,
     typer.Option("--json", help="write figures here", parser=parse_path, metavar="FILE"),
@@ -156,8 +162,14 @@ def parse_window(text: str | None) -> int | str | None:
         return text
 
 
-def parse_fields(texts: list[str]) -> dict[str, Any]:
+def parse_fields(
+    texts: list[str], option: str = "--set", example: str = "--set gamma=0.2"
+) -> dict[str, Any]:
     """The values of `--set name=value`: Python literals, or texts.
+
+    Args:
+        texts: values of the option.
+        option, example: for messages.
 
     Raises:
         OptionError: no name, no value, a name twice, or a value beyond the limits.
@@ -168,23 +180,23 @@ def parse_fields(texts: list[str]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         if not is_given or not name.isidentifier() or name in fields:
             raise OptionError(
-                f"--set: expected name=value, each name once, received {show(text)}; "
-                "write for example --set gamma=0.2"
+                f"{option}: expected name=value, each name once, received {show(text)}; "
+                f"write for example {example}"
             )
-        fields[name] = _parse_value(value.strip())
+        fields[name] = _parse_value(value.strip(), option)
     return fields
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str, option: str) -> Any:
     """A Python literal, or the text itself.
 
     Raises:
         OptionError: a text that is too long or too deep, or with an integer of too many digits.
     """
     if len(text) > MAX_VALUE:
-        raise _refuse(text, f"at most {MAX_VALUE} characters")
+        raise _refuse(option, text, f"at most {MAX_VALUE} characters")
     if is_deeper(text, MAX_EXPRESSION_DEPTH):
-        raise _refuse(text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
+        raise _refuse(option, text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if
@@ -192,12 +204,40 @@ def _parse_value(text: str) -> Any:
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
     if _has_long_integer(value):
-        raise _refuse(text, f"integers of at most {MAX_DIGITS} digits")
+        raise _refuse(option, text, f"integers of at most {MAX_DIGITS} digits")
     return value
 
 
-def _refuse(text: str, expected: str) -> OptionError:
-    return OptionError(f"--set: expected {expected}, received {show(text)}; shorten the value")
+def _refuse(option: str, text: str, expected: str) -> OptionError:
+    return OptionError(f"{option}: expected {expected}, received {show(text)}; shorten the value")
+
+
+def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | None) -> list[Any]:
+    """The methods of `--visual-tokens NAME[:field=value…]`.
+
+    Args:
+        texts: values of the option.
+        keep, n_keep: of all methods that name neither themselves.
+
+    Raises:
+        OptionError: an unknown method or field, a bad value, or a fraction without a method.
+    """
+    if not texts:
+        option, value = ("--keep", keep) if keep is not None else ("--n-keep", n_keep)
+        if value is not None:
+            raise OptionError(
+                f"{option}: expected --visual-tokens with it, received {value!r} alone; name a "
+                "method such as --visual-tokens dart"
+            )
+        return []
+    methods = []
+    for text in texts:
+        name, *own = text.split(":")
+        fields = parse_fields(own, "--visual-tokens", "--visual-tokens hired:queries=all")
+        if not {"keep", "n_keep"} & set(fields):
+            fields |= given(keep=keep, n_keep=n_keep)
+        methods.append(make_reducer(name.strip(), **fields))
+    return methods
 
 
 def _has_long_integer(value: Any) -> bool:

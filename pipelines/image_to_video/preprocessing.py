@@ -73,8 +73,12 @@ def _images(frames: Tensor) -> list[Image]:
     return [Image.fromarray(frame) for frame in frames.cpu().numpy()]
 
 
-def upright_rgb(image: Image) -> Image:
+def upright_rgb(image: Image, option: str = "start") -> Image:
     """An image as RGB, rotated by its EXIF orientation, without transparency.
+
+    Args:
+        image: of any mode.
+        option: begins the message.
 
     Raises:
         OptionError: 32-bit integers or floats, whose white level is unknown.
@@ -87,7 +91,7 @@ def upright_rgb(image: Image) -> Image:
         return Image.frombytes("L", image.size, high).convert("RGB")
     if image.mode in ("I", "F"):
         raise OptionError(
-            f"start: expected 8 or 16 bits a channel, received an image of mode {image.mode!r}; "
+            f"{option}: expected 8 or 16 bits a channel, received an image of mode {image.mode!r}; "
             "scale it, and save it in 8 bits"
         )
     return image.convert("RGB")

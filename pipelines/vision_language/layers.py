@@ -106,7 +106,7 @@ class LayerReduction:
         marks = [find_placeholder(call.model, name) for name in modalities]
         self._is_visual = torch.isin(ids, torch.tensor(marks, device=device)) & self._mask
         self._seeds = torch.tensor([seed % 2**63 for seed in seeds], device=device)
-        self._initial = self._is_visual.sum(1)
+        self._all_visual, self._initial = self._is_visual, self._is_visual.sum(1)
         self._order: Tensor | None = None  # columns of the last cut, in those before it
         self.cuts: list[Cut] = []
         self.counts = (self._initial, self._initial)
@@ -132,6 +132,13 @@ class LayerReduction:
             _NOTING.reset(token)
             for hook in hooks:
                 hook.remove()
+
+    def kept(self) -> list[Tensor]:
+        """Which visual tokens of each row the last cut left: `[n]` bool, in their order."""
+        stays = self._all_visual
+        if self._order is not None:
+            stays = torch.zeros_like(stays).scatter(1, self._order, self._is_visual)
+        return [row[own].cpu() for row, own in zip(stays, self._all_visual, strict=True)]
 
     def _hook(self, index: int, noted: _Noted) -> Any:
         def hook(layer: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:

@@ -37,6 +37,7 @@ from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offere
 from mmaccel.pipelines.vision_language.pixels import OFFERED, PixelReduction, check_pixels
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
+    Places,
     find_places,
     offered,
     open_context,
@@ -73,6 +74,40 @@ class _Given:
         return 0 if ids is None else len(ids)
 
 
+@dataclass(frozen=True, eq=False)
+class KeptTokens:
+    """Which visual tokens of one image or video a call kept.
+
+    Attributes:
+        modality: "image" or "video".
+        index: among those of its modality that `generate` was called with.
+        row: of the batch.
+        kept: `[n]` bool, on the CPU; a merged token counts where it stands for its slot.
+        places: where the tokens stand in the image.
+    """
+
+    modality: str
+    index: int
+    row: int
+    kept: Tensor
+    places: Places
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens before, and after."""
+        return len(self.kept), int(self.kept.sum())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A call's images and videos, without their features and pixels."""
+
+    model: Any
+    visuals: list[Visual]
+    inputs: dict[str, Any]
+    stays: dict[tuple[str, int, int], Tensor]  # indices that left the encoder
+
+
 _GIVEN: ContextVar[_Given | None] = ContextVar("mmaccel_visual_inputs", default=None)
 
 
@@ -93,9 +128,15 @@ class VisualReduction:
     counts: list[tuple[int, int]] = field(default_factory=list)
     layers: LayerReduction | None = None
     encoded: tuple[int, int] = (0, 0)
+    _seen: _Seen | None = None
 
     def check(self, model: Any, family: CausalLM) -> None:
-        """Raise UnsupportedModelError unless a model of a family has what all methods need."""
+        """Refuse methods that a model of a family cannot use.
+
+        Raises:
+            UnsupportedModelError: a model without what a method needs.
+            OptionError: a method in front of a layer that the model lacks.
+        """
         if not family.prompt_inputs:
             raise UnsupportedModelError(
                 f"visual_tokens: expected a vision-language model whose image prompts are served, "
@@ -127,6 +168,7 @@ class VisualReduction:
                 check_encoder(model, method)
             elif method.stage == "llm_layer":
                 method.check(find_offered(model), name)
+                method.layers_in(len(model.get_decoder().layers))
             elif first is None:
                 method.check(offered(model), name)
             else:  # whose layers have no keys and attention of all tokens
@@ -151,6 +193,7 @@ class VisualReduction:
             inputs: named arguments of the call, the prompt's ids among them.
             seed: of the policy; None is 0 for the encoder.
         """
+        self.counts, self.layers, self.encoded, self._seen = [], None, (0, 0), None
         if not self.methods:
             yield
             return
@@ -221,16 +264,17 @@ class VisualReduction:
             call: one that can be served.
             seeds: of its rows, for methods that draw.
         """
-        self.counts, self.layers, self.encoded = [], None, (0, 0)
+        self.counts, self.layers, self.encoded, self._seen = [], None, (0, 0), None
         method, given = self._method("encoder_exit"), _GIVEN.get()
-        if given is None or not call.others.get("mm_encoder_outputs"):
+        if not self.methods or given is None or not call.others.get("mm_encoder_outputs"):
             return call
+        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
+        self._seen = _note(call.model, visuals, given.inputs)
         first = given.encoder
         if first is not None and first.changed:
             self.encoded = first.counts
         elif method is None:
             return call
-        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
             left = None
@@ -252,7 +296,9 @@ class VisualReduction:
                 total = len(visual.features)
                 self.counts.append((total, total if whole else n))
             if not all(is_whole):
-                call = _reduce(call, own, plan, is_whole)
+                kept = _indices(own, plan, is_whole)
+                self._seen.stays.update({_name(v): k for v, k in zip(own, kept, strict=True)})
+                call = _reduce(call, own, plan, is_whole, kept)
         return call
 
     def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> LayerReduction | None:
@@ -261,6 +307,26 @@ class VisualReduction:
         if method is not None and call.others.get("mm_encoder_outputs"):
             self.layers = LayerReduction(call, method, seeds)
         return self.layers
+
+    def kept_tokens(self) -> list[KeptTokens]:
+        """What the last call kept of each image and video; empty where it had none, where no
+        method was given, or where transformers' own loop ran.
+        """
+        seen = self._seen
+        if seen is None:
+            return []
+        stays = {_name(v): torch.arange(len(v.columns)) for v in seen.visuals}
+        stays |= seen.stays
+        if self.layers is not None:
+            stays = _after_layers(seen.visuals, stays, self.layers.kept())
+        found = []
+        for modality in dict.fromkeys(visual.modality for visual in seen.visuals):
+            own = [visual for visual in seen.visuals if visual.modality == modality]
+            for visual, places in zip(own, find_places(seen.model, own, seen.inputs), strict=True):
+                kept = torch.zeros(len(visual.columns), dtype=torch.bool)
+                kept[stays[_name(visual)]] = True
+                found.append(KeptTokens(modality, visual.index, visual.row, kept, places))
+        return found
 
     def describe(self) -> str:
         """What the last call kept, for its statistics; empty where nothing was to go."""
@@ -279,17 +345,54 @@ class VisualReduction:
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
 
 
-def _reduce(
-    call: GenerateCall, visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool]
-) -> GenerateCall:
-    """The call with a modality's tokens reduced."""
-    modality = visuals[0].modality
-    encoded = dict(call.others["mm_encoder_outputs"])
-    output = copy(encoded[modality])
-    kept = [  # of each image, indices among its features
+def _note(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]) -> _Seen:
+    """What `KeptTokens` needs of a call: no features, and of pixels the shapes alone."""
+    bare = [replace(v, features=v.features.new_empty(len(v.features), 0)) for v in visuals]
+    shapes = {
+        name: value.to("meta") if name.startswith("pixel_values") else value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor)
+    }
+    return _Seen(model, bare, shapes, {})
+
+
+def _name(visual: Visual) -> tuple[str, int, int]:
+    """What tells an image or video, and its copies in other rows, from others."""
+    return visual.modality, visual.row, visual.index
+
+
+def _after_layers(
+    visuals: Sequence[Visual], stays: Mapping[tuple[str, int, int], Tensor], kept: Sequence[Tensor]
+) -> dict[tuple[str, int, int], Tensor]:
+    """Indices that are left of `stays` where of each row's visual columns `kept` are."""
+    found = dict[tuple[str, int, int], Tensor]()
+    for row, own in enumerate(kept):
+        names = [_name(v) for v in visuals if v.row == row]
+        columns = [v.columns.cpu()[stays[_name(v)]] for v in visuals if v.row == row]
+        if not names:
+            continue
+        rank = torch.cat(columns).argsort().argsort()  # images and videos may alternate
+        parts = own[rank].split([len(part) for part in columns])
+        found |= {name: stays[name][part] for name, part in zip(names, parts, strict=True)}
+    return found
+
+
+def _indices(visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool]) -> list[Tensor]:
+    """Of each image, the indices among its features that stay."""
+    return [
         torch.arange(len(v.features)) if whole else plan.keep[k][plan.valid[k]].cpu()
         for k, (v, whole) in enumerate(zip(visuals, is_whole, strict=True))
     ]
+
+
+def _reduce(
+    call: GenerateCall, visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool],
+    kept: Sequence[Tensor],
+) -> GenerateCall:  # fmt: skip
+    """The call with a modality's tokens reduced to the indices `kept` of each image."""
+    modality = visuals[0].modality
+    encoded = dict(call.others["mm_encoder_outputs"])
+    output = copy(encoded[modality])
 
     def shorten(features: Sequence[Tensor]) -> list[Tensor]:
         made = reduce(pad_sequence(list(features), batch_first=True), plan)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mmaccel.catalog import MODELS, POLICIES, make_policy, policy_names
+import mmaccel
+from mmaccel.catalog import MODELS, POLICIES, REDUCERS, make_policy, make_reducer, policy_names
 from mmaccel.errors import OptionError
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
@@ -60,3 +61,19 @@ def test_bad_values_are_refused_by_the_policy() -> None:
     for window in (0, -1, 1.5, True):
         with pytest.raises(OptionError, match="window: expected an integer in 1..4096"):
             make_policy("mc-sjd", window=window)
+
+
+def test_every_method_for_visual_tokens_has_a_name() -> None:
+    built = {type(make_reducer(name, keep=0.5)).__name__ for name in REDUCERS}
+    public = {
+        name for name in mmaccel.__all__
+        if name in mmaccel._PUBLIC and ".visual_tokens." in mmaccel._PUBLIC[name]
+    }  # fmt: skip
+    assert built == public and len(built) == len(REDUCERS)
+    assert make_reducer("dart", n_keep=7, layer=3) == mmaccel.DART(n_keep=7, layer=3)
+    with pytest.raises(
+        OptionError, match="expected one of downsample, downsample-pixels, random.*'dart2'"
+    ):
+        make_reducer("dart2")
+    with pytest.raises(OptionError, match="dart: expected options out of keep, n_keep.*'depth'"):
+        make_reducer("dart", keep=0.5, depth=2)

@@ -20,6 +20,7 @@ from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_model import N_CODES, build_tiny
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
+from tests.fixtures.tiny_vqa import save_vqa
 from tests.fixtures.video import build_video
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -45,6 +46,8 @@ def provide(name: str, folder: Path) -> Any:
         return build_video(folder)[name == "video_codec"]
     if name == "image":
         return Image.new("RGB", (48, 32), "orange")
+    if name == "vqa_model":
+        return save_vqa(folder)
     if name in ("speech_model", "codec"):
         return build_speech("llasa", folder)[name == "codec"]
     assert name == "model", f"# requires: expected a name of this function, received {name!r}"
@@ -52,7 +55,9 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-GUIDES = ("coming-from", "extending", "speech", "video", "visual-tokens", "reducers/contract")
+GUIDES = (
+    "coming-from", "extending", "speech", "video", "answer", "visual-tokens", "reducers/contract"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{guide}.md" for guide in GUIDES)])
@@ -68,7 +73,7 @@ def test_python_blocks_run_in_order(
     names = vars(module)
     for number, block in enumerate(blocks, 1):
         required = re.match(r"# requires: (.*)\n", block)
-        if required and "vlm" in required[1] and not encodes_first():
+        if required and re.search("vlm|vqa", required[1]) and not encodes_first():
             names["mmaccel"] = mmaccel  # visual tokens need a newer transformers
             continue
         for name in required[1].split(", ") if required else []:

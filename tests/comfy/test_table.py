@@ -29,12 +29,13 @@ def named(pair: Any) -> str:
     return f"{pair[0]}.{pair[1].name}"
 
 
-def test_there_is_a_node_for_every_policy_and_eight_more() -> None:
+def test_there_is_a_node_for_every_policy_and_eleven_more() -> None:
     others = {"MMAccelLoadModel", "MMAccelGenerateImage", "MMAccelCompare", "MMAccelStats"}
     others |= {"MMAccelLoadSpeechModel", "MMAccelGenerateSpeech"}
     others |= {"MMAccelLoadVideoModel", "MMAccelGenerateVideo"}
+    others |= {"MMAccelLoadVisionModel", "MMAccelVisualTokens", "MMAccelAnswerQuestion"}
     assert set(NODES) == others | {spec.id for spec in _POLICY_NODES.values()}
-    assert len(NODES) == len(POLICIES) + 8
+    assert len(NODES) == len(POLICIES) + 11
     assert _POLICY_NODES["mc-sjd"].id == "MMAccelMcSjdPolicy"
     assert all(re.fullmatch(r"MMAccel[A-Za-z]+", name) for name in NODES)
 

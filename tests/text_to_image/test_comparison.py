@@ -59,6 +59,8 @@ def test_the_guarantee_of_a_run_is_described() -> None:
     assert describe_guarantee(exact, "float32") == "bitwise: same seed, same tokens"
     spent = Stats(exactness="relaxed", tokens=200, total_variation=25.0)
     assert describe_guarantee(spent, "float32") == "relaxed: total variation 0.125 per token"
+    fewer = Stats(exactness="relaxed", reference="the model on 5 of 9 visual tokens", tokens=1)
+    assert describe_guarantee(fewer, "float32") == f"relaxed: {fewer.reference}"
     rounded = "same seed, same tokens up to rounding (float16)"
     assert describe_guarantee(Stats(exactness="bitwise"), "float16") == rounded
     other = Stats(exactness="distribution")

@@ -471,9 +471,13 @@ def test_several_answers_to_one_prompt() -> None:
     for method in (ToMe(keep=0.4), VisionZip(keep=0.4)):
         once, _ = answer(model, method, inputs)
         policy = mmaccel.Autoregressive()
-        with mmaccel.attach(model, policy, strict=True, seed=5, visual_tokens=method):
+        with mmaccel.attach(model, policy, strict=True, seed=5, visual_tokens=method) as run:
             made = model.generate(**inputs, **GREEDY | several)
         assert torch.equal(made, once.repeat_interleave(2, 0))
+        kept = {row: [k.kept.tolist() for k in run.kept_tokens if k.row == row] for row in range(6)}
+        assert len(kept[0]) == 2 and kept[0] == kept[1] and kept[4] == kept[5] != kept[0]
+        total = sum(each.counts[1] for each in run.kept_tokens)
+        assert f"{total} of 392 visual tokens" in run.stats.reference
 
 
 def test_calls_that_are_not_served_have_all_tokens() -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, final, get_args
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import check_choice, check_int, check_number, show
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
@@ -154,6 +154,8 @@ def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> 
     """
     last = None if depth is None else depth - 1
     hint = "a plan is made from the layer before; list layers in ascending order"
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise OptionError(f"{name}: expected a list of layers, received {show(layers)}; {hint}")
     for layer in layers:
         check_int(f"{name}: layer", layer, 1, last, hint=hint)
     if not layers or list(layers) != sorted(set(layers)):

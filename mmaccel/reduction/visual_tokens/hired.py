@@ -54,7 +54,10 @@ class HiRED(TokenReducer):
         super().__post_init__()
         check_number("HiRED.alpha", self.alpha, 0, 1, "0.5 is the paper's")
         check_choice("HiRED.queries", self.queries, ("cls", "all"))
-        if self.scorer is not None and type(self.scorer).select is not TokenReducer.select:
+        ranks = isinstance(self.scorer, TokenReducer) and (
+            type(self.scorer).select is TokenReducer.select
+        )
+        if self.scorer is not None and not ranks:
             raise OptionError(
                 f"HiRED.scorer: expected a method that ranks tokens, received {show(self.scorer)}; "
                 "RandomTokens and EVS are such methods"

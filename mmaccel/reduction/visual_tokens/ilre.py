@@ -47,6 +47,10 @@ class ILRe(TokenReducer):
         super().__post_init__()
         if self.layer is not None:
             check_layers("ILRe", (self.layer,))
+        if not isinstance(self.kernels, list | tuple):
+            raise OptionError(
+                f"ILRe.kernels: expected odd widths, received {self.kernels!r}; write (1, 3, 7)"
+            )
         for kernel in self.kernels:
             check_int("ILRe.kernels", kernel, 1, hint="give odd widths such as (1, 3, 7)")
         if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):

@@ -1,0 +1,100 @@
+"""Opens vision-language models: the embedded one by name, others by transformers' Auto classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mmaccel
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import (
+    LoadConfig,
+    load_config_file,
+    load_model,
+    load_processor,
+)
+from mmaccel.pipelines.loading.sources import find_model
+
+DEMO = "scenes-vqa"
+
+
+def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any, Any, Path]:
+    """Load a vision-language model and its processor.
+
+    Args:
+        name: "scenes-vqa", a folder with model and processor, or an id of the hub.
+        load_config: device, dtype, download, and whether code of the checkpoint may run.
+
+    Returns:
+        The model, its processor, and the path of its checkpoint.
+
+    Raises:
+        OptionError: no such model; "scenes-vqa" without its weights.
+        UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
+    """
+    if str(name) == DEMO:
+        demo: Any = mmaccel.load_demo(DEMO)  # a public name, because demos are a layer above
+        model, processor = demo
+        model = model.to(load_config.device, load_config.dtype)
+        return model, processor, Path(model.name_or_path)
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    source = find_model(name, {}, hub=load_config.hub)
+    _check_kind(source, load_config)
+    processor = load_processor(AutoProcessor, source, load_config)
+    check_processor(processor, f"in {source}")
+    return load_model(AutoModelForImageTextToText, source, load_config), processor, source
+
+
+def find_vision_source(name: str | Path) -> Path:
+    """Where a model's files are; a folder that may be missing for "scenes-vqa".
+
+    Raises:
+        OptionError: no such model.
+    """
+    if str(name) == DEMO:
+        return Path(mmaccel.__file__).parent / "demo" / "weights" / DEMO
+    return find_model(name, {})
+
+
+def check_model(source: str | Path, trust_remote_code: bool = False) -> None:
+    """Check what can be checked of a model without loading it.
+
+    Args:
+        source: "scenes-vqa", which is not looked at, or a folder.
+        trust_remote_code: as in `ImageToText.from_pretrained`.
+
+    Raises:
+        OptionError: no such folder.
+        UnsupportedModelError: a folder with another kind of model.
+    """
+    if str(source) != DEMO:
+        _check_kind(find_model(source, {}), LoadConfig(trust_remote_code=trust_remote_code))
+
+
+def _check_kind(source: Path, load_config: LoadConfig) -> None:
+    """Raise UnsupportedModelError unless a folder's model reads images and writes text."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    config = load_config_file(source, load_config)
+    is_own = "AutoModelForImageTextToText" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not is_own:
+        raise UnsupportedModelError(
+            "model: expected a vision-language model of transformers, such as llava_next, "
+            f"received {config.model_type} in {source}; docs/visual-tokens.md lists the classes"
+        )
+
+
+def check_processor(processor: Any, where: str = "") -> None:
+    """Check that a processor takes images and text.
+
+    Raises:
+        UnsupportedModelError: a tokenizer or an image processor alone.
+    """
+    parts = [name for name in ("image_processor", "tokenizer") if hasattr(processor, name)]
+    if len(parts) < 2 or not callable(processor):
+        raise UnsupportedModelError(
+            f"processor: expected one with image_processor and tokenizer, received a "
+            f"{type(processor).__name__} {where}".rstrip()
+            + "; copy the folder again, with its processor files"
+        )

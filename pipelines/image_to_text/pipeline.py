@@ -1,0 +1,334 @@
+"""Image to text: questions about images, answered under a decoding policy and, where asked for, on
+fewer visual tokens.
+
+The processor makes the prompt, `generate` runs with the policy attached, and what the reducers kept
+comes back with each answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.catalog import read_policy
+from mmaccel.checks import check_int
+from mmaccel.contracts import Policy
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import find_position_limit
+from mmaccel.pipelines.image_to_text.loading import check_processor, open_vision_language
+from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs, read_images
+from mmaccel.pipelines.image_to_text.types import Answer, Answers
+from mmaccel.pipelines.image_to_text.views import find_image_tokens
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.placement import choose_placement
+from mmaccel.pipelines.media import pick_max_num_seqs
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.text_to_image.model import choose_params
+from mmaccel.pipelines.text_to_image.outputs import add_stats
+from mmaccel.pipelines.vision_language.visuals import find_placeholder
+from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.results import Stats
+from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.jacobi import Jacobi
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DEFAULT_TOKENS = 64
+
+
+class ImageToText:
+    """Answers questions about images, by any window policy. One run at a time.
+
+    Args:
+        model: a transformers model for images and text, in evaluation mode.
+        processor: its processor, with a chat template or with `image_token`.
+        policy: how to decode: a policy, its short name, or a dictionary such as
+            `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
+        visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
+        cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+        source: folder that the model was loaded from, if known.
+
+    Raises:
+        OptionError: no policy, no method, or a bad `cuda_graphs`.
+        UnsupportedModelError: a model that does not generate, or without the visual tokens that a
+            method needs; a processor that takes no images.
+        AttachError: the model has a policy attached.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        *,
+        policy: Policy | str | Mapping[str, Any] | None = None,
+        visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
+        cuda_graphs: UseGraphs = "auto",
+        source: Path | None = None,
+    ) -> None:
+        check_processor(processor)
+        self.model, self.processor, self.source = model, processor, source
+        self.policy = Jacobi() if policy is None else read_policy(policy)
+        self.reducers = () if visual_tokens is None else check_reducers(visual_tokens)
+        self.cuda_graphs = cuda_graphs
+        self._attach(0).detach()  # refuses now what no call could use
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        policy: Policy | str | Mapping[str, Any] | None = None,
+        visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str = "auto",
+        cuda_graphs: UseGraphs = "auto",
+        trust_remote_code: bool = False,
+        torch_dtype: torch.dtype | str | None = None,
+        revision: str | None = None,
+        variant: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
+    ) -> ImageToText:
+        """Load a model and its processor from disk or from the Hugging Face hub.
+
+        Args:
+            name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
+                model and processor wrote; or an id of the hub (downloaded to its cache).
+            policy, visual_tokens, cuda_graphs: see `ImageToText`.
+            device, dtype: see `TextToImage.from_pretrained`.
+            trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
+                checkpoints that need it.
+            torch_dtype: another name of `dtype`.
+            revision, variant, token, local_files_only: of a download, see
+                `mmaccel.pipelines.loading.hub.HubOptions`.
+
+        Raises:
+            OptionError: no such model, device, dtype, policy or method; "scenes-vqa" without its
+                weights.
+            UnsupportedModelError: a model that reads no images, files that are missing or do not
+                fit, code that is not trusted, or a model without what a method needs.
+        """
+        reducers = None if visual_tokens is None else check_reducers(visual_tokens)
+        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        hub = HubOptions(revision, token, variant, local_files_only)
+        Engine(cuda_graphs).check(device)
+        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
+        model, processor, source = open_vision_language(name, load_config)
+        return cls(
+            model, processor, policy=policy, visual_tokens=reducers, cuda_graphs=cuda_graphs,
+            source=source,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        images: Any,
+        question: str | Sequence[str],
+        *,
+        max_new_tokens: int = DEFAULT_TOKENS,
+        seed: int | Sequence[int] = 0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        batch_size: int | None = None,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Answers:
+        """Answer questions.
+
+        Args:
+            images: one image, a PIL image or the path of a file; a list of images that every
+                question is about; or one such list for each question. They go before the question,
+                or where `<image>` stands in it.
+            question: one or several.
+            max_new_tokens: after which an answer is cut.
+            seed: of the first question, the next has the next; or one per question.
+            temperature: None is 0, which takes the likeliest token.
+            top_k, top_p, min_p: see `mmaccel.SamplingParams`; None, and a top_k of 0, keep all.
+            batch_size: questions that are answered at a time at most; None answers all together.
+            on_token: called whenever all running rows of a batch have one more token, with the
+                number of its rows. An exception from it ends the run and reaches the caller.
+
+        Returns:
+            Answers in the order of the questions, with the visual tokens that stayed. Everything
+            else that shapes an answer (repetition penalty, ends) is the model's generation config;
+            its beams are not searched.
+
+        Raises:
+            OptionError: no image, no question, images that have no place in it, a number outside
+                its domain, or more positions than the model has; before any pass.
+            UnsupportedModelError: the processor does not take these images; a method cannot work on
+                this prompt.
+            BusyError: another run of this model has not ended.
+        """
+        began = time.perf_counter()
+        questions = check_questions(question)
+        own_images = read_images(images, len(questions))
+        check_int("max_new_tokens", max_new_tokens, 1, hint="64 suits short answers")
+        params = choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        seeds = _choose_seeds(seed, len(questions))
+        n_rows = pick_max_num_seqs(batch_size, len(questions))
+        read_seconds = time.perf_counter() - began
+        batches = []
+        with alone(self.model):
+            for first in range(0, len(questions), n_rows):
+                rows = slice(first, first + n_rows)
+                own = questions[rows], own_images[rows], seeds[rows]
+                batches.append(self._answer(first, *own, max_new_tokens, params, on_token))
+        return Answers(
+            [answer for batch in batches for answer in batch.answers],
+            add_stats([batch.stats for batch in batches]),
+            read_seconds + sum(batch.seconds for batch in batches),
+            read_seconds + sum(batch.first_seconds for batch in batches),
+        )
+
+    def _attach(self, seed: int | Sequence[int]) -> Any:
+        # a public name, because handles are a layer above
+        return mmaccel.attach(
+            self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs,
+            visual_tokens=self.reducers or None,
+        )  # fmt: skip
+
+    def _answer(
+        self,
+        first: int,
+        questions: Sequence[str],
+        images: Sequence[Sequence[Image]],
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        params: SamplingParams,
+        on_token: Callable[[int], None] | None,
+    ) -> Answers:
+        """Answer one batch; `first` is the index of its first question."""
+        began = time.perf_counter()
+        inputs = make_inputs(self.processor, questions, images)
+        ids = inputs["input_ids"]
+        self._check_length(ids.shape[1], max_new_tokens)
+        inputs = inputs.to(self.model.device, self.model.dtype)
+        clock = _Clock(on_token)
+        with self._attach(seeds) as run, torch.no_grad():
+            made = self.model.generate(
+                **inputs, max_new_tokens=max_new_tokens, streamer=clock, **_options(params)
+            )
+        seconds = time.perf_counter() - began
+        stats: Stats = run.stats
+        passes = stats.passes + stats.prefill_passes
+        ends = _find_ends(self.model)
+        visual = self._count_visual(ids)
+        found = find_image_tokens(self.model, self.processor, run.kept_tokens, inputs, images)
+        answers = []
+        for row, text in enumerate(questions):
+            tokens, is_finished = _cut(made[row, ids.shape[1] :].cpu(), ends)
+            own = found[row]
+            n_kept = sum(each.n_kept for each in own) if own else visual[row]
+            answers.append(Answer(
+                first + row, text, self._decode(tokens), seeds[row], tokens, is_finished, passes,
+                visual[row], n_kept, own,
+            ))  # fmt: skip
+        return Answers(answers, stats, seconds, clock.first - began)
+
+    def _decode(self, tokens: Tensor) -> str:
+        text: str = self.processor.batch_decode(tokens[None], skip_special_tokens=True)[0]
+        return text.strip()
+
+    def _check_length(self, prompt: int, max_new_tokens: int) -> None:
+        limit = find_position_limit(self.model)
+        if limit is not None and prompt + max_new_tokens - 1 > limit:
+            raise OptionError(
+                f"positions: expected at most {limit} (the model's), received {prompt} of the "
+                f"prompt and {max_new_tokens} of the answer; ask for a shorter answer, or about "
+                "fewer images"
+            )
+
+    def _count_visual(self, ids: Tensor) -> list[int]:
+        """Visual tokens of each row; 0 for models whose class is not listed."""
+        try:
+            placeholder = find_placeholder(self.model, "image")
+        except UnsupportedModelError:
+            return [0] * len(ids)
+        counts: list[int] = (ids == placeholder).sum(1).tolist()
+        return counts
+
+
+class _Clock:
+    """A streamer of transformers that notes when the first tokens come, and tells of each."""
+
+    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+        self._puts, self.first, self._on_token = 0, 0.0, on_token
+
+    def put(self, value: Tensor) -> None:
+        """Called with the prompt, then with every step's tokens."""
+        self._puts += 1
+        if self._puts == 2:
+            self.first = time.perf_counter()
+        if self._puts > 1 and self._on_token is not None:
+            self._on_token(len(value))
+
+    def end(self) -> None:
+        """Called at the end."""
+
+
+def choose_sampling(**given: Any) -> SamplingParams:
+    """The sampling parameters of a call; greedy unless a temperature is given.
+
+    Raises:
+        OptionError: a value outside its domain.
+    """
+    return choose_params(SamplingParams(temperature=0.0), **given)
+
+
+def _options(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as arguments of `generate`, for one token sequence a question."""
+    one = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
+    if not params.temperature:
+        return {"do_sample": False, **one}
+    return {
+        **one,
+        "do_sample": True,
+        "temperature": params.temperature,
+        "top_k": params.top_k or 0,
+        "top_p": 1.0 if params.top_p is None else params.top_p,
+        "min_p": params.min_p,
+    }
+
+
+def _choose_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+    """One for each question.
+
+    Raises:
+        OptionError: no seed, or another number of them.
+    """
+    check_seed(seed)
+    if isinstance(seed, Sequence):
+        if len(seed) != rows:
+            raise OptionError(
+                f"seed: expected one, or {rows}, one for each question, received {len(seed)}; give "
+                "one for all"
+            )
+        return list(seed)
+    return [(seed + row) % 2**64 for row in range(rows)]
+
+
+def _find_ends(model: Any) -> list[int]:
+    """Ids that end an answer."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        return []
+    return list(ends) if isinstance(ends, list | tuple) else [int(ends)]
+
+
+def _cut(tokens: Tensor, ends: Sequence[int]) -> tuple[Tensor, bool]:
+    """Tokens `[n]` up to their end, which is included, and whether there is one."""
+    is_end = torch.isin(tokens, torch.tensor(ends, dtype=tokens.dtype))
+    if not bool(is_end.any()):
+        return tokens, False
+    return tokens[: int(is_end.int().argmax()) + 1], True

@@ -1,0 +1,178 @@
+"""Images and questions as a model's inputs: the processor's chat template, or `<image> question`.
+
+An image goes before the question, or where `<image>` in the question says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from struct import error as struct_error
+from typing import TYPE_CHECKING, Any
+from zlib import error as zlib_error
+
+from mmaccel.checks import show
+from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
+from mmaccel.pipelines.loading.checkpoint import check_prompt, unreadable
+from mmaccel.pipelines.loading.refusal import refusing
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MARK = "<image>"
+
+
+def read_image(source: Any) -> Image:
+    """An image as RGB, rotated as its file says.
+
+    Args:
+        source: a PIL image, or the path of a file that Pillow reads; of several pages the first.
+
+    Raises:
+        OptionError: no such file, one that is no image, or something else.
+    """
+    from PIL import Image
+
+    if isinstance(source, Image.Image):
+        if not source.width or not source.height:
+            raise OptionError(
+                f"image: expected one with pixels, received {source.width}x{source.height}; give "
+                "another"
+            )
+        return upright_rgb(source, "image")
+    if not isinstance(source, str | Path):
+        raise OptionError(
+            f"image: expected a PIL image or the path of a file, received {show(source)}; open it "
+            "with PIL.Image.open"
+        )
+    if not os.path.isfile(source):  # False for a name that is too long, unlike Path.is_file
+        raise OptionError(f"image: expected a file, received {str(source)!r}; check the path")
+    broken: tuple[type[Exception], ...] = (SyntaxError, zlib_error, struct_error, *unreadable())
+    broken += (Image.DecompressionBombError,)
+    try:
+        with Image.open(source) as opened:
+            return upright_rgb(opened, "image")
+    except MMAccelError:
+        raise
+    except broken as error:
+        raise OptionError(
+            f"image: expected an image, received {str(source)!r}, which Pillow does not read "
+            f"({' '.join(str(error).split())[:120]}); save it again"
+        ) from error
+
+
+def read_images(images: Any, n_questions: int) -> list[list[Image]]:
+    """The images of each question.
+
+    Args:
+        images: one image, or a list that all questions are about, or one such list a question; see
+            `read_image`.
+        n_questions: how many questions there are.
+
+    Raises:
+        OptionError: no image, or as many lists as there are no questions.
+    """
+    many = list(images) if isinstance(images, list | tuple) else [images]
+    lists = [isinstance(each, list | tuple) for each in many]
+    if not many or (any(lists) and not (all(lists) and all(many))):
+        raise OptionError(
+            f"images: expected an image, a list of images, or a list of them for each question, "
+            f"received {show(images)}; give at least one image"
+        )
+    if not any(lists):
+        return [[read_image(each) for each in many]] * n_questions
+    if len(many) != n_questions:
+        raise OptionError(
+            f"images: expected {n_questions} lists, one for each question, received {len(many)}; "
+            "give one flat list if all questions are about the same images"
+        )
+    return [[read_image(each) for each in own] for own in many]
+
+
+def check_questions(question: Any) -> list[str]:
+    """The questions of a call.
+
+    Raises:
+        OptionError: no text, or an empty one.
+    """
+    texts = [question] if isinstance(question, str) else question
+    if not isinstance(texts, Sequence) or not texts:
+        raise OptionError(
+            f"question: expected a text or a list of them, received {show(question)}; write one"
+        )
+    return [check_prompt(text, None, "a question") for text in texts]
+
+
+def check_places(question: str, n_images: int) -> None:
+    """Check that a question that says where its images go names as many places.
+
+    Raises:
+        OptionError: other numbers of `<image>` and of images.
+    """
+    n_places = question.count(MARK)
+    if n_places and n_places != n_images:
+        raise OptionError(
+            f"images: expected {n_places}, one for each {MARK} of the question, received "
+            f"{n_images}; leave {MARK} out to have all images before the question"
+        )
+
+
+def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Sequence[Image]]) -> Any:
+    """What `generate` takes for questions and their images: `input_ids` `[B, T]` and others.
+
+    Args:
+        processor: of transformers.
+        questions: B texts.
+        images: of each, at least one.
+
+    Raises:
+        OptionError: see `check_places`.
+        UnsupportedModelError: a processor without a chat template that does not name the token of
+            an image, or one that does not take these inputs.
+    """
+    for question, own in zip(questions, images, strict=True):
+        check_places(question, len(own))
+    options = {"padding": True, "padding_side": "left"}
+    with refusing(
+        f"images and questions that a {type(processor).__name__} takes", "others",
+        "give fewer images, or another size",
+    ):  # fmt: skip
+        if getattr(processor, "chat_template", None):
+            pairs = zip(questions, images, strict=True)
+            return processor.apply_chat_template(
+                [_message(text, own) for text, own in pairs],
+                add_generation_prompt=True, tokenize=True, return_dict=True,
+                return_tensors="pt", processor_kwargs=options,
+            )  # fmt: skip
+        texts = [_plain_prompt(processor, q, len(own)) for q, own in zip(questions, images)]
+        flat = [image for own in images for image in own]
+        return processor(images=flat, text=texts, return_tensors="pt", **options)
+
+
+def _message(question: str, images: Sequence[Image]) -> list[dict[str, Any]]:
+    """A conversation of one message."""
+    parts: list[dict[str, Any]] = []
+    texts, rest = question.split(MARK), list(images)
+    if len(texts) == 1:
+        parts, rest = [{"type": "image", "image": image} for image in images], []
+    for text in texts:
+        if text.strip():
+            parts.append({"type": "text", "text": text.strip()})
+        if rest:
+            parts.append({"type": "image", "image": rest.pop(0)})
+    return [{"role": "user", "content": parts}]
+
+
+def _plain_prompt(processor: Any, question: str, n_images: int) -> str:
+    """A prompt for a processor without a chat template."""
+    token = getattr(processor, "image_token", None)
+    if not isinstance(token, str):
+        raise UnsupportedModelError(
+            f"processor: expected a chat template, or image_token, received a "
+            f"{type(processor).__name__} without; set processor.chat_template"
+        )
+    if MARK in question:
+        return question.replace(MARK, token)
+    return " ".join([*[token] * n_images, question])

@@ -1,0 +1,79 @@
+"""What the encoder saw of an image, so that the visual tokens that stayed can be shown on it.
+
+A processor's pixels are undone from their normalisation, tile by tile: a token's patch is then
+where the encoder had it, whatever was cut, padded or scaled before. Models that read an image of
+any size as one grid (Qwen2-VL and its successors) see the image itself, scaled to that grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.image_to_text.types import ImageTokens
+from mmaccel.pipelines.vision_language.reduction import KeptTokens
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def find_image_tokens(
+    model: Any,
+    processor: Any,
+    kept: Sequence[KeptTokens],
+    inputs: Mapping[str, Any],
+    images: Sequence[Sequence[Image]],
+) -> list[list[ImageTokens]]:
+    """The tokens of each row's images.
+
+    Args:
+        model: the model.
+        processor: made `inputs`.
+        kept: of a call of `generate`.
+        inputs: of the same call.
+        images: of each row.
+    """
+    flat = [image for own in images for image in own]
+    found: list[list[ImageTokens]] = [[] for _ in images]
+    for each in kept:
+        places = each.places
+        pixels = None
+        if bool((places.row >= 0).any()):
+            if places.tiles:
+                pixels = _read_tiles(processor, inputs["pixel_values"][each.index], places.tiles)
+            elif "image_grid_thw" in inputs:
+                patch = model.config.vision_config.patch_size
+                _, height, width = inputs["image_grid_thw"][each.index].tolist()
+                pixels = _scale(flat[each.index], (width * patch, height * patch))
+        found[each.row].append(
+            ImageTokens(
+                each.kept, places.group.cpu(), places.row.cpu(), places.column.cpu(), pixels,
+                places.tile_grid,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _read_tiles(processor: Any, values: Tensor, tiles: int) -> Tensor:
+    """`[V, h, w, 3]` uint8 of a processor's `[3, h, w]`, or `[V or more, 3, h, w]`."""
+    values = values.float().cpu()
+    views = values[None] if values.ndim == 3 else values[:tiles]
+    part = processor.image_processor
+    if getattr(part, "do_normalize", True):
+        mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (part.image_mean, part.image_std))
+        views = views * std + mean
+    if getattr(part, "do_rescale", True):
+        views = views / float(getattr(part, "rescale_factor", 1 / 255))
+    return views.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
+
+
+def _scale(image: Image, size: tuple[int, int]) -> Tensor:
+    """`[1, h, w, 3]` uint8 of an image, scaled to (width, height)."""
+    import numpy as np
+    from PIL import Image
+
+    scaled = image.resize(size, Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.asarray(scaled).copy())[None]

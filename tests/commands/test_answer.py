@@ -1,0 +1,252 @@
+"""`mmaccel answer`: the pipeline's answer, the picture, the comparison, wrong options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmaccel
+from mmaccel import ImageToText
+from mmaccel.cli import main
+from mmaccel.demo import vision
+from mmaccel.outputs import whole_files
+from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_vlms import encodes_first
+from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa, scene
+
+N_NEW = 6
+reduces = pytest.mark.skipif(
+    not encodes_first(), reason="this transformers encodes images in its first pass"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vqa(tmp_path_factory.mktemp("vqa"))
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [str(file) for file in save_scenes(tmp_path)]
+
+
+def run(model: Path, *arguments: object) -> int:
+    fixed = ("--model", model, "--max-tokens", N_NEW)
+    return main([str(each) for each in ("answer", *arguments, *fixed)])
+
+
+def test_the_answer_is_the_pipelines(model: Path, files: list[str], capsys: Any) -> None:
+    assert run(model, *files, QUESTION, "--json", "a.json") == 0
+    pipe = ImageToText.from_pretrained(model)
+    made = pipe(files, QUESTION, max_new_tokens=N_NEW)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{made[0].text} … (cut, see --max-tokens)\n")
+    assert "1040 of 1040" in said and "bitwise" in said
+    report = json.loads(Path("a.json").read_text(encoding="utf-8"))
+    (found,) = report["runs"]
+    assert (found["text"], found["tokens"]) == (made[0].text, len(made[0].tokens))
+    assert (found["n_visual"], found["n_kept"], found["is_finished"]) == (1040, 1040, False)
+    assert found["passes"] == made[0].passes and report["picture"] is None
+    assert report["images"] == files and report["question"] == QUESTION
+    assert not Path("out").exists()
+
+
+def test_policies_and_seeds_reach_the_pipeline(model: Path, files: list[str]) -> None:
+    def tokens(*options: object) -> Any:
+        assert run(model, files[0], QUESTION, "--json", "a.json", *options) == 0
+        report = json.loads(Path("a.json").read_text(encoding="utf-8"))
+        return report["runs"][0]["text"], report["runs"][0]["stats"]["policy"]
+
+    plain, policy = tokens("--policy", "autoregressive")
+    assert policy == "Autoregressive()" and tokens("--window", 5)[0] == plain
+    assert tokens("--window", 5)[1] == "Jacobi(window=5, drafts='auto')"
+    drawn = {tokens("--temperature", 3, "--seed", seed)[0] for seed in range(3)}
+    assert len(drawn) > 1
+
+
+@reduces
+def test_compare_answers_both_and_draws_what_stays(
+    model: Path, files: list[str], capsys: Any
+) -> None:
+    options = ("--visual-tokens", "dart", "--keep", 0.25, "--compare", "-o", "kept/a.png")
+    assert run(model, files[0], QUESTION, *options, "--json", "a.json") == 0
+    plain = ImageToText.from_pretrained(model)
+    fewer = ImageToText(plain.model, plain.processor, visual_tokens=mmaccel.DART(keep=0.25))
+    wanted = [each(files[0], QUESTION, max_new_tokens=N_NEW)[0] for each in (plain, fewer)]
+    said = capsys.readouterr().out
+    assert said.startswith(f"all tokens: {wanted[0].text}")
+    assert f"\ndart 0.25: {wanted[1].text}" in said
+    assert "520 of 520" in said and "130 of 520" in said
+    assert "the model on 130 of 520 visual tokens" in said
+    report = json.loads(Path("a.json").read_text(encoding="utf-8"))
+    assert [r["visual_tokens"] for r in report["runs"]] == ["all tokens", "dart 0.25"]
+    assert report["runs"][1]["images"] == [{"n_visual": 520, "n_kept": 130}]
+    assert report["picture"] == "kept/a.png"
+    drawn = np.asarray(Image.open("kept/a.png"))
+    assert (drawn == np.asarray(draw_kept(wanted[1].images))).all()
+
+
+@reduces
+def test_methods_of_several_stages_and_their_own_fields(
+    model: Path, files: list[str], capsys: Any
+) -> None:
+    first = ("--visual-tokens", "hired:keep=0.5:queries=all")
+    assert run(model, files[0], QUESTION, *first, "--visual-tokens", "fastv", "--n-keep", 40) == 0
+    said = capsys.readouterr().out
+    assert "hired 0.5, fastv 40 40 of 520" in said
+    assert "250 of 520 visual tokens, 40 of 250 visual tokens after layer 2" in said
+    assert "queries='all'" in said
+
+
+@reduces
+def test_pictures_have_names_of_their_own(model: Path, files: list[str], capsys: Any) -> None:
+    fixed = ("--visual-tokens", "random")
+    for options in (("--keep", 0.5), ("--keep", 0.5), ("--keep", 0.4), ("--n-keep", 9)):
+        assert run(model, files[0], QUESTION, *fixed, *options) == 0
+    names = sorted(file.name for file in Path("out").iterdir())
+    assert len(names) == 3 and all(n.startswith("0000-what-colour-is-random-") for n in names)
+    said = capsys.readouterr().out
+    assert all(f"the patches that stay: {Path('out') / name}\n" in said for name in names)
+
+
+@reduces
+def test_a_model_without_places_has_no_picture(
+    model: Path, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from mmaccel.pipelines.image_to_text import pipeline, views
+
+    def without_pixels(*arguments: Any) -> Any:
+        rows = views.find_image_tokens(*arguments)
+        return [[views.ImageTokens(t.kept, t.view, t.row, t.column) for t in r] for r in rows]
+
+    monkeypatch.setattr(pipeline, "find_image_tokens", without_pixels)
+    options = ("--visual-tokens", "random", "--keep", 0.5)
+    assert run(model, files[0], QUESTION, *options) == 0
+    assert "note: no picture; kept tokens: expected visual tokens" in capsys.readouterr().out
+    assert run(model, files[0], QUESTION, *options, "-o", "a.png") == 1
+    assert "kept tokens: expected" in capsys.readouterr().err and not Path("a.png").exists()
+
+
+@reduces
+def test_a_full_disk_leaves_no_half_picture(
+    model: Path, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole_files, "_sync", fail)
+    options = ("--visual-tokens", "random", "--keep", 0.5, "-o", "a.png")
+    assert run(model, files[0], QUESTION, *options) == 1
+    said = capsys.readouterr()
+    assert "expected space for a.png" in said.err and "the answer is written" in said.err
+    assert not list(Path().glob("*a.png*"))
+
+
+DART = ["--visual-tokens", "dart"]
+UNLOADED = [
+    ([QUESTION], 2, "image: expected at least one file before the question"),
+    (["{image}"], 2, "question: expected it after the images, received the file"),
+    (["{image}", " "], 2, "prompt: expected a question"),
+    (["none.png", QUESTION], 2, "image: expected a file, received 'none.png'"),
+    (["words.txt", QUESTION], 2, "image: expected an image, received 'words.txt'"),
+    (["{image}", "is <image> <image> red?"], 2, "images: expected 2, one for each <image>"),
+    (["{image}", "{image}", "is <image> red?"], 2, "images: expected 1, one for each <image>"),
+    (["{image}", QUESTION, *DART, "--keep", "0"], 2, "DART.keep: expected a number in (0, 1]"),
+    (["{image}", QUESTION, *DART, "--keep", "1.5"], 2, "DART.keep: expected a number in (0, 1]"),
+    (["{image}", QUESTION, *DART, "--n-keep", "0"], 2, "DART.n_keep: expected an integer >= 1"),
+    (["{image}", QUESTION, *DART], 2, "DART: expected one of keep and n_keep, received neither"),
+    (
+        ["{image}", QUESTION, *DART, "--keep", "1", "--n-keep", "3"], 2,
+        "DART: expected one of keep and n_keep",
+    ),
+    (["{image}", QUESTION, "--visual-tokens", "darts"], 2, "expected one of downsample, downsample-pixels, random"),
+    (["{image}", QUESTION, "--visual-tokens", "dart:depth=3"], 2, "received 'depth'"),
+    (["{image}", QUESTION, "--visual-tokens", "dart:layer"], 2, "--visual-tokens: expected name="),
+    (
+        ["{image}", QUESTION, *DART, "--visual-tokens", "fastv", "--keep", "0.5"], 2,
+        "expected one method a stage",
+    ),
+    (["{image}", QUESTION, "--keep", "0.5"], 2, "--keep: expected --visual-tokens with it"),
+    (["{image}", QUESTION, "--n-keep", "5"], 2, "--n-keep: expected --visual-tokens with it"),
+    (["{image}", QUESTION, "--compare"], 2, "--compare: expected --visual-tokens with it"),
+    (["{image}", QUESTION, "-o", "a.png"], 2, "--out: expected --visual-tokens with it"),
+    (["{image}", QUESTION, *DART, "--keep", "1", "-o", "a.jpg"], 2, "--out: expected a name that"),
+    (["{image}", QUESTION, *DART, "--keep", "1", "-o", "x/.."], 2, "--out: expected a"),
+    (["{image}", QUESTION, "--json", "."], 2, "--json: expected a file name"),
+    (["{image}", QUESTION, "--policy", "stepwise"], 2, "policy: expected one of autoregressive"),
+    (["{image}", QUESTION, "--window", "0"], 2, "window: expected an integer in 1..4096"),
+    (["{image}", QUESTION, "--temperature", "-1"], 2, "temperature: expected"),
+    (["{image}", QUESTION, "--seed", str(2**64)], 2, "seed: expected a 64-bit integer"),
+    (["{image}", QUESTION, "--dtype", "int8"], 2, "dtype: expected auto, float32"),
+    (["{image}", QUESTION, "--threads", "0"], 2, "threads: expected"),
+    (["{image}", QUESTION, "--max-tokens", "0"], 2, "--max-tokens: expected an integer >= 1"),
+    (["{image}", QUESTION, "--model", "none"], 2, "model: expected a folder"),
+    (["{image}", QUESTION, "--model", "lm"], 1, "expected a vision-language model"),
+    (["{image}", QUESTION, "--model", "empty"], 1, "model: expected"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), UNLOADED, ids=lambda v: str(v)[:60])
+def test_bad_input_is_refused_before_a_model_is_loaded(
+    files: list[str], arguments: list[str], code: int, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    build_lm("llama").save_pretrained("lm")
+    Path("empty").mkdir()
+    Path("words.txt").write_text("no image", encoding="utf-8")
+    monkeypatch.setattr(ImageToText, "from_pretrained", load)
+    capsys.readouterr()
+    given = [each.replace("{image}", files[0]) for each in arguments]
+    assert main(["answer", *given]) == code
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not Path("out").exists()
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        main(["answer", files[0], QUESTION])
+
+
+@reduces
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (
+            ["--visual-tokens", "lazy-llm", "--keep", "0.5"],
+            1,
+            "expected a method of the encoder, or one",
+        ),
+        (["--visual-tokens", "evs", "--keep", "0.5"], 1, "EVS: expected a video in frames"),
+        (["--visual-tokens", "fastv:layer=7", "--keep", "0.5"], 2, "in 1..2, received 7"),
+        (["--device", "cuda:9"], 2, "device: expected"),
+        (["--cuda-graphs", "on"], 1, "cuda_graphs=True: expected a model on a CUDA device"),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_what_the_model_refuses_makes_no_folder(
+    model: Path, files: list[str], options: list[str], code: int, said: str, capsys: Any
+) -> None:
+    assert run(model, files[0], QUESTION, *options) == code
+    assert said in capsys.readouterr().err and not Path("out").exists()
+
+
+def test_the_embedded_model_is_the_default_and_says_how_to_make_it(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(vision, "WEIGHTS", tmp_path / "weights")
+    assert main(["answer", files[0], QUESTION]) == 2
+    assert "python -m scripts.training vqa" in capsys.readouterr().err
+    build_vqa().save_pretrained(tmp_path / "weights" / "scenes-vqa")
+    assert main(["answer", files[0], QUESTION, "--max-tokens", "2"]) == 0
+    assert "520 of 520" in capsys.readouterr().out
+
+
+def test_a_scene_is_read_as_it_is(files: list[str]) -> None:
+    assert (np.asarray(Image.open(files[0])) == np.asarray(scene())).all()

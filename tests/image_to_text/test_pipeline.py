@@ -1,0 +1,327 @@
+"""`ImageToText`: the tokens of transformers' own `generate`, what was kept, prompts, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel import ImageToText, OptionError, UnsupportedModelError
+from mmaccel.demo import vision
+from mmaccel.demo.scenes_vqa.processor import IMAGE, make_processor
+from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_vlms import build_vlm, encodes_first
+from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa, scene
+from tests.fixtures.vlm_processors import PROCESSORS
+
+QUESTIONS = [QUESTION, "how many stars are there?", "what number is on the green sign ?"]
+N_NEW = 9
+reduces = pytest.mark.skipif(
+    not encodes_first(), reason="this transformers encodes images in its first pass"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build_vqa()
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    return make_processor()
+
+
+@pytest.fixture(scope="module")
+def pipe(model: Any, processor: Any) -> ImageToText:
+    return ImageToText(model, processor)
+
+
+def plain_tokens(model: Any, processor: Any, prompts: list[str], images: list[Any]) -> list[Any]:
+    """New tokens of each row by transformers' own loop, up to the end."""
+    inputs = processor(images=images, text=prompts, padding=True, return_tensors="pt")
+    made = model.generate(**inputs, max_new_tokens=N_NEW, do_sample=False)
+    rows = made[:, inputs["input_ids"].shape[1] :].tolist()
+    end = model.generation_config.eos_token_id
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+def test_answers_are_those_of_the_models_own_loop(
+    pipe: ImageToText, model: Any, processor: Any
+) -> None:
+    out = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    prompts = [f"<image> {question}" for question in QUESTIONS]
+    wanted = plain_tokens(model, processor, prompts, [scene()] * 3)
+    assert [answer.tokens.tolist() for answer in out.answers] == wanted
+    assert len({tuple(row) for row in wanted}) > 1
+    for answer, row in zip(out.answers, wanted, strict=True):
+        assert answer.text == processor.tokenizer.decode(row, skip_special_tokens=True)
+        assert answer.is_finished == (row[-1] == model.generation_config.eos_token_id)
+        assert (answer.n_visual, answer.n_kept, answer.images) == (520, 520, [])
+        assert answer.passes == out.stats.passes + 1
+    assert [answer.question for answer in out.answers] == QUESTIONS
+    assert out.stats.exactness == "bitwise" and not out.stats.fallbacks
+    assert 0 < out.first_seconds <= out.seconds and len(out) == 3 and out[1].index == 1
+
+
+def test_an_answer_ends_where_the_model_ends_it(
+    pipe: ImageToText, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    first = whole[0].tokens.tolist()
+    end = next(token for token in first if token != first[0])
+    other = max(model.config.text_config.vocab_size - 1, end)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [end, other])
+    for before, after in zip(whole.answers, pipe(scene(), QUESTIONS, max_new_tokens=N_NEW).answers):
+        tokens = before.tokens.tolist()
+        n = tokens.index(end) + 1 if end in tokens else len(tokens)
+        assert after.tokens.tolist() == tokens[:n]
+        assert after.is_finished == (end in tokens)
+    assert after.tokens.dtype == torch.int64 and len(first) > first.index(end) + 1
+
+
+def test_a_models_generation_config_asks_for_no_beams(
+    pipe: ImageToText, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some checkpoints have beams, several sequences or output objects as their defaults."""
+    plain = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    own = dict(num_beams=3, num_return_sequences=2, return_dict_in_generate=True, do_sample=True)
+    for name, value in own.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    made = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW)
+    wanted = [answer.tokens.tolist() for answer in plain.answers]
+    assert [answer.tokens.tolist() for answer in made.answers] == wanted
+    assert not made.stats.fallbacks
+
+
+def test_images_of_each_question_and_places_in_it(
+    pipe: ImageToText, model: Any, processor: Any
+) -> None:
+    images = [[scene(0)], [scene(1), scene(2)]]
+    asked = ["what colour?", "is <image> the same as <image> ?"]
+    out = pipe(images, asked, max_new_tokens=N_NEW)
+    prompts = ["<image> what colour?", asked[1]]
+    flat = [image for own in images for image in own]
+    wanted = plain_tokens(model, processor, prompts, flat)
+    assert [answer.tokens.tolist() for answer in out.answers] == wanted
+    assert [answer.n_visual for answer in out.answers] == [520, 1040]
+    both = pipe([scene(1), scene(2)], "what colour?", max_new_tokens=N_NEW)
+    (alone,) = plain_tokens(model, processor, ["<image> <image> what colour?"], flat[1:])
+    assert both[0].tokens.tolist() == alone
+
+
+def test_batches_change_the_cost_alone(pipe: ImageToText) -> None:
+    whole = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=5)
+    parts = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=5, batch_size=2)
+    alone = pipe(scene(), QUESTIONS[2], max_new_tokens=N_NEW, temperature=1.0, seed=7)
+    listed = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=[5, 6, 7])
+    assert [a.tokens.tolist() for a in whole.answers] == [a.tokens.tolist() for a in parts.answers]
+    assert [a.tokens.tolist() for a in whole.answers] == [a.tokens.tolist() for a in listed.answers]
+    assert whole[2].tokens.tolist() == alone[0].tokens.tolist()
+    assert [a.seed for a in parts.answers] == [5, 6, 7] and parts[2].index == 2
+    assert parts.stats.prefill_passes == 2 and parts.stats.tokens == whole.stats.tokens
+    other = pipe(scene(), QUESTIONS, max_new_tokens=N_NEW, temperature=1.0, seed=50)
+    assert [a.tokens.tolist() for a in whole.answers] != [a.tokens.tolist() for a in other.answers]
+
+
+def test_sampling_parameters_reach_the_model(pipe: ImageToText) -> None:
+    greedy = pipe(scene(), QUESTION, max_new_tokens=N_NEW)
+    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+        made = pipe(scene(), QUESTION, max_new_tokens=N_NEW, temperature=1.0, **narrow)
+        assert torch.equal(made[0].tokens, greedy[0].tokens)
+    free = pipe(scene(), QUESTION, max_new_tokens=N_NEW, temperature=3.0, top_k=0)
+    assert not torch.equal(free[0].tokens, greedy[0].tokens)
+
+
+@reduces
+def test_a_reducer_keeps_what_it_says(model: Any, processor: Any) -> None:
+    method = mmaccel.HiRED(keep=0.25)
+    pipe = ImageToText(model, processor, policy="autoregressive", visual_tokens=method)
+    out = pipe([scene(0), scene(1)], QUESTION, max_new_tokens=N_NEW)
+    inputs = make_inputs(processor, [QUESTION], [[scene(0), scene(1)]])
+    with mmaccel.attach(model, "jacobi", seed=[0], visual_tokens=method) as run:
+        made = model.generate(**inputs, max_new_tokens=N_NEW, do_sample=False)
+    answer = out[0]
+    assert answer.tokens.tolist() == made[0, inputs["input_ids"].shape[1] :].tolist()[: len(
+        answer.tokens)]  # fmt: skip
+    assert len(answer.images) == 2 and answer.n_visual == 1040 and answer.n_kept == 250
+    assert [tokens.n_kept for tokens in answer.images] == [125, 125]
+    for tokens, kept in zip(answer.images, run.kept_tokens, strict=True):
+        assert torch.equal(tokens.kept, kept.kept) and tokens.n_all == 520
+    assert "250 of 1040 visual tokens" in out.stats.reference
+    assert out.stats.exactness == "relaxed"
+
+
+@reduces
+def test_an_llm_layers_kept_tokens_are_those_of_its_last_stage(model: Any, processor: Any) -> None:
+    method = mmaccel.PyramidDrop(keep=0.25, layers=(1, 2))
+    pipe = ImageToText(model, processor, visual_tokens=method)
+    answer = pipe(scene(), QUESTION, max_new_tokens=2)[0]
+    assert answer.n_kept == answer.images[0].n_kept == 130
+
+
+def test_a_chat_template_is_used(model: Any) -> None:
+    processor = make_processor()
+    processor.chat_template = (
+        "{% for m in messages %}{% for c in m.content %}"
+        "{% if c.type == 'image' %}<image>{% else %} {{ c.text }} {% endif %}"
+        "{% endfor %}{% endfor %}{% if add_generation_prompt %}yes{% endif %}"
+    )
+    first = make_inputs(processor, ["what colour?", "how many stars?"], [[scene()], [scene(1)]])
+    plain = make_processor()
+    prompts = ["<image> what colour? yes", "<image> how many stars? yes"]
+    wanted = plain(images=[scene(), scene(1)], text=prompts, padding=True, return_tensors="pt")
+    for name in ("input_ids", "attention_mask", "pixel_values"):
+        assert torch.equal(first[name], wanted[name])
+    between = make_inputs(processor, ["is <image> above <image>"], [[scene(), scene(1)]])
+    wanted = plain(
+        images=[scene(), scene(1)], text=["is <image> above <image> yes"], return_tensors="pt"
+    )
+    assert torch.equal(between["input_ids"], wanted["input_ids"])
+    assert int((between["input_ids"] == IMAGE).sum()) == 1040
+    out = ImageToText(model, processor)(scene(), "what colour?", max_new_tokens=3)
+    assert len(out[0].tokens) <= 3
+
+
+def test_from_a_folder(tmp_path: Path, model: Any, pipe: ImageToText) -> None:
+    (file,) = save_scenes(tmp_path, 1)
+    opened = ImageToText.from_pretrained(save_vqa(tmp_path / "vqa"))
+    made = opened(file, QUESTION, max_new_tokens=N_NEW)
+    again = opened([str(file)], QUESTION, max_new_tokens=N_NEW)
+    wanted = pipe(scene(), QUESTION, max_new_tokens=N_NEW)
+    assert made[0].tokens.tolist() == wanted[0].tokens.tolist() == again[0].tokens.tolist()
+    assert opened.source == tmp_path / "vqa" and opened.processor.tokenizer.padding_side == "left"
+
+
+def test_the_embedded_model_has_its_own_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision, "WEIGHTS", tmp_path)
+    with pytest.raises(OptionError, match="scripts.training vqa"):
+        ImageToText.from_pretrained("scenes-vqa")
+    build_vqa().save_pretrained(tmp_path / "scenes-vqa")
+    opened = ImageToText.from_pretrained("scenes-vqa", dtype=torch.float64)
+    assert opened.model.dtype == torch.float64 and opened.source == tmp_path / "scenes-vqa"
+    assert opened(scene(), QUESTION, max_new_tokens=2)[0].n_visual == 520
+
+
+@pytest.mark.parametrize(
+    ("images", "question", "options", "said"),
+    [
+        ("none.png", "what?", {}, "image: expected a file, received 'none.png'"),
+        ("x" * 300, "what?", {}, "image: expected a file"),
+        ("words.txt", "what?", {}, "image: expected an image, received 'words.txt', which Pillow"),
+        ("cut.png", "what?", {}, "image: expected an image, received 'cut.png'"),
+        (7, "what?", {}, "image: expected a PIL image or the path of a file, received 7"),
+        ([], "what?", {}, "images: expected an image, a list of images"),
+        ([[]], "what?", {}, "images: expected an image, a list of images"),
+        ([[1], [2]], "what?", {}, "images: expected 1 lists, one for each question, received 2"),
+        (None, "", {}, "prompt: expected a question, received ''"),
+        (None, [], {}, "question: expected a text or a list of them"),
+        (None, 3, {}, "question: expected a text"),
+        (None, "is <image> <image> red?", {}, "images: expected 2, one for each <image>"),
+        (None, "what?", {"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1"),
+        (None, "what?", {"max_new_tokens": 5000}, "positions: expected at most 2048"),
+        (None, "what?", {"temperature": -1.0}, "temperature: expected"),
+        (None, "what?", {"seed": [1, 2]}, "seed: expected one, or 1"),
+        (None, "what?", {"seed": 0.5}, "seed: expected"),
+        (None, "what?", {"batch_size": 0}, "batch_size: expected"),
+    ],
+)
+def test_bad_input_is_refused_before_any_pass(
+    pipe: ImageToText, images: Any, question: Any, options: dict[str, Any], said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def forward(*_: Any, **__: Any) -> None:
+        raise AssertionError("a pass was made")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipe.model, "generate", forward)
+    Path("words.txt").write_text("no image", encoding="utf-8")
+    scene().save("whole.png")
+    Path("cut.png").write_bytes(Path("whole.png").read_bytes()[:200])
+    with pytest.raises(OptionError) as refused:
+        pipe(scene() if images is None else images, question, **options)
+    assert said in str(refused.value)
+
+
+def test_images_are_upright_and_of_known_brightness(tmp_path: Path) -> None:
+    image = Image.new("RGB", (20, 10), "red")
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert read_image(tmp_path / "turned.jpg").size == (10, 20)
+    with pytest.raises(OptionError, match="image: expected 8 or 16 bits a channel"):
+        read_image(Image.new("F", (2, 2)))
+    assert read_image(Image.new("RGBA", (2, 2))).mode == "RGB"
+
+
+def test_other_models_and_folders_are_refused(tmp_path: Path, processor: Any) -> None:
+    build_lm("llama").save_pretrained(tmp_path / "lm")
+    with pytest.raises(UnsupportedModelError, match="expected a vision-language .* received llama"):
+        ImageToText.from_pretrained(tmp_path / "lm")
+    build_vqa().save_pretrained(tmp_path / "alone")
+    with pytest.raises(UnsupportedModelError, match="processor|Processor"):
+        ImageToText.from_pretrained(tmp_path / "alone")
+    with pytest.raises(OptionError, match="model: expected a folder"):
+        ImageToText.from_pretrained(tmp_path / "none")
+    with pytest.raises(UnsupportedModelError, match="expected one with image_processor"):
+        ImageToText(build_vqa(), processor.tokenizer)
+    with pytest.raises(OptionError, match="device: expected"):
+        ImageToText.from_pretrained(tmp_path / "alone", device="cuda:99")
+
+
+@reduces
+@pytest.mark.parametrize(
+    ("method", "error", "said"),
+    [
+        (mmaccel.LazyLLM(keep=0.5), UnsupportedModelError, "expected a method at the exit"),
+        (mmaccel.VidCom2(keep=0.5), UnsupportedModelError, "received a LlavaNext"),
+        ("dart", OptionError, "visual_tokens: expected a method such as"),
+        (
+            [mmaccel.HiRED(keep=0.5), mmaccel.DivPrune(keep=0.5)], OptionError,
+            "expected one method a stage",
+        ),
+    ],
+    ids=["revives", "frames", "name", "two"],
+)  # fmt: skip
+def test_methods_that_the_model_cannot_use_are_refused_at_once(
+    model: Any, processor: Any, method: Any, error: Any, said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        ImageToText(model, processor, visual_tokens=method)
+    assert not mmaccel.detach(model)  # nothing stays attached
+
+
+def test_the_model_is_left_as_it_was(pipe: ImageToText, model: Any) -> None:
+    pipe(scene(), QUESTION, max_new_tokens=2)
+    assert not mmaccel.detach(model)
+    with mmaccel.attach(model, "jacobi"), pytest.raises(mmaccel.AttachError):
+        pipe(scene(), QUESTION, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_of_other_families(name: str) -> None:
+    """Two images a row, questions of two lengths, with and without a chat template."""
+    model, processor = build_vlm(name), PROCESSORS[name]()
+    images, asked = [scene(0), scene(1)], ["what colour ?", "is the <image> the <image> star ?"]
+    processor.tokenizer.padding_side = "right"  # of the caller's own calls
+    inputs = make_inputs(processor, asked, [images, images])
+    assert processor.tokenizer.padding_side == "right"
+    assert inputs["input_ids"].shape[0] == 2 and not bool(inputs["attention_mask"][0, 0])
+    made = model.generate(**inputs, max_new_tokens=N_NEW, do_sample=False)
+    wanted = made[:, inputs["input_ids"].shape[1] :]
+    out = ImageToText(model, processor)(images, asked, max_new_tokens=N_NEW)
+    for row, answer in zip(wanted.tolist(), out.answers, strict=True):
+        assert row[: len(answer.tokens)] == answer.tokens.tolist() and not out.stats.fallbacks
+    if not encodes_first():
+        return
+    fewer = ImageToText(model, processor, visual_tokens=mmaccel.RandomTokens(keep=0.5))
+    answer = fewer(images, asked, max_new_tokens=2)[1]
+    assert 2 * answer.n_kept == answer.n_visual == out[1].n_visual
+    has_places = [tokens.pixels is not None for tokens in answer.images]
+    assert has_places == ([True, True] if name == "llava" else [False])

@@ -1,0 +1,117 @@
+"""Which visual tokens a call kept: after the encoder, inside the model, after both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import RandomTokens
+from mmaccel.pipelines.vision_language import reduction
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
+
+pytestmark = pytest.mark.skipif(
+    not encodes_first(), reason="this transformers encodes images in its first pass"
+)
+
+
+@dataclass(frozen=True)
+class EvenTokens(TokenReducer):
+    """Keeps every second token, then the others."""
+
+    def score(self, context: VisualContext) -> Tensor:
+        index = torch.arange(context.x.shape[1]).expand(len(context.x), -1)
+        return -(index % 2).float()
+
+
+@dataclass(frozen=True)
+class LastTokens(TokenReducer):
+    """Keeps a row's last tokens in front of layer 2."""
+
+    stage: ClassVar[Stage] = "llm_layer"
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        return (2,)
+
+    def score(self, context: VisualContext) -> Tensor:
+        return torch.arange(context.x.shape[1]).expand(len(context.x), -1).float()
+
+
+def run(name: str, methods: Any, per_row: Any = (2, 0, 1)) -> tuple[Any, Any, Any]:
+    model = build_vlm(name)
+    inputs = draw_prompts(name, model, per_row)
+    with mmaccel.attach(model, "jacobi", strict=True, seed=1, visual_tokens=methods) as handle:
+        model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    return model, inputs, handle
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_kept_tokens_are_the_columns_that_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays, take = [], reduction._take_columns
+
+    def record(call: Any, kept: Tensor, others: Any) -> Any:
+        stays.append(kept)
+        return take(call, kept, others)
+
+    monkeypatch.setattr(reduction, "_take_columns", record)
+    _, inputs, handle = run(name, RandomTokens(keep=0.5))
+    found = handle.kept_tokens
+    for row, ids in enumerate(inputs["input_ids"]):
+        own = [each.kept for each in found if each.row == row]
+        wanted = stays[0][row][ids == IMAGE]
+        assert torch.equal(torch.cat(own) if own else wanted[:0], wanted)
+    assert 0 < sum(each.counts[1] for each in found) < sum(each.counts[0] for each in found)
+    assert all(len(each.places.row) == len(each.kept) for each in found)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "internvl"])
+def test_both_stages_together(name: str) -> None:
+    """Even tokens leave the encoder; of these a row's last ones stay."""
+    _, _, handle = run(name, [LastTokens(keep=0.25), EvenTokens(keep=0.5)])
+    for row in (0, 2):
+        own = [each for each in handle.kept_tokens if each.row == row]
+        even = torch.cat([torch.arange(len(each.kept)) % 2 == 0 for each in own])
+        stays = torch.cat([each.kept for each in own]).nonzero().flatten()
+        n = len(stays)
+        assert torch.equal(stays, even.nonzero().flatten()[-n:])
+        assert n == max(1, round(0.25 * int(even.sum())))
+
+
+def test_tokens_that_end_rows_are_visual_inside_the_model_alone() -> None:
+    *_, outside = run("llava_next", EvenTokens(keep=0.9), (1,))
+    *_, inside = run("llava_next", LastTokens(keep=0.9), (1,))
+    ends = outside.kept_tokens[0].places.source < 0
+    assert bool(ends.any()) and not bool(outside.kept_tokens[0].kept[ends].any())
+    assert bool(inside.kept_tokens[0].kept[ends].any())
+
+
+def test_keeping_all_keeps_all_and_other_calls_have_nothing_to_say() -> None:
+    model, inputs, handle = run("llava", RandomTokens(keep=1.0))
+    assert all(bool(each.kept.all()) for each in handle.kept_tokens)
+    assert len(handle.kept_tokens) == 3 and handle.stats.exactness == "bitwise"
+    text = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3).long()}
+    with mmaccel.attach(model, "jacobi", visual_tokens=RandomTokens(keep=0.5)) as run_:
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        assert run_.kept_tokens
+        model.generate(**text, max_new_tokens=2, do_sample=False)
+        assert run_.kept_tokens == []
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        with pytest.warns(UserWarning, match="beam"):
+            model.generate(**inputs, max_new_tokens=2, num_beams=2, do_sample=False)
+        assert run_.kept_tokens == []
+    with mmaccel.attach(model, "jacobi") as plain:
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+    assert plain.kept_tokens == []
+
+
+def test_no_pixels_and_features_are_held() -> None:
+    _, _, handle = run("llava_next", RandomTokens(keep=0.5))
+    seen = handle._service.reduction._seen
+    assert seen.inputs["pixel_values"].device.type == "meta"
+    assert all(visual.features.untyped_storage().nbytes() == 0 for visual in seen.visuals)
