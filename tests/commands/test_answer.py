@@ -166,7 +166,7 @@ UNLOADED = [
         ["{image}", QUESTION, *DART, "--keep", "1", "--n-keep", "3"], 2,
         "DART: expected one of keep and n_keep",
     ),
-    (["{image}", QUESTION, "--visual-tokens", "darts"], 2, "expected one of downsample, downsample-pixels, random"),
+    (["{image}", QUESTION, "--visual-tokens", "darts"], 2, "one of downsample, downsample-pixels"),
     (["{image}", QUESTION, "--visual-tokens", "dart:depth=3"], 2, "received 'depth'"),
     (["{image}", QUESTION, "--visual-tokens", "dart:layer"], 2, "--visual-tokens: expected name="),
     (
