@@ -4,13 +4,15 @@
 
 The model has the sizes of LLaVA-OneVision-0.5B and random weights: times do not depend on weights,
 answers do, and none is reported. One image of three tiles and an overview, about 2 950 visual
-tokens, and 40 of text. The image is encoded once; each method then answers with one token, in a
-rotating order.
+tokens, and 40 of text. Each method answers with one token, in a rotating order. Those that work
+behind the encoder get features that were encoded once; those that work in the encoder or before it
+encode the image every time, and so does the row of all tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -44,19 +46,19 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=0.22)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=24, help="of the language model")
+    parser.add_argument("--only", nargs="+", help="methods to measure, beside all tokens")
     parser.add_argument("--json", type=Path, help="write the report here")
     args = parser.parse_args()
     model = build_model(args.layers)
     pixels = torch.randn(1, 4, 3, 384, 384)
     sizes = torch.tensor([SIZE])
-    began = time.perf_counter()
     with torch.no_grad():
         encoded = model.base_model.get_image_features(pixels, sizes, return_dict=True)
-    encoder_seconds = time.perf_counter() - began
     n_visual = len(encoded.pooler_output[0])
     ids = torch.randint(1000, (1, 40))
     ids = torch.cat([ids[:, :8], torch.full((1, n_visual), IMAGE), ids[:, 8:]], 1)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_sizes": sizes}
+    early = tuple(range(1, 9))
 
     methods: dict[str, Any] = {
         "all tokens": None,
@@ -65,12 +67,22 @@ def main() -> None:
         "DART": mmaccel.DART(keep=args.keep),
         "FastV": mmaccel.FastV(keep=args.keep),
         "PyramidDrop": mmaccel.PyramidDrop(keep=args.keep),
+        "ToMe": mmaccel.ToMe(keep=args.keep),
+        "ToMe, encoder alone": mmaccel.ToMe(keep=args.keep, features="all"),
+        "ToMe in early layers": mmaccel.ToMe(keep=args.keep, layers=early),
+        "DownsamplePixels": mmaccel.DownsamplePixels(keep=args.keep),
     }
+    if args.only:
+        methods = {name: methods[name] for name in ["all tokens", *args.only]}
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     names = list(methods)
     for k in range(args.rounds):
         for name in names[k:] + names[:k]:
-            found[name].append(answer(model, methods[name], inputs, encoded))
+            given = {"mm_encoder_outputs": {"image": encoded}}
+            method = methods[name]
+            if method is None or method.stage in ("pixels", "encoder_layer"):
+                given = {"pixel_values": pixels}
+            found[name].append(answer(model, method, inputs | given))
             print(k, name, found[name][-1], flush=True)
     report = {
         "command": " ".join(["python", *sys.argv]),
@@ -79,7 +91,7 @@ def main() -> None:
         "visual_tokens": n_visual,
         "text_tokens": 40,
         "keep": args.keep,
-        "encoder_seconds": encoder_seconds,
+        "encoder_seconds": statistics.median(run["encoder_seconds"] for run in found[names[0]]),
         "visual_prefill": [
             {"method": name, "settings": repr(methods[name])}
             | {field: statistics.median(run[field] for run in runs) for field in runs[0]}
@@ -111,21 +123,42 @@ def build_model(n_layers: int) -> Any:
     return transformers.LlavaOnevisionForConditionalGeneration(config).eval()
 
 
-def answer(model: Any, method: Any, inputs: Any, encoded: Any) -> dict[str, float]:
-    """Seconds to the first token after the encoder, seconds of the selection, megabytes cached."""
-    with selecting() as selection, cached() as sizes:
+def answer(model: Any, method: Any, inputs: Any) -> dict[str, float]:
+    """Seconds to the first token after the encoder, of the encoder if it ran, of the selection,
+    and megabytes cached.
+    """
+    with selecting() as selection, cached() as sizes, encoding(model) as encoder:
         policy = mmaccel.Autoregressive()
         with mmaccel.attach(model, policy, strict=True, seed=0, visual_tokens=method) as run:
             began = time.perf_counter()
-            model.generate(
-                **inputs, mm_encoder_outputs={"image": encoded}, max_new_tokens=1, do_sample=False
-            )
+            model.generate(**inputs, max_new_tokens=1, do_sample=False)
             seconds = time.perf_counter() - began
     assert method is None or run.stats.reference
-    return {
-        "seconds": seconds, "selection_seconds": sum(selection),
+    found = {
+        "seconds": seconds - sum(encoder), "selection_seconds": sum(selection),
         "cache_megabytes": sum(sizes) / 1e6,
     }  # fmt: skip
+    return found | ({"encoder_seconds": sum(encoder)} if encoder else {})
+
+
+@contextmanager
+def encoding(model: Any) -> Iterator[list[float]]:
+    """Seconds of every call of the tower inside the block, reductions in it included."""
+    found = list[float]()
+    own = model.base_model.get_image_features
+
+    @functools.wraps(own)
+    def timed(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        made = own(*args, **options)
+        found.append(time.perf_counter() - began)
+        return made
+
+    model.base_model.get_image_features = timed
+    try:
+        yield found
+    finally:
+        del model.base_model.get_image_features
 
 
 @contextmanager

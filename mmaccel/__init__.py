@@ -37,6 +37,7 @@ _PUBLIC = {
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
     "Downsample": "mmaccel.reduction.visual_tokens.downsample",
+    "DownsamplePixels": "mmaccel.reduction.visual_tokens.downsample_pixels",
     "RandomTokens": "mmaccel.reduction.visual_tokens.random_tokens",
     "UniformTokens": "mmaccel.reduction.visual_tokens.uniform_tokens",
     "DivPrune": "mmaccel.reduction.visual_tokens.divprune",
@@ -132,6 +133,7 @@ if TYPE_CHECKING:
     from mmaccel.reduction.visual_tokens.dart import DART
     from mmaccel.reduction.visual_tokens.divprune import DivPrune
     from mmaccel.reduction.visual_tokens.downsample import Downsample
+    from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
     from mmaccel.reduction.visual_tokens.evs import EVS
     from mmaccel.reduction.visual_tokens.fastv import FastV
     from mmaccel.reduction.visual_tokens.ficoco import FiCoCoL, FiCoCoV

@@ -109,6 +109,9 @@ def _reducer(target: str, summary: str) -> ReducerEntry:
 
 REDUCERS: dict[str, ReducerEntry] = {  # in the order of docs/visual-tokens.md
     "downsample": _reducer("downsample:Downsample", "a coarser grid; a control"),
+    "downsample-pixels": _reducer(
+        "downsample_pixels:DownsamplePixels", "a smaller image before the encoder; a control"
+    ),
     "random": _reducer("random_tokens:RandomTokens", "drawn by the seed; a control"),
     "uniform": _reducer("uniform_tokens:UniformTokens", "at equal distances; a control"),
     "divprune": _reducer("divprune:DivPrune", "the most different ones"),

@@ -101,9 +101,10 @@ class GenerateService:
             reasons += self.reduction.obstacles(call)
         if not reasons:
             return self._decode(call)
+        others = self.reduction.encode_whole(call.model, call.ids, call.others)
         return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
-            call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **call.others,
+            call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **others,
         )  # fmt: skip
 
     def _sample(
@@ -125,9 +126,12 @@ class GenerateService:
         return self.serve(call)
 
     def _run_other(self, name: str, reason: str) -> Callable[..., Any]:
-        return lambda model, *args, **options: self._fallback.run(
-            model, name, [reason], *args, **options
-        )
+        def run(model: Any, *args: Any, **options: Any) -> Any:
+            ids = args[0] if args else options["input_ids"]
+            options = self.reduction.encode_whole(model, ids, options)
+            return self._fallback.run(model, name, [reason], *args, **options)
+
+        return run
 
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
@@ -149,7 +153,8 @@ class GenerateService:
             if self.strict:
                 self._fallback.refuse("; ".join(loop.reasons))
         began = time.perf_counter()
-        with self.reduction.watching(model, options):
+        inputs = {"input_ids": args[0] if args else options.get("inputs"), **options}
+        with self.reduction.watching(model, inputs, self.seed):
             out = original(model, "generate")(*args, **options)
         if len(self.history) == n_before:  # `generate` reached no loop of `methods`
             reasons = [_UNKNOWN_LOOP] if loop is None else loop.reasons
@@ -208,9 +213,10 @@ class GenerateService:
             noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
             on_step=None if streamer is None and chain is None else on_step,
         )
-        if call is not whole or (layers is not None and layers.cuts):
+        reference = self.reduction.describe()
+        if reference:
             generation.stats.exactness = "relaxed"
-            generation.stats.reference = self.reduction.describe()
+            generation.stats.reference = reference
         self.reduction.count_runs(generation.stats)
         if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
             generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")

@@ -8,15 +8,19 @@ window takes over its keys and values: a decoding policy is as exact as it says 
 model on the tokens that stayed.
 
 Each image is reduced for itself, so that a row's tokens do not depend on its batch.
+
+A method that merges inside the encoder (`mmaccel.pipelines.vision_language.encoder`) leaves equal
+features; here all but one of them leave the prompt, before a method at the exit looks at the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -29,7 +33,9 @@ from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import PER_LAYER
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.vision_language.encoder import EncoderReduction, check_encoder
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
+from mmaccel.pipelines.vision_language.pixels import OFFERED, PixelReduction, check_pixels
 from mmaccel.pipelines.vision_language.recall import OFFERED as RECALL_OFFERED
 from mmaccel.pipelines.vision_language.recall import Recall, recall
 from mmaccel.pipelines.vision_language.revival import LayerRevival
@@ -45,13 +51,15 @@ from mmaccel.pipelines.vision_language.tokens import (
 from mmaccel.pipelines.vision_language.visuals import (
     Visual,
     find_placeholder,
+    find_seeds,
     find_visuals,
     flatten_features,
     join_features,
     split_features,
 )
-from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.plan import Plan, reduce
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
+from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens, reduce
 from mmaccel.results import Stats
 from mmaccel.samplers.window.autoregressive import Autoregressive
 
@@ -66,6 +74,13 @@ class _Given:
     inputs: Mapping[str, Any]
     record: EncoderRecord | None
     has_features: bool  # of images that the caller has encoded
+    encoder: EncoderReduction | PixelReduction | None
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of its prompt."""
+        ids = self.inputs.get("input_ids")
+        return 0 if ids is None else len(ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +89,7 @@ class KeptTokens:
 
     Attributes:
         modality: "image" or "video".
-        index: among those of its modality, in the order of the batch's rows.
+        index: among those of its modality that `generate` was called with.
         row: of the batch.
         kept: `[n]` bool, on the CPU; a merged token counts where it stands for its slot.
         places: where the tokens stand in the image.
@@ -99,7 +114,7 @@ class _Seen:
     model: Any
     visuals: list[Visual]
     inputs: dict[str, Any]
-    stays: dict[tuple[str, int], Tensor]  # indices that left the encoder
+    stays: dict[tuple[str, int, int], Tensor]  # indices that left the encoder
 
 
 _GIVEN: ContextVar[_Given | None] = ContextVar("mmaccel_visual_inputs", default=None)
@@ -116,12 +131,14 @@ class VisualReduction:
         counts: (tokens before, tokens after) of each image of the last call.
         recall: what the last call's first run chose; None without.
         layers: the last call's reduction inside the language model; None without.
+        encoded: (tokens before, tokens after) of the last call's encoder, over all images.
     """
 
     methods: tuple[TokenReducer, ...] = ()
     counts: list[tuple[int, int]] = field(default_factory=list)
     recall: Recall | None = None
     layers: LayerReduction | None = None
+    encoded: tuple[int, int] = (0, 0)
     _seen: _Seen | None = None
 
     def check(self, model: Any, family: CausalLM, policy: Policy) -> None:
@@ -143,15 +160,27 @@ class VisualReduction:
                 f"received a {type(model).__name__} that encodes them in its first pass; install "
                 "transformers 5.23 or newer"
             )
+        name, first = f"a {type(model).__name__}", self._in_encoder()
+        if first is not None and self._method("pixels") and self._method("encoder_layer"):
+            raise UnsupportedModelError(
+                "visual_tokens: expected one method before or in the encoder, received "
+                f"{list(map(repr, self.methods))}; choose one of them"
+            )
         for method in self.methods:
-            find = _find_offers(method)
-            if find is None:
-                raise UnsupportedModelError(
-                    f"visual_tokens: expected a method at the exit of the encoder, or one that "
-                    f"works in front of layers of the language model, received {method!r}; "
-                    "DivPrune needs nothing but the visual tokens"
-                )
-            method.check(find(model), f"a {type(model).__name__}")
+            if method.stage == "pixels":
+                method.check(OFFERED, name)
+                check_pixels(model)
+            elif method.stage == "encoder_layer":
+                check_encoder(model, method)
+            elif method.restarts:
+                method.check(RECALL_OFFERED, name)
+            elif method.stage == "llm_layer":
+                revives = {"revival"} if method.revives else set[str]()
+                method.check(find_offered(model) | revives, name)
+            elif first is None:
+                method.check(offered(model), name)
+            else:  # whose layers have no keys and attention of all tokens
+                method.check(offered(model) - _OF_TOWER, f"{name} whose encoder {first!r} reduces")
             if method.stage == "llm_layer":
                 method.layers_in(len(model.get_decoder().layers))
             if method.revives and not isinstance(policy, Autoregressive):
@@ -161,21 +190,73 @@ class VisualReduction:
                     f"{method.remedy}"
                 )
 
+    def _method(self, stage: Stage) -> TokenReducer | None:
+        """The method of a stage, unless it keeps all."""
+        return next((m for m in self.methods if m.keep != 1 and m.stage == stage), None)
+
+    def _in_encoder(self) -> TokenReducer | None:
+        """The method that changes what the encoder computes."""
+        return self._method("pixels") or self._method("encoder_layer")
+
     @contextmanager
-    def watching(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
-        """Around a `generate` call: keeps its inputs, and records its encoder where needed."""
+    def watching(
+        self, model: Any, inputs: Mapping[str, Any], seed: int | Sequence[int] | None
+    ) -> Iterator[None]:
+        """Around a `generate` call: keeps its inputs; records or reduces its encoder where asked.
+
+        Args:
+            model: the model.
+            inputs: named arguments of the call, the prompt's ids among them.
+            seed: of the policy; None is 0 for the encoder.
+        """
         self._forget()
         if not self.methods:
             yield
             return
-        wanted = any(method.needs & _OF_TOWER for method in self.methods)
-        with recorded_encoder(model, wanted) as record:
+        at_exit, method = self._method("encoder_exit"), self._in_encoder()
+        encoder: EncoderReduction | PixelReduction | None = None
+        if isinstance(method, DownsamplePixels):
+            encoder = PixelReduction(model, method, inputs)
+        elif method is not None:
+            ids = inputs.get("input_ids")
+            first, rows = (0 if seed is None else seed), range(1 if ids is None else len(ids))
+            seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
+            encoder = EncoderReduction(model, method, inputs, seeds)
+        wanted = at_exit is not None and bool(at_exit.needs & _OF_TOWER)
+        with (
+            recorded_encoder(model, wanted) as record,
+            nullcontext() if encoder is None else encoder.applied(),
+        ):
             has_features = bool(inputs.get("mm_encoder_outputs"))
-            token = _GIVEN.set(_Given(dict(inputs), record, has_features))
+            token = _GIVEN.set(_Given(dict(inputs), record, has_features, encoder))
             try:
                 yield
             finally:
                 _GIVEN.reset(token)
+
+    def encode_whole(self, model: Any, ids: Tensor, others: dict[str, Any]) -> dict[str, Any]:
+        """The named arguments of a decoding loop, with all tokens of images that were encoded with
+        fewer: for calls that a policy does not serve.
+
+        Args:
+            model: the model.
+            ids: `[B, T]`, of the loop's prompt.
+            others: its named arguments.
+        """
+        given = _GIVEN.get()
+        if given is None or given.encoder is None or not given.encoder.changed:
+            return others
+        encoded = {}
+        with given.encoder.paused():
+            for name in others["mm_encoder_outputs"]:
+                encode = getattr(model.base_model, f"get_{name}_features")
+                own = signature(encode).parameters
+                options = {key: value for key, value in given.inputs.items() if key in own}
+                encoded[name] = encode(**options, return_dict=True)
+        copies = len(ids) // given.n_rows if given.n_rows else 1
+        if copies > 1:
+            encoded = model._expand_multimodal_outputs(ids[::copies], encoded, expand_size=copies)
+        return {**others, "mm_encoder_outputs": encoded}
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """Reasons why a call cannot be decoded on fewer visual tokens."""
@@ -189,6 +270,9 @@ class VisualReduction:
             yield "visual_tokens with guidance"
         if call.records & set(PER_LAYER.values()):
             yield "visual_tokens with hidden states or attentions of all tokens"
+        given = _GIVEN.get()
+        if given is not None and given.encoder is not None and not given.encoder.ran:
+            yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
         yield from self._find_in_features(call)
         in_layers = any(method.stage == "llm_layer" for method in self.methods)
         if in_layers and call.config.prefill_chunk_size is not None:
@@ -219,58 +303,64 @@ class VisualReduction:
         given = _GIVEN.get()
         if not self.methods or given is None or not call.others.get("mm_encoder_outputs"):
             return call
-        visuals = find_visuals(call)
+        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
         self._seen = _note(call.model, visuals, given.inputs)
-        for method in self.methods:
-            if method.keep != 1 and method.stage == "encoder_exit":
-                call = self._apply_at_exit(call, method, visuals, given, seeds)
-            elif method.keep != 1 and method.restarts:
-                self.recall = recall(call, method, seeds)
-                call = call if self.recall is None else keep_columns(call, self.recall.stays)
+        call, method = self._apply_at_exit(call, visuals, given, seeds), self._method("llm_layer")
+        if method is not None and method.restarts:
+            self.recall = recall(call, method, seeds)
+            call = call if self.recall is None else keep_columns(call, self.recall.stays)
         return call
 
     def _forget(self) -> None:
-        self.counts, self.recall, self.layers, self._seen = [], None, None, None
+        self.counts, self.encoded, self._seen = [], (0, 0), None
+        self.recall = self.layers = None
 
     def _apply_at_exit(
         self,
         call: GenerateCall,
-        method: TokenReducer,
         visuals: Sequence[Visual],
         given: _Given,
         seeds: Sequence[int],
     ) -> GenerateCall:
+        method = self._method("encoder_exit")
         assert self._seen is not None
+        first = given.encoder
+        if first is not None and first.changed:
+            self.encoded = first.counts
+        elif method is None:
+            return call
         for modality in dict.fromkeys(visual.modality for visual in visuals):
             own = [visual for visual in visuals if visual.modality == modality]
-            context = open_context(
-                call.model, own, given.inputs, _seeds_of(own, seeds), given.record
-            )
-            plan = method.plan(context)
-            is_whole = self._count(own, context.counts, plan)
+            left = None
+            if first is not None:
+                left = first.find_left(own, find_places(call.model, own, given.inputs))
+            if left is None and method is None:
+                continue
+            seeded = find_seeds([visual.row for visual in own], seeds)
+            context = open_context(call.model, own, given.inputs, seeded, given.record, left)
+            if method is None:
+                plan = keep_tokens(context.valid, context.valid)
+            else:
+                plan = method.plan(context)
+            is_whole = (plan.counts == context.counts).tolist()
+            if left is not None:
+                pairs = zip(is_whole, left, strict=True)
+                is_whole = [whole and bool(kept.all()) for whole, (kept, _) in pairs]
+            for visual, n, whole in zip(own, plan.counts.tolist(), is_whole, strict=True):
+                total = len(visual.features)
+                self.counts.append((total, total if whole else n))
             if not all(is_whole):
                 kept = _indices(own, plan, is_whole)
-                self._seen.stays.update({(v.modality, v.index): k for v, k in zip(own, kept)})
+                self._seen.stays.update({_name(v): k for v, k in zip(own, kept, strict=True)})
                 call = _reduce(call, own, plan, is_whole, kept)
         return call
 
-    def _count(self, visuals: Sequence[Visual], before: Tensor, plan: Plan) -> list[bool]:
-        """Note the counts; whether each image keeps all its tokens."""
-        after = plan.counts.tolist()
-        is_whole = [a == b for a, b in zip(after, before.tolist(), strict=True)]
-        for visual, n, whole in zip(visuals, after, is_whole, strict=True):
-            total = len(visual.features)
-            self.counts.append((total, total if whole else n))
-        return is_whole
-
     def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> LayerReduction | None:
         """What drops tokens of a call inside the language model; None where nothing does."""
-        methods = [
-            m for m in self.methods if m.keep != 1 and m.stage == "llm_layer" and not m.restarts
-        ]
-        if methods and call.others.get("mm_encoder_outputs"):
-            kind = LayerRevival if methods[0].revives else LayerReduction
-            self.layers = kind(call, methods[0], seeds)
+        method = self._method("llm_layer")
+        if method is not None and not method.restarts and call.others.get("mm_encoder_outputs"):
+            kind = LayerRevival if method.revives else LayerReduction
+            self.layers = kind(call, method, seeds)
         return self.layers
 
     def kept_tokens(self) -> list[KeptTokens]:
@@ -280,7 +370,7 @@ class VisualReduction:
         seen = self._seen
         if seen is None:
             return []
-        stays = {(v.modality, v.index): torch.arange(len(v.columns)) for v in seen.visuals}
+        stays = {_name(v): torch.arange(len(v.columns)) for v in seen.visuals}
         stays |= seen.stays
         if self.recall is not None:
             stays = _after_layers(seen.visuals, stays, self.recall.kept())
@@ -291,15 +381,18 @@ class VisualReduction:
             own = [visual for visual in seen.visuals if visual.modality == modality]
             for visual, places in zip(own, find_places(seen.model, own, seen.inputs), strict=True):
                 kept = torch.zeros(len(visual.columns), dtype=torch.bool)
-                kept[stays[modality, visual.index]] = True
+                kept[stays[_name(visual)]] = True
                 found.append(KeptTokens(modality, visual.index, visual.row, kept, places))
         return found
 
     def describe(self) -> str:
         """What the last call kept, for its statistics; empty where nothing was to go."""
         parts = []
-        if self.counts:
-            before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+        before, after = self.encoded
+        if after < before:
+            parts.append(f"{after} of {before} tokens of its encoder")
+        before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
+        if after < before:
             parts.append(f"{after} of {before} visual tokens")
         if self.recall is not None:
             count = f"{self.recall.after} of {self.recall.before} visual tokens"
@@ -324,27 +417,6 @@ class VisualReduction:
             stats.notes.append(f"visual_tokens: {count} tokens were revived by later steps")
 
 
-def _find_offers(method: TokenReducer) -> Callable[[Any], frozenset[str]] | None:
-    """What says of a model what it has for a method; None for methods that nothing runs."""
-    if method.stage == "encoder_exit":
-        return offered
-    if method.stage != "llm_layer":
-        return None
-    if method.revives:
-        return lambda model: find_offered(model) | {"revival"}
-    return (lambda _model: RECALL_OFFERED) if method.restarts else find_offered
-
-
-def _seeds_of(visuals: Sequence[Visual], seeds: Sequence[int]) -> list[int]:
-    """One for each image: of its row, and its place among the row's images."""
-    found, seen = list[int](), dict[int, int]()
-    for visual in visuals:
-        place = seen.get(visual.row, 0)
-        seen[visual.row] = place + 1
-        found.append((seeds[visual.row] + 0x9E3779B97F4A7C15 * place) % 2**63)
-    return found
-
-
 def _note(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]) -> _Seen:
     """What `KeptTokens` needs of a call: no features, and of pixels the shapes alone."""
     bare = [replace(v, features=v.features.new_empty(len(v.features), 0)) for v in visuals]
@@ -356,14 +428,19 @@ def _note(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]) -> _
     return _Seen(model, bare, shapes, {})
 
 
+def _name(visual: Visual) -> tuple[str, int, int]:
+    """What tells an image or video, and its copies in other rows, from others."""
+    return visual.modality, visual.row, visual.index
+
+
 def _after_layers(
-    visuals: Sequence[Visual], stays: Mapping[tuple[str, int], Tensor], kept: Sequence[Tensor]
-) -> dict[tuple[str, int], Tensor]:
+    visuals: Sequence[Visual], stays: Mapping[tuple[str, int, int], Tensor], kept: Sequence[Tensor]
+) -> dict[tuple[str, int, int], Tensor]:
     """Indices that are left of `stays` where of each row's visual columns `kept` are."""
-    found = dict[tuple[str, int], Tensor]()
+    found = dict[tuple[str, int, int], Tensor]()
     for row, own in enumerate(kept):
-        names = [(v.modality, v.index) for v in visuals if v.row == row]
-        columns = [v.columns.cpu()[stays[v.modality, v.index]] for v in visuals if v.row == row]
+        names = [_name(v) for v in visuals if v.row == row]
+        columns = [v.columns.cpu()[stays[_name(v)]] for v in visuals if v.row == row]
         if not names:
             continue
         rank = torch.cat(columns).argsort().argsort()  # images and videos may alternate

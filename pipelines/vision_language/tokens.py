@@ -25,8 +25,9 @@ from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
 
 _TILED = {"llava_next", "llava_onevision"}
-_ONE_TO_ONE = {"llava", *_TILED}  # a feature is a token of the tower, no mean of several
-_WITH_CLASS_TOKEN = {"clip_vision_model"}
+_RECORDED = {"llava", *_TILED}
+_ONE_TO_ONE = {"janus", *_RECORDED}  # a feature is a token of the tower, no mean of several
+_WITH_CLASS_TOKEN = {"clip_vision_model", "internvl_vision"}
 _GRIDS = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
 
 
@@ -87,11 +88,16 @@ def has_class_token(model: Any) -> bool:
     return getattr(config, "model_type", None) in _WITH_CLASS_TOKEN
 
 
+def has_tower_tokens(model: Any) -> bool:
+    """Whether a feature of an image is a token of the tower, no mean of several."""
+    return model.config.model_type in _ONE_TO_ONE
+
+
 def offered(model: Any) -> frozenset[str]:
     """What of `mmaccel.reduction.visual_tokens.context.NEEDS` images of a model have."""
     kind = model.config.model_type
     found = set[str]()
-    if kind in _ONE_TO_ONE:
+    if kind in _RECORDED:
         found |= {"grid", "keys", "all_attention"} | ({"tiles"} if kind in _TILED else set())
         found |= {"cls_attention"} if has_class_token(model) else set()
         found |= {"frames"} if kind == "llava_onevision" else set()
@@ -160,6 +166,10 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
         frame = index // (height * width)
         return Places(index, frame, inside // width, inside % width, tiles=0)
     if kind in _TILED and visual.modality == "image":
+        if not _find_tiled(model, inputs)[visual.index]:  # one tile, and the end of its last row
+            side, is_token = isqrt(n - 1), index < n - 1
+            row, column = (part.where(is_token, -1) for part in (index // side, index % side))
+            return Places(index.where(is_token, -1), index * 0, row, column)
         return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
     if kind == "llava_onevision":  # frames, and one token that ends the video
         size = (n - 1) // inputs["pixel_values_videos"].shape[1]
@@ -175,11 +185,46 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
     return Places(index, index * 0, unknown, unknown, tiles=0)
 
 
-def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
-    """The tokens of an overview and of tiles, by packing their indices as features."""
+def count_tokens(
+    model: Any, inputs: Mapping[str, Any], modality: str, n: int, total: int
+) -> list[tuple[int, int]]:
+    """For each image or video of a call, before they are encoded: its rows of the tower (tiles,
+    frames), and its features.
+
+    Args:
+        model, inputs: as in `find_places`.
+        modality: "image" or "video".
+        n: rows of the tower.
+        total: placeholders of the prompt.
+    """
+    if modality == "video":
+        videos, frames = inputs["pixel_values_videos"].shape[:2]
+        return [(frames, total // videos)] * videos
+    if model.config.model_type not in _TILED:
+        return [(1, total // n)] * n
+    vision = model.config.vision_config
+    per_tile = (vision.image_size // vision.patch_size) ** 2
+    found = []
+    for size, tiled in zip(inputs["image_sizes"], _find_tiled(model, inputs), strict=True):
+        packed, (rows, columns) = _pack_indices(model, size, torch.device("cpu"))
+        found.append((1 + rows * columns, len(packed)) if tiled else (1, per_tile + 1))
+    return found
+
+
+def _find_tiled(model: Any, inputs: Mapping[str, Any]) -> list[bool]:
+    """Whether each image is cut into tiles: LLaVA-OneVision cuts those that are alone in a row."""
+    per_row = inputs.get("batch_num_images")
+    if per_row is None or model.config.model_type != "llava_onevision":
+        return [True] * len(inputs["image_sizes"])
+    return [int(count) == 1 for count in per_row for _ in range(int(count))]
+
+
+def _pack_indices(model: Any, size: Any, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """Indices `[n]` float64 of the tokens of an overview and of tiles, packed as features of an
+    image of a size, -1 for tokens that end a row; and rows and columns of tiles.
+    """
     vision = model.config.vision_config
     side = vision.image_size // vision.patch_size
-    device = visual.features.device
     from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
     rows, columns = get_anyres_image_grid_shape(
@@ -194,11 +239,18 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
     }
     if model.config.model_type == "llava_next":
         given["vision_feature_select_strategy"] = "default"
-    packed = model.base_model.pack_image_features(**given)[0][0][:, 0]
+    return model.base_model.pack_image_features(**given)[0][0][:, 0], (rows, columns)
+
+
+def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
+    """The tokens of an overview and of tiles, by packing their indices as features."""
+    vision = model.config.vision_config
+    side = vision.image_size // vision.patch_size
+    packed, (rows, columns) = _pack_indices(model, size, visual.features.device)
     source = packed.round().long()
     if len(source) != len(visual.features) or not torch.equal(source.double(), packed):
         # features that were resized after the tower: means of several tokens
-        index = torch.arange(len(visual.features), device=device)
+        index = torch.arange(len(visual.features), device=packed.device)
         unknown = torch.full_like(index, -1)
         return Places(index, index * 0, unknown, unknown, tiles=0)
     inside = source % (side * side)
@@ -209,8 +261,29 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
         (inside // side).where(is_token, -1),
         (inside % side).where(is_token, -1),
         (rows, columns),
-        tiles,
+        1 + rows * columns,
     )
+
+
+def choose_left(slot: Tensor, is_own: Tensor, is_token: Tensor) -> Tensor:
+    """One feature of each slot: the slot's own or, where it was cut off, the first of the others.
+
+    Args:
+        slot: `[n]` int64 >= 0, of each feature.
+        is_own: `[n]` bool, features at the place that represents their slot.
+        is_token: `[n]` bool, False for features without a slot, all of which are chosen.
+
+    Returns:
+        `[n]` bool.
+    """
+    key = (2 * slot + (~is_own).long()).where(is_token, -2)
+    order = key.argsort(stable=True)
+    group = key[order].div(2, rounding_mode="floor")
+    is_first = torch.ones_like(is_token)
+    is_first[1:] = group[1:] != group[:-1]
+    left = torch.empty_like(is_token)
+    left[order] = is_first
+    return left | ~is_token
 
 
 def open_context(
@@ -219,6 +292,7 @@ def open_context(
     inputs: Mapping[str, Any],
     seeds: Sequence[int],
     record: EncoderRecord | None,
+    left: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> VisualContext:
     """What a reducer may look at between the encoder and the first layer; a row for each image.
 
@@ -229,6 +303,8 @@ def open_context(
         visuals: images, or videos, of one call.
         seeds: one for each.
         record: of the tower, where it was recorded.
+        left: of each image, after merges in the encoder: `[n]` bool, which features count, and
+            `[n]` float32, how many tokens each stands for.
     """
     places = find_places(model, visuals, inputs)
     stack = {
@@ -242,11 +318,16 @@ def open_context(
     valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
     is_tiled = model.config.model_type in _TILED and visuals[0].modality == "image"
     valid &= stack["source"] >= 0
+    size = None
+    if left is not None:
+        valid &= pad_sequence([kept for kept, _ in left], batch_first=True)
+        size = pad_sequence([sizes for _, sizes in left], batch_first=True)
     is_video = visuals[0].modality == "video"
     has_grid = bool((stack["row"] >= 0).any())
     options: dict[str, Any] = {}
     if record is not None and all(place.tiles for place in places):
-        tower = TowerTokens(record, places, stack["source"], has_class_token(model))
+        order = [visual.index for visual in visuals]
+        tower = TowerTokens(record, places, order, stack["source"], has_class_token(model))
         options = {"keys": tower.keys, "attention": tower.attention, "queries": tower.queries}
     if is_tiled and has_grid:
         options["tile_grid"] = torch.tensor([p.tile_grid for p in places], device=x.device)
@@ -257,6 +338,7 @@ def open_context(
         groups="frames" if is_video else "tiles" if is_tiled else None,
         row=stack["row"] if has_grid else None,
         column=stack["column"] if has_grid else None,
+        size=size,
         seed=torch.tensor(seeds, dtype=torch.int64),
         **options,
     )
@@ -269,12 +351,14 @@ class TowerTokens:
     Args:
         record: of the tower's call.
         places: of each image.
+        order: which image of the record each is.
         source: `[B, N]` int64, tower token of each feature in its image.
         has_class_token: whether token 0 of each tile is one.
     """
 
     record: EncoderRecord
     places: Sequence[Places]
+    order: Sequence[int]
     source: Tensor
     has_class_token: bool
 
@@ -311,8 +395,9 @@ class TowerTokens:
     def _arrange(self, values: Tensor) -> Tensor:
         """`[B, N, ...]` from `[tiles, S, ...]`; 0 for tokens that end a row and padding."""
         values = values[:, 1:] if self.has_class_token else values
-        parts = values.split([place.tiles for place in self.places])
-        flat = pad_sequence([part.flatten(0, 1) for part in parts], batch_first=True)
+        tiles = dict(zip(self.order, (place.tiles for place in self.places), strict=True))
+        parts = values.split([tiles[index] for index in sorted(tiles)])
+        flat = pad_sequence([parts[k].flatten(0, 1) for k in self.order], batch_first=True)
         index = self.source.clamp(min=0).view(*self.source.shape, *[1] * (flat.ndim - 2))
         found = flat.gather(1, index.expand(*self.source.shape, *flat.shape[2:]))
         return found.where((self.source >= 0).view(index.shape), 0)

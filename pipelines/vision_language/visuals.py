@@ -10,6 +10,7 @@ Source: `_prepare_multimodal_encoder_kwargs_for_generation` of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Visual:
 
     Attributes:
         modality: "image" or "video".
-        index: among those of its modality.
+        index: among those of its modality that `generate` was called with.
         row: of the batch.
         columns: `[n]` int64, of the row's prompt, ascending.
         features: `[n, D]`, as the model merges them with the text's embeddings.
@@ -44,8 +45,12 @@ class Visual:
     features: Tensor
 
 
-def find_visuals(call: GenerateCall) -> list[Visual]:
+def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
     """All images, then all videos, of a call.
+
+    Args:
+        call: the call.
+        copies: of each row that `generate` was called with (`num_return_sequences`).
 
     Raises:
         UnsupportedModelError: features whose number is not that of the prompt's placeholders.
@@ -62,7 +67,14 @@ def find_visuals(call: GenerateCall) -> list[Visual]:
                 f"features, received {len(row)}; use the model's own processor"
             )
         parts = zip(features, row.split(counts), column.split(counts), strict=True)
-        for index, (own, rows, columns) in enumerate(parts):
+        firsts, seen = dict[int, int](), dict[int, int]()
+        for own, rows, columns in parts:
+            place = seen.get(int(rows[0]), 0)
+            seen[int(rows[0])] = place + 1
+            original, copy = divmod(int(rows[0]), copies)
+            if copy == 0:
+                firsts.setdefault(original, sum(seen[row] for row in seen if row % copies == 0) - 1)
+            index = firsts[original] + place
             found.append(Visual(modality, index, int(rows[0]), columns, own))
     return found
 
@@ -92,6 +104,21 @@ def find_placeholders(model: Any) -> frozenset[int]:
     names = (name for names in _PLACEHOLDERS.values() for name in names)
     values = (getattr(model.config, name, None) for name in names)
     return frozenset(int(value) for value in values if value is not None)
+
+
+def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
+    """A seed for each image: of its row of the prompt, and its place among the row's images.
+
+    Args:
+        rows: of each image.
+        seeds: of each row.
+    """
+    found, seen = list[int](), dict[int, int]()
+    for row in rows:
+        place = seen.get(row, 0)
+        seen[row] = place + 1
+        found.append((seeds[row] + 0x9E3779B97F4A7C15 * place) % 2**63)
+    return found
 
 
 def split_features(pooled: Any) -> list[Tensor]:

@@ -71,7 +71,9 @@ def test_every_method_for_visual_tokens_has_a_name() -> None:
     }  # fmt: skip
     assert built == public and len(built) == len(REDUCERS)
     assert make_reducer("dart", n_keep=7, layer=3) == mmaccel.DART(n_keep=7, layer=3)
-    with pytest.raises(OptionError, match="expected one of downsample, random.*'dart2'"):
+    with pytest.raises(
+        OptionError, match="expected one of downsample, downsample-pixels, random.*'dart2'"
+    ):
         make_reducer("dart2")
     with pytest.raises(OptionError, match="dart: expected options out of keep, n_keep.*'depth'"):
         make_reducer("dart", keep=0.5, depth=2)

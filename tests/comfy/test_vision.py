@@ -177,7 +177,7 @@ def test_bad_values_are_refused_before_anything_runs(tmp_path: Path) -> None:
 def test_what_only_the_model_knows_is_said_in_its_node(
     model: LoadedMedia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UnsupportedModelError, match="expected a method at the exit"):
+    with pytest.raises(UnsupportedModelError, match="expected a method of the encoder, or one"):
         ask(model, visual_tokens=tokens("lazy-llm", keep=0.5))
     with pytest.raises(OptionError, match="policy: expected one of"):
         ask(model, policy=policy("EntropyBounded"))

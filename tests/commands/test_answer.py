@@ -166,7 +166,7 @@ UNLOADED = [
         ["{image}", QUESTION, *DART, "--keep", "1", "--n-keep", "3"], 2,
         "DART: expected one of keep and n_keep",
     ),
-    (["{image}", QUESTION, "--visual-tokens", "darts"], 2, "expected one of downsample, random"),
+    (["{image}", QUESTION, "--visual-tokens", "darts"], 2, "one of downsample, downsample-pixels"),
     (["{image}", QUESTION, "--visual-tokens", "dart:depth=3"], 2, "received 'depth'"),
     (["{image}", QUESTION, "--visual-tokens", "dart:layer"], 2, "--visual-tokens: expected name="),
     (
@@ -218,7 +218,11 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--visual-tokens", "lazy-llm", "--keep", "0.5"], 1, "expected a method at the exit"),
+        (
+            ["--visual-tokens", "lazy-llm", "--keep", "0.5"],
+            1,
+            "expected a method of the encoder, or one",
+        ),
         (["--visual-tokens", "evs", "--keep", "0.5"], 1, "EVS: expected a video in frames"),
         (["--visual-tokens", "fastv:layer=7", "--keep", "0.5"], 2, "in 1..2, received 7"),
         (["--device", "cuda:9"], 2, "device: expected"),

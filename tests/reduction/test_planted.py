@@ -83,7 +83,7 @@ READS = {
     "VisionZip": (-2, "cls"),
     "VisionZip without class token": (-2, "all"),
     "HiRED": (-2, "cls"),
-    "FiCoCoV": (5, "cls"),
+    "FiCoCoV": (6, "cls"),
     "FiCoCoL": (6, "text"),
     "FastV": (1, "last"),
     "PyramidDrop": (5, "last"),

@@ -24,6 +24,7 @@ def attention_mass(
     *,
     scale: float,
     seen: Tensor | None = None,
+    bias: Tensor | None = None,
     weights: Tensor | None = None,
     per_head: bool = False,
 ) -> Tensor:
@@ -35,6 +36,7 @@ def attention_mass(
         where: `[B, N]` int64, where among the S keys each visual token is; -1 for padding.
         scale: what scores are multiplied by.
         seen: `[B, Q, S]` or `[B, 1, S]` bool, the keys that a query sees; None: all.
+        bias: `[B, S]` float, added to the scores of each key; None: 0.
         weights: `[B, Q]` float, how much each query counts, 0 for padding; None: 1.
         per_head: `[B, H, N]` and not their sum over heads.
 
@@ -58,6 +60,8 @@ def attention_mass(
     for first in range(0, q.shape[2], _QUERIES):
         part = slice(first, first + _QUERIES)
         scores = q[:, :, part].float() @ keys * scale
+        if bias is not None:
+            scores = scores + bias[:, None, None].float()
         if seen is not None:
             visible = seen if seen.shape[1] == 1 else seen[:, part]
             scores = scores.masked_fill(~visible[:, None], float("-inf"))

@@ -23,6 +23,7 @@ Queries = Literal["cls", "all", "last", "text"]
 
 # What methods can need -> what it is, for messages.
 NEEDS = {
+    "pixels": "the image's pixels, before the encoder",
     "keys": "the keys of a layer",
     "cls_attention": "the attention of an encoder's class token",
     "all_attention": "the attention of all visual tokens",

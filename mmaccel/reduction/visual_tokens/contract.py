@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number, show
+from mmaccel.checks import check_choice, check_int, check_number, show
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
@@ -26,6 +26,7 @@ from mmaccel.reduction.visual_tokens.selection import top
 from mmaccel.results import Exactness
 
 Stage = Literal["pixels", "encoder_layer", "encoder_exit", "llm_layer"]
+Features = Literal["auto", "merged", "all"]
 STAGES: tuple[Stage, ...] = ("pixels", "encoder_layer", "encoder_exit", "llm_layer")
 
 
@@ -160,6 +161,12 @@ def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> 
     if not layers or list(layers) != sorted(set(layers)):
         raise OptionError(f"{name}: expected ascending layers, received {tuple(layers)}; {hint}")
     return tuple(layers)
+
+
+def check_features(name: str, value: str) -> None:
+    """Raise OptionError unless a value is one of `Features`."""
+    hint = "merged shortens the prompt too, all leaves it as it is"
+    check_choice(f"{name}.features", value, get_args(Features), hint=hint)
 
 
 def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:

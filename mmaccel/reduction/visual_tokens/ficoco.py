@@ -26,7 +26,14 @@ from torch.nn.functional import normalize
 from mmaccel.checks import check_number
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers, stage_of
+from mmaccel.reduction.visual_tokens.contract import (
+    Features,
+    Stage,
+    TokenReducer,
+    check_features,
+    check_layers,
+    stage_of,
+)
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
 from mmaccel.reduction.visual_tokens.selection import heads_as_one, nearest, rank_in_groups, top
 
@@ -92,26 +99,38 @@ class _FiCoCo(TokenReducer):
 
 @dataclass(frozen=True)
 class FiCoCoV(_FiCoCo):
-    """FiCoCo in the layers of the encoder. Give one of `keep` and `n_keep`, what is left after the
-    last layer; see `TokenReducer`.
+    """FiCoCo in the layers of the encoder. Give one of `keep` and `n_keep`, what is left of an
+    image, tile or frame after the last layer; see `TokenReducer`.
 
     Args:
-        layers: those that receive fewer tokens than the one before; None: from the middle on but
-            the last (12 ... 22 of 24, as in the released code).
+        layers: those that receive fewer tokens than the one before; None: from the middle on, of
+            those whose states the model uses (12 ... 22 of 24 where it uses the last but one, as
+            the released code chooses).
         attended: weight of the class token's attention, against that of the resemblance.
         local_penalty: count the most redundant token of each 2 x 2 window as more redundant, if
             the context has a grid, so that what is removed is spread over the image.
+        features: what the language model sees, see `ToMe`.
     """
 
     attended: float = 0.35
     local_penalty: bool = True
+    features: Features = "auto"
 
     stage: ClassVar[Stage] = "encoder_layer"
     queries: ClassVar[Queries] = "cls"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_features(self.name, self.features)
+
+    @property
+    def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
+        return "ToMe merges in an encoder without a class token"
+
     def usual(self, depth: int) -> tuple[int, ...]:
         """See `_FiCoCo.usual`."""
-        return tuple(range(max(1, depth // 2), max(2, depth - 1)))
+        return tuple(range(max(1, (depth + 1) // 2), max(2, depth)))
 
     def score(self, context: VisualContext) -> Tensor:
         """See `_FiCoCo.score`."""

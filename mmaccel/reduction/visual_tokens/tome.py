@@ -10,7 +10,8 @@ each part of the tokens, after D. Bolya, J. Hoffman, "Token Merging for Fast Sta
 Departures: a destination is one of four consecutive tokens, chosen by a counter-based generator, or
 of more where the budget is smaller than a quarter; a source less similar than `threshold` stays,
 which the authors of ToMe for diffusion considered (their issue 40). Merging is before a layer, from
-the keys of the layer before it, where the paper merges between a layer's attention and its MLP.
+the keys of the layer before it, where the paper merges between a layer's attention and its MLP. The
+class token is never merged. What the language model sees is its own choice, see `features`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from torch.nn.functional import normalize
 from mmaccel.checks import check_number
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers, stage_of
+from mmaccel.reduction.visual_tokens.contract import (
+    Features,
+    Stage,
+    TokenReducer,
+    check_features,
+    check_layers,
+    stage_of,
+)
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
 from mmaccel.reduction.visual_tokens.selection import (
     nearest,
@@ -39,16 +47,22 @@ from mmaccel.reduction.visual_tokens.selection import (
 @dataclass(frozen=True)
 class ToMe(TokenReducer):
     """Merges similar tokens in the layers of the encoder, as many before each. Give one of `keep`
-    and `n_keep`, what is left after the last layer; see `TokenReducer`. The caller adds the
-    logarithm of the plan's `size` to the scores of attention.
+    and `n_keep`, what is left of an image, tile or frame after the last layer; see `TokenReducer`.
+    The caller adds the logarithm of the plan's `size` to the scores of attention.
 
     Args:
-        layers: those that receive fewer tokens than the one before; None: all but the first.
+        layers: those that receive fewer tokens than the one before; None: all but the first, of
+            those whose states the model uses.
         threshold: the least cosine of two tokens that are merged; None: merge the budget.
+        features: what the language model sees: "merged", a feature for each merged token, at the
+            position of the token that represents it; "all", every token has the feature of what it
+            was merged into, and the encoder alone is faster; "auto", merged where a feature is a
+            token of the encoder, all where a projector pools or shuffles the grid first.
     """
 
     layers: tuple[int, ...] | None = None
     threshold: float | None = None
+    features: Features = "auto"
 
     stage: ClassVar[Stage] = "encoder_layer"
 
@@ -56,6 +70,7 @@ class ToMe(TokenReducer):
         super().__post_init__()
         if self.layers is not None:
             check_layers("ToMe", self.layers)
+        check_features("ToMe", self.features)
         if self.threshold is not None:
             check_number("ToMe.threshold", self.threshold, -1, 1, "give a cosine, 0.8 for alike")
 

@@ -1,0 +1,44 @@
+"""Downsampling of the image: the encoder sees a smaller image, the language model fewer tokens: a
+control.
+
+Source: VTC-Bench (2026) finds that downsampling the image before the encoder beats many methods
+that drop or merge tokens after it. Its models were trained on images of several sizes; an encoder
+that has seen one size alone may lose more by this than by pooling after it (`Downsample`).
+
+Departures: a policy meets an image when its processor has resized it, so what is averaged is the
+processor's result (each tile by itself), and the tokens that are left have the positions of their
+places in the grid of all tokens. An image that was shrunk before its processor may be cut into
+fewer tiles; that is another control, to be made by whoever calls the processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+
+
+@dataclass(frozen=True)
+class DownsamplePixels(TokenReducer):
+    """Averages the pixels of every image, tile or frame before the encoder, which then makes fewer
+    tokens. Give one of `keep` and `n_keep`, see `TokenReducer`: both sides shrink by its root, to
+    whole patches, so that the count is near the one asked for (`keep=0.25` halves both sides).
+    Such a method plans nothing; it works only where `attach` puts it.
+    """
+
+    stage: ClassVar[Stage] = "pixels"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"pixels"})
+
+    def shrink(self, rows: int, columns: int) -> tuple[int, int]:
+        """The smaller grid of an image with a grid of `rows` x `columns` tokens."""
+        keep = self.keep
+        if keep is None:
+            assert self.n_keep is not None
+            keep = min(1.0, self.n_keep / (rows * columns))
+        scale = keep**0.5
+        return max(1, round(rows * scale)), max(1, round(columns * scale))

@@ -1,0 +1,597 @@
+"""Visual tokens merged inside the vision encoder.
+
+The reference runs a tower's layers one by one over the tokens of one image, without a batch: plans
+are the method's on what the loop computed, merging and attention are written out here. The language
+model behind it gets the reference's states from a tower that is a stub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import DivPrune, FastV, FiCoCoV, OptionError, ToMe, UnsupportedModelError, VisionZip
+from mmaccel.pipelines.vision_language import encoder
+from mmaccel.pipelines.vision_language.encoder import EncoderReduction, Level, find_tower
+from mmaccel.pipelines.vision_language.tokens import find_places
+from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.reduction.visual_tokens.context import make_context
+from mmaccel.reduction.visual_tokens.plan import Plan
+from tests.fixtures.tiny_vlms import (
+    IMAGE,
+    VIDEO,
+    build_vlm,
+    draw_prompts,
+    draw_videos,
+    encodes_first,
+    pad_left,
+)
+
+pytestmark = pytest.mark.skipif(
+    not encodes_first(),
+    reason="this transformers encodes images in its first pass",
+)
+
+NAMES = [
+    "llava", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "gemma3", "janus",
+]  # fmt: skip
+ONE_TO_ONE = {"llava", "llava_next", "llava_onevision", "janus"}
+WITH_CLASS = {"llava", "llava_next", "internvl"}
+DEPTH, PATCHES = 5, 16
+GREEDY = dict(max_new_tokens=6, do_sample=False)
+
+
+def build(name: str) -> Any:
+    """A model whose tower looks at something, at lengths that a sliding window does not reach."""
+    model = build_vlm(name, window=512 if name == "gemma3" else None, depth=DEPTH)
+    with torch.no_grad():
+        for weight in find_tower(model).parameters():
+            if weight.ndim == 2:
+                weight.mul_(0.16 / weight.std())
+    return model
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    return request.param, build(request.param)
+
+
+def methods_for(name: str) -> list[Any]:
+    found = [ToMe(keep=0.5), ToMe(keep=0.3, threshold=0.6), ToMe(n_keep=5, layers=(2, 3))]
+    found += [ToMe(keep=0.4, features="all")]
+    return found + ([FiCoCoV(keep=0.4)] if name in WITH_CLASS else [])
+
+
+def answer(model: Any, method: Any, inputs: Any, policy: Any = None, seed: Any = 5) -> Any:
+    policy = policy or mmaccel.Autoregressive()
+    with mmaccel.attach(model, policy, strict=True, seed=seed, visual_tokens=method) as run:
+        made = model.generate(**inputs, **GREEDY)
+    return made, run.stats
+
+
+# ---------------------------------------------------------------------------- the reference
+
+
+class Reference:
+    """The states of one row of a tower, `[S, C]`, with the tokens that each column stands for.
+
+    Attributes:
+        states: restored to all tokens, as they left each layer; the first are the embeddings.
+        members: of every column at the end, the tokens in it, their representative first.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        pixels: Tensor,
+        real: Any,
+        method: Any,
+        seed: int,
+        depth: int | None = None,
+    ) -> None:
+        self.method, self.seed = method, seed
+        tower = find_tower(model)
+        if name in ("idefics3", "smolvlm"):
+            x = tower.embeddings(pixel_values=pixels[None], patch_attention_mask=real[None])[0]
+        else:
+            x = tower.embeddings(pixels[None])[0]
+        x = tower.pre_layrnorm(x) if hasattr(tower, "pre_layrnorm") else x
+        layers = getattr(tower.encoder, "layers", None) or tower.encoder.layer
+        self.first = int(name in WITH_CLASS)  # patch
+        usual = len(layers) - int(name in ("llava", "llava_next"))
+        self.depth = usual if depth is None else depth
+        self.real = torch.ones(len(x), dtype=torch.bool) if real is None else real.flatten()
+        self.members = [[k] for k in range(len(x))]
+        self.states = [x]
+        self.keys, self.queries = Tensor(), Tensor()
+        before = method.layers_in(self.depth)
+        for index, layer in enumerate(layers):
+            if index in before:
+                x = self.merge(x, index)
+            x = self.run(layer, x)
+            restored = torch.empty(len(self.real), x.shape[1])
+            for column, members in enumerate(self.members):
+                restored[members] = x[column]
+            self.states.append(restored)
+
+    def run(self, layer: Any, x: Tensor) -> Tensor:
+        own = vars(layer)["_modules"]
+        attention = own.get("self_attn", own.get("attention"))
+        normed = own.get("layer_norm1", own.get("layernorm_before"))(x)
+        heads, width = attention.num_heads, attention.head_dim
+        q, k, v = (getattr(attention, f"{n}_proj")(normed) for n in "qkv")
+        q, k, v = (part.view(len(x), heads, width).transpose(0, 1) for part in (q, k, v))
+        self.keys, self.queries = k, q
+        out = (self.weights(q, k) @ v).transpose(0, 1).flatten(1)
+        project = getattr(attention, "out_proj", getattr(attention, "projection_layer", None))
+        x = x + project(out) * getattr(layer, "lambda_1", 1)
+        normed = own.get("layer_norm2", own.get("layernorm_after"))(x)
+        return x + layer.mlp(normed) * getattr(layer, "lambda_2", 1)
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """Attention `[H, S', S']`: a key of n tokens counts as n keys."""
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        scores = (scores - scores.amax(-1, keepdim=True)).exp()
+        counts = torch.tensor([float(len(m) if self.real[m[0]] else 0) for m in self.members])
+        return scores * counts / (scores * counts).sum(-1, keepdim=True)
+
+    def merge(self, x: Tensor, index: int) -> Tensor:
+        columns = [c for c, m in enumerate(self.members) if m[0] >= self.first and self.real[m[0]]]
+        tokens = torch.tensor([self.members[c][0] for c in columns]) - self.first
+        mass = self.weights(self.queries, self.keys)[:, 0, columns]
+        context = make_context(
+            x[None, columns],
+            row=tokens[None] // 4,
+            column=tokens[None] % 4,
+            size=torch.tensor([[float(len(self.members[c])) for c in columns]]),
+            initial=(self.real.sum() - self.first)[None],
+            seed=self.seed,
+            layer=index,
+            depth=self.depth,
+            keys=lambda layer: self.keys[:, columns].transpose(0, 1)[None],
+            attention=lambda layer, queries, per_head: mass.sum(0)[None],
+            queries=("cls",),
+        )
+        plan = self.method.plan(context)
+        made, members = [], []
+        for column, own in enumerate(self.members):
+            if column not in columns:
+                made.append(x[column])
+                members.append(own)
+                continue
+            place = columns.index(column)
+            slot = plan.keep[0].tolist().index(place) if place in plan.keep[0] else None
+            if slot is None:
+                continue
+            parts = [k for k in range(len(columns)) if int(plan.assign[0, k]) == slot]
+            sizes = torch.tensor([float(len(self.members[columns[k]])) for k in parts])
+            weights = sizes / sizes.sum()
+            if isinstance(self.method, FiCoCoV):  # weighed by the correlation too
+                weights = plan.weight[0, parts]
+            made.append((x[[columns[k] for k in parts]] * weights[:, None]).sum(0))
+            others = [t for k in parts if k != place for t in self.members[columns[k]]]
+            members.append([*own, *others])
+        self.members = members
+        return torch.stack(made)
+
+
+class Stub(torch.nn.Module):
+    """A tower that gives out the references' states."""
+
+    def __init__(self, tower: Any, name: str, rows: list[Reference]) -> None:
+        super().__init__()
+        self.config, self.patch_size = tower.config, getattr(tower.config, "patch_size", None)
+        hidden = [torch.stack(states) for states in zip(*(row.states for row in rows))]
+        last = hidden[-1]
+        for part in ("post_layernorm", "layernorm"):
+            if name not in ("llava", "llava_next") and hasattr(tower, part):
+                last = getattr(tower, part)(last)
+        self.made = SimpleNamespace(last_hidden_state=last, hidden_states=tuple(hidden))
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(**vars(self.made))
+
+
+def rows_of_tower(name: str, inputs: dict[str, Any]) -> list[tuple[Tensor, Any, int]]:
+    """Pixels, patches that are real, and the row of the prompt, of each row of a tower."""
+    pixels, found = inputs["pixel_values"], []
+    per_row = [2, 0, 1][: len(inputs["input_ids"])]
+    prompt = [row for row, n in enumerate(per_row) for _ in range(n)]
+    if name in ("llava_next", "llava_onevision"):
+        for row, tiles, size in zip(prompt, pixels, inputs["image_sizes"].tolist()):
+            n = {(16, 32): 3, (32, 32): 5, (20, 9): 3}[tuple(size)]
+            found += [(tile, None, row) for tile in tiles[:n]]
+    elif name in ("idefics3", "smolvlm"):
+        for row, images in enumerate(pixels):
+            for k in range(per_row[row]):
+                real = torch.ones(4, 4, dtype=torch.bool)
+                if "pixel_attention_mask" in inputs:
+                    real = inputs["pixel_attention_mask"][row, k, ::4, ::4].bool()
+                found.append((images[k], real, row))
+    else:
+        found = [(image, None, row) for image, row in zip(pixels, prompt, strict=True)]
+    return found
+
+
+@torch.no_grad()
+def make_references(
+    model: Any, name: str, inputs: Any, method: Any, seed: int, depth: int | None = None
+) -> list[Reference]:
+    rows, seen, found = rows_of_tower(name, inputs), dict[int, int](), []
+    for pixels, real, row in rows:
+        place = seen.get(row, 0)
+        seen[row] = place + 1
+        own = (seed + row + 0x9E3779B97F4A7C15 * place) % 2**63
+        found.append(Reference(model, name, pixels, real, method, own, depth))
+    return found
+
+
+def columns_left(model: Any, inputs: Any, rows: list[Reference]) -> Tensor:
+    """Mask `[B, T]` of the prompt's columns that stay if each slot keeps one feature."""
+    ids, first = inputs["input_ids"], 0
+    mask = inputs["attention_mask"].clone()
+    counts = [len(f) for f in model.base_model.get_image_features(
+        **{k: v for k, v in inputs.items() if k in ("pixel_values", "image_sizes")},
+        return_dict=True).pooler_output]  # fmt: skip
+    at = (ids == IMAGE).nonzero().split(counts)
+    for k, columns in enumerate(at):
+        visual = Visual("image", k, int(columns[0, 0]), columns[:, 1], torch.zeros(len(columns), 1))
+        place = find_places(model, [visual], inputs)[0]
+        where = {int(s): c for s, (_, c) in zip(place.source.tolist(), columns.tolist()) if s >= 0}
+        stays = set()
+        for tile in range(place.tiles):
+            for members in rows[first + tile].members:
+                found = [tile * PATCHES + m - rows[0].first for m in members if m >= rows[0].first]
+                present = [where[s] for s in found if s in where]
+                own = [c for s, c in where.items() if found and s == found[0]]
+                stays |= set(own or sorted(present)[:1])
+        first += place.tiles
+        for row, column in columns.tolist():
+            mask[row, column] = column in stays
+    return mask
+
+
+@torch.no_grad()
+def reference_answer(
+    model: Any, name: str, inputs: Any, method: Any, rows: list[Reference], then: Any = None
+) -> Tensor:
+    """Greedy tokens behind the references' states."""
+    tower = find_tower(model)
+    part = "vision_tower" if hasattr(model.base_model, "vision_tower") else "vision_model"
+    given = dict(inputs)
+    if name in ONE_TO_ONE and method.features != "all":
+        given["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        given["attention_mask"] = columns_left(model, inputs, rows)
+    setattr(model.base_model, part, Stub(tower, name, rows))
+    try:
+        return model.generate(**given, **GREEDY) if then is None else answer(model, then, given)[0]
+    finally:
+        setattr(model.base_model, part, tower)
+
+
+@torch.no_grad()
+def reduced_states(model: Any, method: Any, inputs: Any, seed: int = 5) -> tuple[Any, Any]:
+    """What the reduced tower gives out, and its run."""
+    seeds = [seed + row for row in range(len(inputs["input_ids"]))]
+    reduction = EncoderReduction(model, method, inputs, seeds)
+    found = []
+    hook = None
+    names = ("pixel_values", "image_sizes", "pixel_attention_mask")
+    given = {k: v for k, v in inputs.items() if k in names}
+    with reduction.applied():
+        hook = find_tower(model).register_forward_hook(lambda _m, _a, made: found.append(made))
+        model.base_model.get_image_features(**given, output_hidden_states=True, return_dict=True)
+        hook.remove()
+    return found[0], reduction.runs["image"]
+
+
+def inputs_of(name: str, model: Any, per_row: Any = (2, 0, 1)) -> dict[str, Any]:
+    inputs = draw_prompts(name, model, per_row)
+    if name == "idefics3":  # part of an image is padding
+        mask = torch.ones(*inputs["pixel_values"].shape[:2], 16, 16)
+        mask[0, 0, 8:] = 0
+        inputs["pixel_attention_mask"] = mask
+    return inputs
+
+
+# -------------------------------------------------------------------------------- the tests
+
+
+def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
+    name, model = named
+    inputs = inputs_of(name, model)
+    own = model.generate(**inputs, **GREEDY)
+    methods = [ToMe(keep=1.0), ToMe(n_keep=10_000), ToMe(keep=0.5, threshold=1.0)]
+    for method in methods + ([FiCoCoV(keep=1.0)] if name in WITH_CLASS else []):
+        made, stats = answer(model, method, inputs)
+        assert torch.equal(made, own) and stats.exactness == "bitwise"
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_the_tower_computes_what_a_loop_over_its_layers_computes(
+    named: tuple[str, Any], kind: str
+) -> None:
+    name, model = named
+    find_tower(model).set_attn_implementation(kind)
+    inputs = inputs_of(name, model)
+    for method in methods_for(name):
+        rows = make_references(model, name, inputs, method, 5)
+        made, run = reduced_states(model, method, inputs)
+        for index, states in enumerate(zip(*(row.states for row in rows))):
+            torch.testing.assert_close(
+                made.hidden_states[index], torch.stack(states), rtol=2e-4, atol=2e-4
+            )
+        stub = Stub(find_tower(model), name, rows).made
+        torch.testing.assert_close(
+            made.last_hidden_state, stub.last_hidden_state, rtol=2e-4, atol=2e-4
+        )
+        sizes = torch.tensor([sum(map(len, row.members)) for row in rows])
+        hidden = torch.tensor([int((~row.real).sum()) for row in rows])
+        assert torch.equal(run.levels[-1].size.sum(1).long(), sizes - hidden)
+        made, stats = answer(model, method, inputs)
+        assert torch.equal(made, reference_answer(model, name, inputs, method, rows))
+        assert stats.exactness == "relaxed" and "tokens of its encoder" in stats.reference
+        is_merged = name in ONE_TO_ONE and method.features != "all"
+        assert ("visual tokens" in stats.reference) == is_merged
+        for policy in (mmaccel.Jacobi(4), mmaccel.Speculative()):
+            assert torch.equal(answer(model, method, inputs, policy)[0], made)
+    find_tower(model).set_attn_implementation("sdpa")
+
+
+def test_later_layers_process_fewer_tokens(named: tuple[str, Any]) -> None:
+    name, model = named
+    inputs, widths = draw_prompts(name, model), list[int]()
+    hooks = [
+        module.mlp.register_forward_pre_hook(lambda _m, args: widths.append(args[0].shape[1]))
+        for module in find_tower(model).modules()
+        if hasattr(module, "mlp") and not hasattr(module, "probe")
+    ]
+    answer(model, ToMe(keep=0.25), inputs)
+    for hook in hooks:
+        hook.remove()
+    special = int(name in WITH_CLASS)
+    expected = [16, 12, 8, 4, 4] if name in ("llava", "llava_next") else [16, 13, 10, 7, 4]
+    assert widths == [n + special for n in expected]
+
+
+def test_rows_are_reduced_alone(named: tuple[str, Any]) -> None:
+    name, model = named
+    for method in methods_for(name):
+        together, _ = answer(model, method, draw_prompts(name, model), seed=[7, 8, 9])
+        alone, _ = answer(model, method, draw_prompts(name, model, (2,)), seed=[7])
+        assert torch.equal(alone[0, -6:], together[0, -6:])
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    model = build("llava_next")
+    inputs = draw_prompts("llava_next", model, (1, 1, 1))
+    made, _ = answer(model, ToMe(keep=0.4), inputs, seed=[7, 8, 9])
+    order = torch.tensor([2, 0, 1])
+    swapped = {k: v[order] for k, v in inputs.items()}
+    again, _ = answer(model, ToMe(keep=0.4), swapped, seed=[9, 7, 8])
+    assert torch.equal(made[order][:, -6:], again[:, -6:])
+
+
+def test_the_seed_decides() -> None:
+    model = build("llava")
+    inputs = draw_prompts("llava", model)
+    runs = [reduced_states(model, ToMe(keep=0.4), inputs, seed)[1] for seed in (1, 1, 2)]
+    columns = [run.levels[-1].column for run in runs]
+    assert torch.equal(columns[0], columns[1]) and not torch.equal(columns[0], columns[2])
+
+
+@pytest.mark.parametrize("layer", [-1, -2, -3, 1, [-3, -1]])
+def test_states_of_any_layer(layer: Any) -> None:
+    model = build("llava")
+    inputs = draw_prompts("llava", model)
+    if isinstance(layer, list):
+        linear = model.base_model.multi_modal_projector.linear_1
+        model.base_model.multi_modal_projector.linear_1 = torch.nn.Linear(48, linear.out_features)
+    method, depth = (
+        ToMe(n_keep=6, features="all"),
+        {"-2": 4, "-3": 3, "1": 1}.get(str(layer), DEPTH),
+    )
+    given = inputs | {"vision_feature_layer": layer}
+    if depth == 1:  # nothing could be merged yet
+        with pytest.raises(OptionError, match="ascending layers"):
+            answer(model, method, given)
+        return
+    rows = make_references(model, "llava", inputs, method, 5, depth)
+    made, stats = answer(model, method, given)
+    assert "18 of 48 tokens of its encoder" in stats.reference
+    assert torch.equal(made, reference_answer(model, "llava", given, method, rows))
+
+
+def test_it_composes_with_methods_behind_it() -> None:
+    for name in ("llava_next", "internvl"):
+        model = build(name)
+        inputs = draw_prompts(name, model)
+        merging = ToMe(keep=0.5, features="all")
+        rows = make_references(model, name, inputs, merging, 5)
+        for then in (FastV(keep=0.5), DivPrune(keep=0.5), [DivPrune(keep=0.5), FastV(keep=0.5)]):
+            both = [merging, *then] if isinstance(then, list) else [merging, then]
+            made, _ = answer(model, both, inputs)
+            assert torch.equal(made, reference_answer(model, name, inputs, merging, rows, then))
+    model = build("llava")
+    inputs = draw_prompts("llava", model, (1, 1))
+    methods = [FastV(keep=0.5), ToMe(keep=0.5), DivPrune(keep=0.5)]
+    made, stats = answer(model, methods, inputs)
+    counts = "16 of 32 tokens of its encoder, 8 of 32 visual tokens, 4 of 8 visual tokens after"
+    assert counts in stats.reference
+    assert torch.equal(answer(model, methods, inputs, mmaccel.Jacobi(4))[0], made)
+
+
+def test_videos_are_merged_frame_by_frame() -> None:
+    model = build("llava_onevision")
+    inputs = draw_videos("llava_onevision", model, (2, 2))
+    made, stats = answer(model, ToMe(keep=0.5), inputs)
+    assert "32 of 64 tokens of its encoder" in stats.reference
+    assert "visual tokens" not in stats.reference  # its features are means of several
+    assert torch.equal(answer(model, ToMe(keep=0.5), inputs, mmaccel.Jacobi(4))[0], made)
+    with pytest.raises(UnsupportedModelError, match="video features that are tokens of the enc"):
+        answer(model, ToMe(keep=0.5, features="merged"), inputs)
+    assert int((inputs["input_ids"] == VIDEO).sum()) == 18
+
+
+def test_several_images_of_a_row_in_one_tile_each() -> None:
+    """LLaVA-OneVision cuts an image that is not alone in its row into no tiles."""
+    model = build("llava_onevision")
+    pixels, sizes = torch.randn(3, 5, 3, 16, 16), torch.tensor([[16, 32], [32, 32], [20, 9]])
+    inputs = {
+        "pixel_values": pixels,
+        "image_sizes": sizes,
+        "batch_num_images": torch.tensor([2, 1]),
+    }
+    with torch.no_grad():
+        pooled = model.base_model.get_image_features(**inputs, return_dict=True).pooler_output
+    counts = [len(features) for features in pooled]
+    assert counts[:2] == [17, 17]
+    rows = [[5, *[IMAGE] * 17, 6, *[IMAGE] * 17], [7, *[IMAGE] * counts[2], 8]]
+    ids, mask = pad_left(rows)
+    inputs |= {"input_ids": ids, "attention_mask": mask}
+    made, stats = answer(model, ToMe(keep=0.5), inputs, seed=[3, 4])
+    assert f"40 of {sum(counts)} visual tokens" in stats.reference  # of 5 tiles of 16
+    assert torch.equal(answer(model, ToMe(keep=0.5), inputs, mmaccel.Jacobi(4), [3, 4])[0], made)
+    alone = {k: v[2:] for k, v in inputs.items() if k in ("pixel_values", "image_sizes")}
+    alone |= {"input_ids": torch.tensor(rows[1:]), "batch_num_images": torch.tensor([1])}
+    assert torch.equal(answer(model, ToMe(keep=0.5), alone, seed=[4])[0][0, -6:], made[1, -6:])
+
+
+def test_several_answers_to_one_prompt() -> None:
+    model = build("llava_next")
+    inputs = draw_prompts("llava_next", model)
+    several: dict[str, Any] = dict(do_sample=True, top_k=1, num_return_sequences=2)
+    for method in (ToMe(keep=0.4), VisionZip(keep=0.4)):
+        once, _ = answer(model, method, inputs)
+        policy = mmaccel.Autoregressive()
+        with mmaccel.attach(model, policy, strict=True, seed=5, visual_tokens=method) as run:
+            made = model.generate(**inputs, **GREEDY | several)
+        assert torch.equal(made, once.repeat_interleave(2, 0))
+        kept = {row: [k.kept.tolist() for k in run.kept_tokens if k.row == row] for row in range(6)}
+        assert len(kept[0]) == 2 and kept[0] == kept[1] and kept[4] == kept[5] != kept[0]
+        total = sum(each.counts[1] for each in run.kept_tokens)
+        assert f"{total} of 392 visual tokens" in run.stats.reference
+
+
+def test_calls_that_are_not_served_have_all_tokens() -> None:
+    model = build("llava_next")
+    inputs = draw_prompts("llava_next", model)
+    for options in ({"num_beams": 2}, {"output_attentions": True, "return_dict_in_generate": True}):
+        own = model.generate(**inputs, **GREEDY, **options)
+        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=ToMe(keep=0.4)) as run:
+            with pytest.warns(UserWarning, match="without the policy"):
+                made = model.generate(**inputs, **GREEDY, **options)
+        assert run.stats.fallbacks
+        assert torch.equal(getattr(made, "sequences", made), getattr(own, "sequences", own))
+    names = ("pixel_values", "image_sizes")
+    with torch.no_grad():
+        encoded = model.base_model.get_image_features(
+            **{k: inputs.pop(k) for k in names}, return_dict=True
+        )
+    with pytest.raises(Exception, match="mm_encoder_outputs given by the caller"):
+        answer(model, ToMe(keep=0.4), inputs | {"mm_encoder_outputs": {"image": encoded}})
+
+
+def test_nothing_stays_behind() -> None:
+    model = build("llava")
+    inputs = draw_prompts("llava", model)
+    own = model.generate(**inputs, **GREEDY)
+    find_tower(model).config._attn_implementation = "flash_attention_2"  # which takes no bias
+    answer(model, ToMe(keep=0.4), inputs)
+    assert find_tower(model).config._attn_implementation == "flash_attention_2"
+    find_tower(model).config._attn_implementation = "sdpa"
+    assert torch.equal(model.generate(**inputs, **GREEDY), own)
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
+
+
+def bug(name: str) -> Any:
+    return lambda make: BUGS.setdefault(name, make)
+
+
+@bug("no bias")
+def _no_bias(patch: pytest.MonkeyPatch) -> None:
+    bias = Level.bias
+    patch.setattr(Level, "bias", lambda self, dtype: bias(self, dtype) * (~self.is_seen))
+
+
+@bug("the class token is merged")
+def _class_token(patch: pytest.MonkeyPatch) -> None:
+    open_level = encoder._open_level
+    patch.setattr(encoder, "_open_level", lambda states, mask, _: open_level(states, mask, 0))
+
+
+@bug("a mean that forgets sizes")
+def _unweighted(patch: pytest.MonkeyPatch) -> None:
+    context = encoder.make_context
+    patch.setattr(
+        encoder, "make_context",
+        lambda x, valid, **given: context(x, valid, **given | {"size": None}),
+    )  # fmt: skip
+
+
+@bug("states of the wrong level")
+def _wrong_level(patch: pytest.MonkeyPatch) -> None:
+    restore = encoder.TowerRun.restore
+    patch.setattr(
+        encoder.TowerRun, "restore", lambda self, states, layer: restore(self, states, 99)
+    )
+
+
+@bug("a representative of another slot")
+def _wrong_slot(patch: pytest.MonkeyPatch) -> None:
+    merge = Level.merge
+
+    def shifted(self: Any, first: int, plan: Plan, patches: Any) -> Any:
+        plan = Plan(plan.keep, plan.assign.roll(1, 1), plan.weight, plan.size, plan.merges)
+        return merge(self, first, plan, patches)
+
+    patch.setattr(Level, "merge", shifted)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llava")
+    inputs, method = draw_prompts("llava", model), ToMe(keep=0.3)
+    rows = make_references(model, "llava", inputs, method, 5)
+    BUGS[name](monkeypatch)
+    try:
+        made, _ = reduced_states(model, method, inputs)
+    except (RuntimeError, ValueError, IndexError):
+        return
+    expected = [torch.stack(states) for states in zip(*(row.states for row in rows))]
+    pairs = zip(made.hidden_states, expected)
+    assert not all(a.shape == b.shape and torch.allclose(a, b, 2e-4, 2e-4) for a, b in pairs)
+
+
+def test_encoders_that_cannot_be_reduced_are_refused() -> None:
+    policy = mmaccel.Jacobi(4)
+    for name, reason in {
+        "qwen2_vl": "2 x 2 blocks", "qwen2_5_vl": "in windows", "qwen3_vl": "2 x 2 blocks",
+        "chameleon": "a VQGAN",
+    }.items():  # fmt: skip
+        with pytest.raises(UnsupportedModelError, match=f"{reason}.*DivPrune.*FastV"):
+            mmaccel.attach(build_vlm(name), policy, visual_tokens=ToMe(keep=0.5))
+    for method, name, reason in (
+        (FiCoCoV(keep=0.5), "llava_onevision", "class token, received the encoder.*ToMe merges"),
+        (
+            ToMe(keep=0.5, features="merged"),
+            "gemma3",
+            'pools or shuffles the grid; give features="',
+        ),
+        ([ToMe(keep=0.5), VisionZip(keep=0.5)], "llava", "whose encoder ToMe.*reduces without"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=reason):
+            mmaccel.attach(build_vlm(name), policy, visual_tokens=method)
+    with pytest.raises(OptionError, match=r"layer: expected an integer in 1\.\.1, received 2"):
+        mmaccel.attach(build_vlm("llava"), policy, visual_tokens=ToMe(keep=0.5, layers=(1, 2)))
+    with pytest.raises(OptionError, match="features: expected one of auto, merged, all"):
+        ToMe(keep=0.5, features="both")
