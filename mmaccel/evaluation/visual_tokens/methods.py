@@ -1,0 +1,119 @@
+"""The sides of a measurement of visual tokens: all tokens, and each method at each fraction.
+
+The controls are always among them: a method is worth what it has over a random choice, an even one,
+and averages of neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mmaccel
+from mmaccel.checks import check_number, show
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+
+ALL_TOKENS = "all tokens"
+CONTROLS = ("Downsample", "RandomTokens", "UniformTokens")
+METHODS = (
+    *CONTROLS, "DivPrune", "VisionZip", "HiRED", "VidCom2", "EVS", "ToMe", "FiCoCoV", "FiCoCoL",
+    "DART", "FastV", "PyramidDrop", "LazyLLM", "ILRe",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """A way to answer the questions.
+
+    Attributes:
+        name: of the method, or `ALL_TOKENS`.
+        keep: the fraction that stays.
+        method: None for all tokens.
+    """
+
+    name: str = ALL_TOKENS
+    keep: float = 1.0
+    method: TokenReducer | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is called in a report: the method with its settings."""
+        return ALL_TOKENS if self.method is None else repr(self.method)
+
+
+def parse_methods(texts: Iterable[str]) -> list[str]:
+    """Names of methods, the controls first; none given: all.
+
+    Args:
+        texts: names in any case, with or without `-` and `_`.
+
+    Raises:
+        OptionError: an unknown name.
+    """
+    known = {name.lower(): name for name in METHODS}
+    found = []
+    for text in texts:
+        name = known.get(text.lower().replace("-", "").replace("_", ""))
+        if name is None:
+            raise OptionError(
+                f"--methods: expected some of {', '.join(known)}, received {show(text)}; controls "
+                "are always measured"
+            )
+        found.append(name)
+    return list(dict.fromkeys([*CONTROLS, *found])) if found else list(METHODS)
+
+
+def parse_keeps(texts: Sequence[str]) -> list[float]:
+    """Fractions in (0, 1), each once.
+
+    Raises:
+        OptionError: anything else, or none.
+    """
+    keeps = []
+    for text in texts or [""]:
+        try:
+            keep = float(text)
+        except ValueError:
+            keep = -1.0
+        hint = "write for example --keep 0.5,0.22; all tokens are always measured"
+        check_number(
+            "--keep", keep if keep not in (-1.0, 1.0) else text, 0, 1, hint, above_low=True
+        )
+        keeps.append(keep)
+    return list(dict.fromkeys(keeps))
+
+
+def list_sides(
+    model: Any, names: Sequence[str], keeps: Sequence[float]
+) -> tuple[list[Side], dict[str, str]]:
+    """What a model can be measured with.
+
+    Args:
+        model: a vision-language model of transformers.
+        names: out of `METHODS`.
+        keeps: the fractions.
+
+    Returns:
+        All tokens, then the methods; and the reason why each of the others is left out.
+
+    Raises:
+        UnsupportedModelError: `attach` does not serve the model, or none of the methods.
+    """
+    with mmaccel.attach(model, "autoregressive", strict=True):
+        pass
+    sides, left_out = [Side()], {}
+    for name in names:
+        method = getattr(mmaccel, name)
+        try:
+            with mmaccel.attach(model, "autoregressive", visual_tokens=method(keep=keeps[0])):
+                sides += [Side(name, keep, method(keep=keep)) for keep in keeps]
+        except (UnsupportedModelError, OptionError) as error:
+            left_out[name] = " ".join(str(error).split())
+    if len(sides) == 1:
+        raise UnsupportedModelError(
+            f"model: expected one that takes a method, received a {type(model).__name__}: "
+            f"{next(iter(left_out.values()))}"
+        )
+    return sides, left_out
