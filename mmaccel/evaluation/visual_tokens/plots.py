@@ -44,7 +44,7 @@ def draw_plots(file: Path, report: dict[str, Any]) -> None:
     for axes, (name, label) in zip(figure.subplots(1, 2), _PANELS.items(), strict=True):
         _draw(axes, report["visual_tokens"], name)
         axes.set(xlabel=label, ylabel="right answers, %")
-    figure.suptitle(f"{report['model']}, {report['questions']} questions")
+    figure.suptitle(f"{Path(report['model']).name}, {report['questions']} questions")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     figure.savefig(file, format="png", dpi=110)
