@@ -66,7 +66,7 @@ def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, calls: Calls, capsy
     assert len(calls) == 13 + 1 + SIDES * ROUNDS - 12
     said = capsys.readouterr().out
     report = json.loads(file.read_text())
-    rows = report["visual_tokens"]
+    rows = report["sides"]
     assert len(rows) == SIDES and len(report["sessions"]) == 2 and "several runs" in said
     assert "Downsample" in said and "PyramidDrop" not in said and "informative" in said
     assert rows[0]["visual_tokens"] == 520 and rows[0]["questions"] == len(KINDS)

@@ -46,7 +46,7 @@ def vlm() -> VisionModel:
 
 @pytest.fixture(scope="module")
 def asked(vlm: VisionModel) -> list[ImageQuestion]:
-    """Seven questions; the model answers the even ones rightly, each asked alone by `generate`."""
+    """Seven; the model, asked each alone, answers the first two and the fifth rightly."""
     pairs = [
         (image, question)
         for image, row in zip(EXAMPLES.images, EXAMPLES.questions, strict=True)
@@ -59,7 +59,7 @@ def asked(vlm: VisionModel) -> list[ImageQuestion]:
         )
         made = vlm.model.generate(**inputs, max_new_tokens=4, do_sample=False)
         (text,) = vlm.decode(made[:, inputs["input_ids"].shape[1] :])
-        answer = f" {text.upper()}. " if k % 2 == 0 else "something else"
+        answer = f" {text.upper()}. " if k in (0, 1, 4) else "something else"
         found.append(ImageQuestion("ab"[k % 3 == 0], question.text, answer, image))
     return found
 
@@ -80,7 +80,7 @@ def test_a_batch_answers_what_each_question_alone_is_answered(
     records = {side.key: measure.new_record() for side in sides}
     keys = list(run(vlm, asked, sides, records))
     assert keys == [sides[k].key for k in (0, 1, 1, 0, 0, 1)]  # they change places
-    assert records["all tokens"]["right"] == "1010101"
+    assert records["all tokens"]["right"] == "1100100"
     alone = ""
     for k, question in enumerate(asked):
         inputs = vlm.encode([question])
@@ -88,7 +88,7 @@ def test_a_batch_answers_what_each_question_alone_is_answered(
             made = vlm.model.generate(**inputs, max_new_tokens=4, do_sample=False)
         (text,) = vlm.decode(made[:, inputs["input_ids"].shape[1] :])
         alone += "01"[text.strip().lower() == question.answer.lower().strip(" .")]
-    assert records[sides[1].key]["right"] == alone != "1010101"
+    assert records[sides[1].key]["right"] == alone != "1100100"
     assert not vlm.model._forward_hooks and "_prepare" not in " ".join(vars(vlm.model))
 
 

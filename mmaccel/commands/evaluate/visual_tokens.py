@@ -16,6 +16,7 @@ _HELP_DATA = 'a line {"image": …, "question": …, "answer": …, "kind": …}
 _HELP_JSON = "write figures here; a run that was stopped goes on from them"
 _KEEPS = "0.5,0.33,0.22,0.11"
 _MODULE = "mmaccel.evaluation.visual_tokens."
+_TABLES = "mmaccel.evaluation.tables:"
 
 
 def visual_tokens(
@@ -116,7 +117,7 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
     report |= {"sessions": sessions, "records": records}
 
     def keep() -> None:
-        report["visual_tokens"] = load(_MODULE + "summary:summarise")(
+        report["sides"] = load(_MODULE + "summary:summarise")(
             sides, records, [q.kind for q in asked], report["batch"]
         )
         write_json(file, report)
@@ -183,56 +184,32 @@ def _read_records(
 
 
 def _print(report: dict[str, Any]) -> None:
+    from mmaccel.catalog import load
     from mmaccel.commands.terminal import make_table, wide_console
 
-    console, rows = wide_console(), report["visual_tokens"]
+    console, rows = wide_console(), report["sides"]
     names = report["kind_names"]
     title = f"{report['model']}: {report['questions']} questions of {len(names)} kinds"
     heads = (
-        "keep", "right %", "95 %", "tokens", "GFLOP", "prefill ms", "all ms", "less all tokens",
-        "over random", "informative %",
+        "keep", "right % (95 %)", "less all tokens", "over random", "informative %", "tokens",
+        "GFLOP", "prefill ms", "all ms",
     )  # fmt: skip
     table = make_table("method", *heads, title=title)
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*load(_TABLES + "visual_tokens_cells")(row))
     console.print(table)
     kinds = make_table("right, %", "keep", *names, title="by kind of question")
     for row in rows:
-        shares = (row["accuracy"][name] for name in names)
-        cells = ("-" if share is None else f"{100 * share['right']:.0f}" for share in shares)
-        kinds.add_row(row["method"], f"{row['keep']:g}", *cells)
+        shares = load(_TABLES + "kind_cells")(row, names)
+        kinds.add_row(row["method"], f"{row['keep']:g}", *shares)
     console.print(kinds)
     for name, reason in report["left_out"].items():
         console.print(f"{name} is left out: {reason}")
     console.print(
-        "tokens: visual tokens after the last layer (mean over layers). ms: medians a question, "
-        f"batch {report['batch']}. informative: right where all tokens are and Downsample is not "
-        "(of how many). Answers are compared without case and final punctuation."
+        "less, over: points of accuracy (95 %). tokens: visual tokens after the last layer (mean "
+        f"over layers). ms: medians a question, batch {report['batch']}. informative: right where "
+        "all tokens are and Downsample is not (of how many). Answers are compared without case, "
+        "extra blanks and final punctuation."
     )
     if len(report["sessions"]) > 1:
         console.print("Measured in several runs; seconds of different runs are hard to compare.")
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    share, informative = row["accuracy"]["all"], row["informative"]
-    return (
-        row["method"],
-        f"{row['keep']:g}",
-        f"{100 * share['right']:.1f}",
-        f"{100 * share['low']:.1f}…{100 * share['high']:.1f}",
-        f"{row['visual_tokens']:.0f} ({row['layer_tokens']:.0f})",
-        f"{row['flops'] / 1e9:.3g}",
-        f"{1000 * row['prefill_seconds']:.1f}",
-        f"{1000 * row['seconds']:.1f}",
-        _difference(row["to_all"]),
-        _difference(row["to_random"]),
-        "-" if informative is None
-        else f"{100 * informative['right']:.0f} (of {informative['questions']})",
-    )  # fmt: skip
-
-
-def _difference(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    low, middle, high = (100 * found[name] for name in ("low", "difference", "high"))
-    return f"{middle:+.1f} ({low:+.1f}…{high:+.1f})"

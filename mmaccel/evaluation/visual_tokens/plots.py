@@ -42,7 +42,7 @@ def draw_plots(file: Path, report: dict[str, Any]) -> None:
 
     figure = Figure(figsize=(13, 5.2), layout="constrained")
     for axes, (name, label) in zip(figure.subplots(1, 2), _PANELS.items(), strict=True):
-        _draw(axes, report["visual_tokens"], name)
+        _draw(axes, report["sides"], name)
         axes.set(xlabel=label, ylabel="right answers, %")
     figure.suptitle(f"{Path(report['model']).name}, {report['questions']} questions")
     handles, labels = figure.axes[0].get_legend_handles_labels()
