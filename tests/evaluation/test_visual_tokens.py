@@ -297,6 +297,7 @@ def test_which_methods_a_model_takes() -> None:
 
 def test_names_and_fractions() -> None:
     assert parse_methods(["fast-v", "Pyramid_drop"]) == [*CONTROLS, "FastV", "PyramidDrop"]
+    assert parse_methods(["random"]) == parse_methods(["RandomTokens"]) == list(CONTROLS)
     assert parse_methods([]) == list(METHODS)
     assert set(METHODS) == {
         name for name, module in mmaccel._PUBLIC.items() if ".visual_tokens." in module

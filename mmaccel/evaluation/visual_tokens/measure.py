@@ -109,8 +109,9 @@ def answer(
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
     with mmaccel.attach(
-        vlm.model, "autoregressive", strict=True, seed=list(seeds), visual_tokens=method
-    ):
+        vlm.model, "autoregressive", strict=True, seed=list(seeds), visual_tokens=method,
+        cuda_graphs=False,
+    ):  # fmt: skip
         with watch_prompt(vlm.model, synchronise) as cost, torch.no_grad():
             ids = vlm.model.generate(**inputs, **options)
     return vlm.decode(ids[:, inputs["input_ids"].shape[1] :]), cost

@@ -53,9 +53,10 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
         OptionError: an unknown name.
     """
     known = {name.lower(): name for name in METHODS}
+    short = {name.removesuffix("tokens"): found for name, found in known.items()}
     found = []
     for text in texts:
-        name = known.get(text.lower().replace("-", "").replace("_", ""))
+        name = (short | known).get(text.lower().replace("-", "").replace("_", ""))
         if name is None:
             raise OptionError(
                 f"--methods: expected some of {', '.join(known)}, received {show(text)}; controls "

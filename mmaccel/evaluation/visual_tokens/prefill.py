@@ -33,6 +33,7 @@ class PromptCost:
         encoder_seconds: of encoding images.
         prefill_seconds: from then to the first token's logits: reduction, and the prompt's pass.
         seconds: of the whole call.
+        step_seconds: of each further token, between the logits of two.
         columns: `[R, L]` int64, columns that each layer processed last, without padding.
         flops: `[R]` float64, of all passes up to the first token.
     """
@@ -40,13 +41,15 @@ class PromptCost:
     encoder_seconds: float = 0.0
     prefill_seconds: float = 0.0
     seconds: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     flops: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
 
 @contextmanager
 def watch_prompt(model: Any, synchronise: Callable[[], object]) -> Iterator[PromptCost]:
-    """Measure the `generate` call inside the block; its result is whole after the block.
+    """Measure the `generate` call inside the block; its result is whole after the block. Passes
+    that are captured as CUDA graphs run no hooks: attach with `cuda_graphs=False`.
 
     Args:
         model: a vision-language model of transformers.
@@ -56,7 +59,7 @@ def watch_prompt(model: Any, synchronise: Callable[[], object]) -> Iterator[Prom
     layers = list(model.get_decoder().layers)
     passes: list[tuple[int, tuple[int, int], Any]] = []  # (layer, (rows, columns), mask)
     is_done = False
-    began = encoded = time.perf_counter()
+    began = encoded = last = time.perf_counter()
 
     def note(index: int) -> Any:
         def hook(_: Any, args: Any, given: dict[str, Any], made: Any) -> None:
@@ -69,10 +72,14 @@ def watch_prompt(model: Any, synchronise: Callable[[], object]) -> Iterator[Prom
         return hook
 
     def finish(*_: Any) -> None:
-        nonlocal is_done
-        if not is_done:
-            synchronise()
-            cost.prefill_seconds, is_done = time.perf_counter() - encoded, True
+        nonlocal is_done, last
+        synchronise()
+        now = time.perf_counter()
+        if is_done:
+            cost.step_seconds.append(now - last)
+        else:
+            cost.prefill_seconds, is_done = now - encoded, True
+        last = now
 
     own = getattr(model, _ENCODE)
 

@@ -89,7 +89,8 @@ def open_model(name: str, device: str, dtype: Any) -> VisionModel:
     Args:
         name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a folder or hub
             id of a vision-language model of transformers with its processor.
-        device, dtype: of the model.
+        device: of the model.
+        dtype: of the model; None: that of its weights.
 
     Raises:
         OptionError: no such folder.
@@ -101,12 +102,12 @@ def open_model(name: str, device: str, dtype: Any) -> VisionModel:
     if name == DEMO or is_bare:
         demo = load("mmaccel.demo.vision:load_demo")
         model, processor = demo(DEMO, None if name == DEMO else folder)
-        return VisionModel(model.to(device, dtype), processor, True)
+        return VisionModel(model.to(device, dtype or model.dtype), processor, True)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     try:
         processor = AutoProcessor.from_pretrained(name)
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype)
+        model: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype or "auto")
     except ImportError as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingBackendError(
