@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main
+from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.demo.scenes_vqa.questions import KINDS
 from mmaccel.evaluation.visual_tokens import measure
 from tests.fixtures.tiny_vlms import build_vqa, encodes_first
@@ -116,6 +117,16 @@ def test_questions_of_ones_own(folder: Path, tmp_path: Path, capsys: Any) -> Non
     report = json.loads(file.read_text())
     assert report["kind_names"] == ["mine"] and report["questions"] == 1  # --questions 1
     assert "mine" in capsys.readouterr().out
+    full, other = tmp_path / "full", tmp_path / "other.json"
+    build_vqa().save_pretrained(full)
+    make_processor().save_pretrained(full)
+    assert evaluate(full, *given[:2], "--json", other, *given[4:], keep="0.5") == 0
+    again = json.loads(other.read_text())
+    assert again["weights"] == report["weights"] and again["max_new_tokens"] == 16
+    columns = [[row["visual_tokens"] for row in found["sides"]] for found in (report, again)]
+    assert columns[0] == columns[1] == [520, 250, 250, 250]
+    assert evaluate(full) == 2
+    assert "--data: expected questions" in capsys.readouterr().err
 
 
 def test_wrong_input_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -123,18 +134,14 @@ def test_wrong_input_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> No
         (("--methods", "nonsense"), "--methods: expected some of"),
         (("--questions", "0"), "--questions: expected at least 1"),
         (("--data", tmp_path / "no.jsonl"), "--data: expected a file"),
-        (("--dtype", "float8"), "--dtype: expected one of"),
+        (("--dtype", "float8"), "dtype: expected auto"),
     ):
         assert evaluate(folder, *options) == 2
         assert said in capsys.readouterr().err
     assert evaluate(folder, keep="1.5") == 2
     assert "--keep: expected a number in (0, 1]" in capsys.readouterr().err
-    assert evaluate(tmp_path / "nowhere") == 1
-    assert "expected scenes-vqa, or a vision-language model" in capsys.readouterr().err
-    full = tmp_path / "full"
-    build_vqa().save_pretrained(full)
-    from mmaccel.demo.scenes_vqa.processor import make_processor
-
-    make_processor().save_pretrained(full)
-    assert evaluate(full) == 2
-    assert "--data: expected questions" in capsys.readouterr().err
+    assert evaluate(tmp_path / "nowhere") == 2
+    assert "model: expected a folder" in capsys.readouterr().err
+    (tmp_path / "tokenizer.json").touch()
+    assert evaluate(tmp_path) == 1
+    assert "expected a vision-language model of transformers" in capsys.readouterr().err

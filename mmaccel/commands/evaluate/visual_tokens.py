@@ -32,8 +32,8 @@ def visual_tokens(
         int | None, typer.Option(help="of an answer; by default 4 for scenes-vqa, 16 for others")
     ] = None,
     seed: Annotated[int, typer.Option(help="of methods that draw")] = 0,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help=_HELP_JSON, parser=shared.parse_path, metavar="FILE"),
@@ -49,7 +49,8 @@ def visual_tokens(
     from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report
     from mmaccel.errors import OptionError
-    from mmaccel.loading import parse_dtype
+    from mmaccel.loading import choose_names
+    from mmaccel.pipelines.loading.placement import choose_dtype
     from mmaccel.samplers.noise import check_seed
 
     shared.check_count("questions", questions, MAX_MEASURED)
@@ -57,6 +58,7 @@ def visual_tokens(
     if max_new_tokens is not None:
         shared.check_count("max-new-tokens", max_new_tokens, MAX_MEASURED)
     check_seed(seed)
+    device, dtype = choose_names(device, dtype)
     names = load(_MODULE + "methods:parse_methods")(shared.split_values("--methods", methods))
     keeps = load(_MODULE + "methods:parse_keeps")(shared.split_values("--keep", keep))
     for option, file in (("--json", json_file), ("--plot", plot)):
@@ -66,7 +68,7 @@ def visual_tokens(
     asked = None
     if data is not None:
         asked = load(_MODULE + "questions:read_questions")(data, questions)
-    vlm = load(_MODULE + "questions:open_model")(model, device, parse_dtype(dtype))
+    vlm = load(_MODULE + "questions:open_model")(model, device, choose_dtype(dtype))
     if asked is None:
         if not vlm.is_demo:
             raise OptionError(

@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mmaccel.catalog import load
 from mmaccel.checks import show
-from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.image_folder import open_image
 from mmaccel.limits import parse_json, read_lines
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
+from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.loading.sources import find_model
 
 DEMO = "scenes-vqa"
 ALL = "all"  # questions of all kinds together
@@ -83,43 +88,34 @@ def _open(image: Any) -> Any:
     return open_image(image).convert("RGB") if isinstance(image, Path) else image
 
 
-def open_model(name: str, device: str, dtype: Any) -> VisionModel:
+def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
     """A model by its name.
 
     Args:
         name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a folder or hub
             id of a vision-language model of transformers with its processor.
-        device: of the model.
-        dtype: of the model; None: that of its weights.
+        device, dtype: of the model.
 
     Raises:
         OptionError: no such folder.
         UnsupportedModelError: a model or processor that transformers does not open.
         MissingBackendError: a package that its processor needs is not installed.
     """
-    folder = Path(name)
-    is_bare = folder.is_dir() and not any(folder.glob("*token*"))
-    if name == DEMO or is_bare:
-        demo = load("mmaccel.demo.vision:load_demo")
-        model, processor = demo(DEMO, None if name == DEMO else folder)
-        return VisionModel(model.to(device, dtype or model.dtype), processor, True)
+    folder = None if name == DEMO else find_model(name, {})
+    if folder is None or (folder.is_dir() and not any(folder.glob("*token*"))):
+        model, processor = load("mmaccel.demo.vision:load_demo")(DEMO, folder)
+        return VisionModel(model.to(device, dtype), processor, True)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    try:
-        processor = AutoProcessor.from_pretrained(name)
-        model: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype or "auto")
-    except ImportError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise MissingBackendError(
-            f"model: expected the packages of its processor, received {reason}; install them"
-        ) from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"model: expected {DEMO}, or a vision-language model of transformers with its "
-            f"processor, received {name!r} ({' '.join(str(error).split())[:200]}); check the name"
-        ) from error
+    with refusing(
+        f"a vision-language model of transformers with its processor in {folder}",
+        "one that transformers refuses", "give a folder that has both", folder=folder,
+    ):  # fmt: skip
+        processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        load_config = LoadConfig(device=device, dtype=dtype)
+        model = load_model(AutoModelForImageTextToText, folder, load_config, optional="")
     processor.tokenizer.padding_side = "left"
-    return VisionModel(model.to(device).eval(), processor, False)
+    return VisionModel(model, processor, False)
 
 
 def draw_questions(per_kind: int) -> list[ImageQuestion]:
