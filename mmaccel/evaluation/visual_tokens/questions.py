@@ -102,6 +102,7 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
         MissingBackendError: a package that its processor needs is not installed.
     """
     folder = None if name == DEMO else find_model(name, {})
+    processor: Any
     if folder is None or (folder.is_dir() and not any(folder.glob("*token*"))):
         model, processor = load("mmaccel.demo.vision:load_demo")(DEMO, folder)
         return VisionModel(model.to(device, dtype), processor, True)
@@ -111,7 +112,7 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
         f"a vision-language model of transformers with its processor in {folder}",
         "one that transformers refuses", "give a folder that has both", folder=folder,
     ):  # fmt: skip
-        processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
         load_config = LoadConfig(device=device, dtype=dtype)
         model = load_model(AutoModelForImageTextToText, folder, load_config, optional="")
     processor.tokenizer.padding_side = "left"
