@@ -72,6 +72,9 @@ def test_what_is_not_in_the_way_is_not_named() -> None:
     reason = plan_of(WHOLE, replace(LESS, step=0.1), max_new_tokens=1000).reason
     assert "encoder" not in reason and "choosing" not in reason and "hardly faster" not in reason
     inside = plan_of(replace(WHOLE, encoder=60.0), replace(LESS, encoder=50.0), max_new_tokens=2)
+    less = replace(LESS, encoder=53.0, prefill=5.5)
+    little = plan_of(replace(WHOLE, encoder=60.0), less, max_new_tokens=2)
+    assert not little.worth_it and "the encoder takes" not in little.reason
     assert inside.worth_it and "the encoder 50.00 s instead of 60.00 s" in inside.reason
 
 
@@ -94,6 +97,8 @@ def test_a_run_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_vlm("llava_next")
     inputs = draw_prompts("llava_next", model, (1,))
     n_visual = int((inputs["input_ids"] == IMAGE).sum())
+    first = model.generate(**inputs, max_new_tokens=1, do_sample=False)[0, -1]
+    model.generation_config.eos_token_id = int(first)  # an answer would end at once
     calls, generate = [], type(model).generate
 
     def count(self: Any, *args: Any, **given: Any) -> Any:
