@@ -13,12 +13,14 @@ from mmaccel.cli import main
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.demo.scenes_vqa.questions import KINDS
 from mmaccel.evaluation.visual_tokens import measure
+from mmaccel.evaluation.visual_tokens.methods import CONTROLS
 from tests.fixtures.tiny_vlms import build_vqa, encodes_first
 
 pytestmark = pytest.mark.skipif(
     not encodes_first(), reason="this transformers encodes images in its first pass"
 )
-SIDES = 1 + 2 * 4  # all tokens; three controls and FastV at two fractions
+EACH = len(CONTROLS) + 1  # controls, and FastV
+SIDES = 1 + 2 * EACH  # at two fractions, and all tokens
 ROUNDS = 2  # nine kinds in batches of five
 
 
@@ -59,7 +61,7 @@ def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, calls: Calls, capsy
     options = ("--methods", "fastv", "--json")
     calls.stop = 13
     assert evaluate(folder, *options, file) == 130
-    assert "12 of 18 batches answered" in capsys.readouterr().err
+    assert f"12 of {SIDES * ROUNDS} batches answered" in capsys.readouterr().err
     records = json.loads(file.read_text())["records"].values()
     assert sum(len(record["seconds"]) for record in records) == 12
     calls.stop = -1
@@ -85,7 +87,7 @@ def test_a_stopped_run_goes_on(folder: Path, tmp_path: Path, calls: Calls, capsy
             assert record[name] == report["records"][key][name]
     calls.clear()
     assert evaluate(folder, *options, whole, keep="0.5,0.25,0.1") == 0  # only what is new
-    assert len(calls) == 1 + 4 * ROUNDS and all("keep=0.1" in call for call in calls)
+    assert len(calls) == 1 + EACH * ROUNDS and all("keep=0.1" in call for call in calls)
 
 
 def test_a_report_of_something_else_is_left_alone(folder: Path, tmp_path: Path) -> None:
@@ -123,8 +125,9 @@ def test_questions_of_ones_own(folder: Path, tmp_path: Path, capsys: Any) -> Non
     assert evaluate(full, *given[:2], "--json", other, *given[4:], keep="0.5") == 0
     again = json.loads(other.read_text())
     assert again["weights"] == report["weights"] and again["max_new_tokens"] == 16
-    columns = [[row["visual_tokens"] for row in found["sides"]] for found in (report, again)]
-    assert columns[0] == columns[1] == [520, 250, 250, 250]
+    columns = [{r["method"]: r["visual_tokens"] for r in x["sides"]} for x in (report, again)]
+    assert columns[0] == columns[1] and set(columns[0]) == {"all tokens", *CONTROLS}
+    assert (columns[0]["all tokens"], columns[0]["RandomTokens"]) == (520, 250)
     assert evaluate(full) == 2
     assert "--data: expected questions" in capsys.readouterr().err
 

@@ -45,7 +45,7 @@ def visual_tokens(
     ] = None,
 ) -> None:  # fmt: skip
     """Accuracy by kind of question, visual tokens, FLOPs and seconds, of every method at every
-    fraction, next to all tokens and three controls."""
+    fraction, next to all tokens and controls."""
     from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report
     from mmaccel.errors import OptionError
@@ -210,7 +210,7 @@ def _print(report: dict[str, Any]) -> None:
     console.print(
         "less, over: points of accuracy (95 %). tokens: visual tokens after the last layer (mean "
         f"over layers). ms: medians a question, batch {report['batch']}. informative: right where "
-        "all tokens are and Downsample is not (of how many). Answers are compared without case, "
+        "all tokens are and downsampling is not (of how many). Answers are compared without case, "
         "extra blanks and final punctuation."
     )
     if len(report["sessions"]) > 1:

@@ -1,7 +1,7 @@
 """The sides of a measurement of visual tokens: all tokens, and each method at each fraction.
 
 The controls are always among them: a method is worth what it has over a random choice, an even one,
-and averages of neighbours.
+and plain downsampling, of tokens and, where the library has it, of pixels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 ALL_TOKENS = "all tokens"
-CONTROLS = ("Downsample", "RandomTokens", "UniformTokens")
-METHODS = (
-    *CONTROLS, "DivPrune", "VisionZip", "HiRED", "VidCom2", "EVS", "ToMe", "FiCoCoV", "FiCoCoL",
-    "DART", "FastV", "PyramidDrop", "LazyLLM", "ILRe",
-)  # fmt: skip
+_PUBLIC = [n for n, m in mmaccel._PUBLIC.items() if m.startswith("mmaccel.reduction.visual_tokens")]
+DOWNSAMPLING = ("DownsamplePixels", "Downsample")  # the first that is measured tells what is easy
+CONTROLS = tuple(n for n in (*DOWNSAMPLING, "RandomTokens", "UniformTokens") if n in _PUBLIC)
+METHODS = (*CONTROLS, *(n for n in _PUBLIC if n not in CONTROLS))
 
 
 @dataclass(frozen=True)

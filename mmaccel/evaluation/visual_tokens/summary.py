@@ -9,7 +9,8 @@ questions for independent; several about one image are not quite.
 Informative questions are those of VTC-Bench ("Are we using the right benchmark: an evaluation
 framework for visual token compression methods", arXiv:2510.07143): all tokens answer rightly, and
 plain downsampling to as many tokens does not. On the others a method cannot show that it chooses
-well. Departure: here the tokens are averaged (`Downsample`), there the image is made smaller.
+well. Departure: a model that does not take smaller images (`DownsamplePixels`) has its tokens
+averaged instead (`Downsample`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from mmaccel.evaluation.quality.report import wilson
 from mmaccel.evaluation.visual_tokens.measure import Record
-from mmaccel.evaluation.visual_tokens.methods import ALL_TOKENS, Side
+from mmaccel.evaluation.visual_tokens.methods import ALL_TOKENS, DOWNSAMPLING, Side
 from mmaccel.evaluation.visual_tokens.questions import ALL
 
 _Z = 1.959964  # of a two-sided 95 %
@@ -70,8 +71,9 @@ def summarise(
         }
         if not is_whole and at.get("RandomTokens") and side.name != "RandomTokens":
             row["to_random"] = paired_difference(right, at["RandomTokens"])
-        if not is_whole and at.get("Downsample"):
-            row["informative"] = share_of(keep_informative(right, whole, at["Downsample"]))
+        easy = next((at[name] for name in DOWNSAMPLING if at.get(name)), None)
+        if not is_whole and easy:
+            row["informative"] = share_of(keep_informative(right, whole, easy))
         rows.append(row)
     return rows
 
