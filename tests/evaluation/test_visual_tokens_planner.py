@@ -53,6 +53,7 @@ def test_the_longest_answer_that_pays(step: float) -> None:
         (replace(WHOLE, encoder=60.0), replace(LESS, encoder=60.0), 2, "the encoder takes 94 %"),
         (WHOLE, replace(LESS, step=0.1), 1000, "a cache of 2 key heads a layer is little"),
         (WHOLE, replace(LESS, step=0.095), 1000, "answer's 1000 tokens take 95 % of the time"),
+        (WHOLE, replace(LESS, step=0.4), 9, "a step takes 400 ms instead of 100 ms, which takes"),
         (WHOLE, replace(LESS, prefill=4.0, selection=2.5), 2, "choosing tokens takes 2.50 s and"),
         (WHOLE, replace(LESS, prefill=4.0, selection=0.0), 2,
          "a prompt of 240 columns is processed hardly"),
@@ -70,7 +71,14 @@ def test_it_says_why_it_does_not_pay(
 
 def test_what_is_not_in_the_way_is_not_named() -> None:
     reason = plan_of(WHOLE, replace(LESS, step=0.1), max_new_tokens=1000).reason
-    assert "encoder" not in reason and "choosing" not in reason and "hardly faster" not in reason
+    assert (
+        "takes back" not in reason
+        and "encoder" not in reason
+        and "choosing" not in reason
+        and "hardly faster" not in reason
+    )
+    slower = plan_of(less=replace(LESS, prefill=4.0, step=0.104), max_new_tokens=5).reason
+    assert "takes back" not in slower  # steps as good as equal
     inside = plan_of(replace(WHOLE, encoder=60.0), replace(LESS, encoder=50.0), max_new_tokens=2)
     less = replace(LESS, encoder=53.0, prefill=5.5)
     little = plan_of(replace(WHOLE, encoder=60.0), less, max_new_tokens=2)
@@ -125,6 +133,25 @@ def test_a_run_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             assert getattr(side, name) == pytest.approx((a + b) / 2) and min(a, b) > 0
     default = mmaccel.plan_visual_tokens(model, inputs, 0.5, repeats=1)
     assert default.method == mmaccel.DivPrune(keep=0.5) and default.concurrency == 1
+
+
+@needs_encoding
+def test_plans_of_later_steps_are_no_part_of_the_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Methods that revive tokens plan at every step."""
+    model = build_vlm("llava_next")
+    inputs = draw_prompts("llava_next", model, (1,))
+    method = mmaccel.FastV(keep=0.25, layer=1)
+    own, asked = planner._timed, []
+
+    def keep(method: Any, synchronise: Any, is_wanted: Any) -> Any:
+        asked.append(is_wanted)
+        return own(method, synchronise, is_wanted)
+
+    monkeypatch.setattr(planner, "_timed", keep)
+    assert planner.measure_costs(model, inputs, method).selection > 0  # wanted in the prompt's pass
+    assert not asked[0]()  # and no more after it
 
 
 @needs_encoding

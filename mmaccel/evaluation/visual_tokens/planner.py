@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from statistics import median
@@ -29,7 +29,7 @@ import mmaccel
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.visual_tokens.measure import count_visual
-from mmaccel.evaluation.visual_tokens.prefill import watch_prompt
+from mmaccel.evaluation.visual_tokens.prefill import PromptCost, watch_prompt
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 
@@ -47,7 +47,7 @@ class PromptCosts:
         encoder: seconds to encode its images.
         prefill: seconds from then to the first token's logits, selection included.
         step: seconds of each further token of the batch.
-        selection: seconds of choosing tokens, a part of the others.
+        selection: seconds of choosing tokens before the first one, a part of encoder and prefill.
         visual_tokens: of a prompt, mean over the language model's layers.
     """
 
@@ -137,8 +137,10 @@ class VisualTokenPlan:
         if self.worth_it:
             return self._gain()
         total, obstacles = self.seconds_without, []
-        decode = (self.max_new_tokens - 1) * whole.step
-        saved = whole.prefill - less.prefill + less.selection
+        steps = self.max_new_tokens - 1
+        decode = steps * whole.step
+        gain = whole.first_token() - less.first_token()
+        chosen_behind = 0.0 if self.method.stage == "encoder_layer" else less.selection
         if whole.encoder >= _MOST * total and less.encoder >= _SAME * whole.encoder:
             obstacles.append(
                 f"the encoder takes {_percent(whole.encoder / total)} of the time, and a method "
@@ -150,12 +152,18 @@ class VisualTokenPlan:
                 f"the answer's {self.max_new_tokens} tokens take {_percent(decode / total)} of the "
                 f"time, and {step}" + self._tell_step()
             )
-        if less.selection >= _MOST * max(saved, 1e-9):
+        elif less.step > whole.step / _SAME and steps * (less.step - whole.step) >= _MOST * gain:
             obstacles.append(
-                f"choosing tokens takes {_ms(less.selection)} and saves {_ms(max(saved, 0.0))} of "
-                "the prompt's pass: a cheaper method such as UniformTokens or DART"
+                f"a step takes {_ms(less.step)} instead of {_ms(whole.step)}, which takes back "
+                "what the prompt saves"
             )
-        if less.prefill - less.selection >= _SAME * whole.prefill:
+        if less.selection >= _MOST * max(gain + less.selection, 1e-9):
+            obstacles.append(
+                f"choosing tokens takes {_ms(less.selection)} and saves "
+                f"{_ms(max(gain + less.selection, 0.0))} of the first token's time: a cheaper "
+                "method such as UniformTokens or DART"
+            )
+        if less.prefill - chosen_behind >= _SAME * whole.prefill:
             obstacles.append(
                 f"a prompt of {less.visual_tokens + self.text_tokens:.0f} columns is processed "
                 f"hardly faster than one of {whole.visual_tokens + self.text_tokens:.0f}: it is "
@@ -203,7 +211,7 @@ class VisualTokenPlan:
         rows = [
             (name, _ms(getattr(whole, field)), _ms(getattr(less, field)))
             for name, field in (
-                ("encoder", "encoder"), ("prefill", "prefill"), ("of it selection", "selection"),
+                ("encoder", "encoder"), ("prefill", "prefill"), ("there selection", "selection"),
                 ("step", "step"),
             )
         ]  # fmt: skip
@@ -321,7 +329,8 @@ def measure_costs(
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
 
-    timed, selection = _timed(method, synchronise)
+    cost = PromptCost()
+    timed, selection = _timed(method, synchronise, lambda: not cost.prefill_seconds)
     n_tokens = 1 + _STEPS
     options: dict[str, Any] = {"max_new_tokens": n_tokens, "min_new_tokens": n_tokens}
     with mmaccel.attach(
@@ -340,9 +349,9 @@ def measure_costs(
 
 
 def _timed(
-    method: TokenReducer | None, synchronise: Any
+    method: TokenReducer | None, synchronise: Callable[[], None], is_wanted: Callable[[], bool]
 ) -> tuple[TokenReducer | None, list[float]]:
-    """A copy of a method that notes the seconds of its plans."""
+    """A copy of a method that notes the seconds of its plans, where they are wanted."""
     seconds: list[float] = []
     if method is None:
         return None, seconds
@@ -353,7 +362,8 @@ def _timed(
         began = time.perf_counter()
         found = plan(context)
         synchronise()
-        seconds.append(time.perf_counter() - began)
+        if is_wanted():
+            seconds.append(time.perf_counter() - began)
         return found
 
     object.__setattr__(made, "plan", timed)  # of this copy alone
