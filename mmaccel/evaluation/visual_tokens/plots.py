@@ -55,6 +55,8 @@ def _draw(axes: Any, rows: list[dict[str, Any]], name: str) -> None:
     for row in rows:
         if row["method"] == ALL_TOKENS:
             axes.plot(row[name], _percent(row), "k*", markersize=13, label=ALL_TOKENS)
+            low, high = (100 * row["accuracy"][ALL][bound] for bound in ("low", "high"))
+            axes.axhspan(low, high, color="#999999", alpha=0.12, label="its 95 % interval")
             axes.axhline(_percent(row), color="#999999", linestyle=":")
     for k, method in enumerate(methods):
         own = sorted((r for r in rows if r["method"] == method), key=lambda r: r["keep"])
