@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 import mmaccel
+from mmaccel.catalog import REDUCERS
 from mmaccel.demo.scenes_vqa.data import make_examples
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -311,13 +312,14 @@ def test_which_methods_a_model_takes() -> None:
 
 def test_names_and_fractions() -> None:
     assert parse_methods(["fast-v", "Pyramid_drop"]) == [*CONTROLS, "FastV", "PyramidDrop"]
+    assert {*parse_methods(REDUCERS)} == {*METHODS}
     assert parse_methods(["random"]) == parse_methods(["RandomTokens"]) == list(CONTROLS)
     assert parse_methods([]) == list(METHODS)
     assert {"DART", "EVS", "ToMe", "LazyLLM"} <= set(METHODS) and METHODS[
         : len(CONTROLS)
     ] == CONTROLS
     assert all(issubclass(getattr(mmaccel, name), TokenReducer) for name in METHODS)
-    with pytest.raises(OptionError, match="dart, .*received 'fastw'"):
+    with pytest.raises(OptionError, match="dart, .*received 'fastw'.*fastv"):
         parse_methods(["fastw"])
     assert parse_keeps(["0.5", ".11", "0.50"]) == [0.5, 0.11]
     for wrong in (["1"], ["0"], ["x"], [], ["nan"]):

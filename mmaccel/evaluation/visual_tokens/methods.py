@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import mmaccel
-from mmaccel.checks import check_number, show
+from mmaccel.catalog import REDUCERS
+from mmaccel.checks import check_number, show, suggest
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 ALL_TOKENS = "all tokens"
-_PUBLIC = [n for n, m in mmaccel._PUBLIC.items() if m.startswith("mmaccel.reduction.visual_tokens")]
+_KNOWN = {entry.target.split(":")[1]: short for short, entry in REDUCERS.items()}
 DOWNSAMPLING = ("DownsamplePixels", "Downsample")  # the first that is measured tells what is easy
-CONTROLS = tuple(n for n in (*DOWNSAMPLING, "RandomTokens", "UniformTokens") if n in _PUBLIC)
-METHODS = (*CONTROLS, *(n for n in _PUBLIC if n not in CONTROLS))
+CONTROLS = tuple(n for n in (*DOWNSAMPLING, "RandomTokens", "UniformTokens") if n in _KNOWN)
+METHODS = (*CONTROLS, *(n for n in _KNOWN if n not in CONTROLS))
 
 
 @dataclass(frozen=True)
@@ -46,23 +47,26 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
     """Names of methods, the controls first; none given: all.
 
     Args:
-        texts: names in any case, with or without `-` and `_`.
+        texts: of the catalog or of the classes, in any case, with or without `-` and `_`.
 
     Raises:
         OptionError: an unknown name.
     """
-    known = {name.lower(): name for name in METHODS}
-    short = {name.removesuffix("tokens"): found for name, found in known.items()}
+    spelled = {_plain(text): name for name in METHODS for text in (name, _KNOWN[name])}
     found = []
     for text in texts:
-        name = (short | known).get(text.lower().replace("-", "").replace("_", ""))
+        name = spelled.get(_plain(text))
         if name is None:
             raise OptionError(
-                f"--methods: expected some of {', '.join(known)}, received {show(text)}; controls "
-                "are always measured"
+                f"--methods: expected some of {', '.join(REDUCERS)}, received {show(text)}; "
+                f"{suggest(text, REDUCERS, 'controls are always measured')}"
             )
         found.append(name)
     return list(dict.fromkeys([*CONTROLS, *found])) if found else list(METHODS)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def parse_keeps(texts: Sequence[str]) -> list[float]:
