@@ -162,8 +162,8 @@ def _weight_files(
     stems = ("model", "diffusion_pytorch_model")
     infix = "" if variant is None else f".{variant}"
     names = []
-    for kind, known in (("safetensors", stems), ("bin", ("pytorch_model", stems[1]))):
-        for stem in known:
+    for kind, own_stems in (("safetensors", stems), ("bin", ("pytorch_model", stems[1]))):
+        for stem in own_stems:
             names += [f"{stem}{infix}.{kind}", f"{stem}.{kind}.index{infix}.json"]
     found = [str(own)] if own else [name for name in names if (folder / name).exists()]
     if not found or not is_plain(found[0]):

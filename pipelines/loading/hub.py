@@ -98,7 +98,7 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
             "copy there; download it once without"
         )
     try:
-        info = HfApi(token=options.token).repo_info(
+        info = HfApi(token=options.token).model_info(
             name, revision=options.revision, files_metadata=True
         )
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}

@@ -51,6 +51,9 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 _WARM_UP_PASSES = 3
 
+AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
+"""What `mmaccel.catalog.read_policy` takes."""
+
 
 class TextToImage:
     """Images from prompts, by any policy. One run at a time: the model has one cache.
@@ -151,7 +154,7 @@ class TextToImage:
         self,
         prompt: str | Sequence[str],
         *,
-        policy: Policy | CanvasPolicy | str | Mapping[str, Any] | None = None,
+        policy: AnyPolicy | None = None,
         negative_prompt: str | Sequence[str | None] | None = None,
         seed: int | Sequence[int] = 0,
         guidance_scale: float | None = None,
@@ -237,7 +240,7 @@ class TextToImage:
         prompts: Sequence[str],
         params: SamplingParams,
         *,
-        policy: Policy | CanvasPolicy | None = None,
+        policy: AnyPolicy | None = None,
         negatives: Sequence[str | None] | None = None,
         seed: int | Sequence[int] = 0,
         batch_size: int | None = None,
@@ -293,7 +296,7 @@ class TextToImage:
         requests: Sequence[Request],
         params: SamplingParams,
         *,
-        policy: Policy | CanvasPolicy | None = None,
+        policy: AnyPolicy | None = None,
         rows: int = 8,
         deliver: Callable[[RequestOutput], None],
         on_step: OnStep | OnCanvasStep | None = None,

@@ -158,7 +158,7 @@ def _open_text(args: argparse.Namespace) -> Target:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mmaccel.handle import family_of
-    from mmaccel.loading import parse_dtype
+    from mmaccel.pipelines.loading.placement import choose_dtype
     from mmaccel.pipelines.text_to_image.model import stack_rows
 
     if args.prompts is None:
@@ -168,7 +168,7 @@ def _open_text(args: argparse.Namespace) -> Target:
         )
     options = {"trust_remote_code": args.trust_remote_code}
     model = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=parse_dtype(args.dtype), **options
+        args.model, dtype=choose_dtype(args.dtype), **options
     )
     model = model.to(args.device).eval()
     family = family_of(model)
@@ -193,12 +193,11 @@ def _open_text(args: argparse.Namespace) -> Target:
 
 
 def _open_speech(args: argparse.Namespace) -> Target:
-    from mmaccel.loading import parse_dtype
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.plan import make_plan
 
     pipe = TextToSpeech.from_pretrained(
-        args.model, codec=args.codec, device=args.device, dtype=parse_dtype(args.dtype),
+        args.model, codec=args.codec, device=args.device, dtype=args.dtype,
         family=args.family, cuda_graphs=False, trust_remote_code=args.trust_remote_code,
     )  # fmt: skip
     speech = pipe.speech
@@ -221,13 +220,12 @@ def _open_speech(args: argparse.Namespace) -> Target:
 def _open_video(args: argparse.Namespace) -> Target:
     from PIL import Image
 
-    from mmaccel.loading import parse_dtype
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.image_to_video.preprocessing import read_start
     from mmaccel.pipelines.text_to_image.model import choose_params
 
     pipe = ImageToVideo.from_pretrained(
-        args.model, codec=args.codec, device=args.device, dtype=parse_dtype(args.dtype),
+        args.model, codec=args.codec, device=args.device, dtype=args.dtype,
         cuda_graphs=False, trust_remote_code=args.trust_remote_code,
     )  # fmt: skip
     video, files = pipe.video, _read_prompts(args)

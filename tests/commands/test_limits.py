@@ -19,7 +19,7 @@ BAD: list[tuple[str, list[str], str]] = [  # command, options, message
     (
         "generate x",
         ["--count", "1000000000"],
-        "--count: expected at most 100000, received 1000000",
+        "--num-images: expected at most 100000, received 1000000",
     ),
     ("generate x", ["--batch-size", "1000000000"], "--batch-size: expected at most 65536"),
     ("generate --prompts p.txt", ["--retries", "1000000"], "--retries: expected at most 1000"),
