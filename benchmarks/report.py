@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.gpu.tables import GPU_TABLES
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables
+from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables, visual_tokens_tables
 from mmaccel.results import EXACT_DTYPE, exactness_in
 
 Report = dict[str, Any]
@@ -277,6 +277,7 @@ _OWN = {
     "draft-study": draft_study_tables,
     "visual-prefill": visual_prefill_tables,
     "fastv-eager": fastv_eager_tables,
+    "visual-tokens": visual_tokens_tables,
     "routes": routes_tables,
 }
 _WHOLE = _OWN | GPU_TABLES

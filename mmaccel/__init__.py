@@ -77,6 +77,8 @@ _PUBLIC = {
     "decoder": "mmaccel.custom_generate",
     "detach": "mmaccel.handle",
     "load_demo": "mmaccel.demo.vision",
+    "plan_visual_tokens": "mmaccel.evaluation.visual_tokens.planner",
+    "VisualTokenPlan": "mmaccel.evaluation.visual_tokens.planner",
     "supports": "mmaccel.handle",
     "stateless": "mmaccel.pipelines.logits.processor_support",
     "Handle": "mmaccel.handle",
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
         ShapeError,
         UnsupportedModelError,
     )
+    from mmaccel.evaluation.visual_tokens.planner import VisualTokenPlan, plan_visual_tokens
     from mmaccel.handle import Handle, attach, detach, supports
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
     from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks

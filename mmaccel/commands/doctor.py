@@ -12,8 +12,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from mmaccel.commands.options import TrustRemoteCode
-from mmaccel.errors import MMAccelError
+from mmaccel.checks import check_number
+from mmaccel.commands.options import TrustRemoteCode, check_count, parse_path
+from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 
 _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "torch": "2.6",
@@ -36,14 +38,33 @@ class Finding(NamedTuple):
 def doctor(
     model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
     out: Annotated[Path, typer.Option(help="folder that images would go to")] = Path("out"),
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            help="of a question to a vision-language model", parser=parse_path, metavar="FILE"
+        ),
+    ] = None,
+    keep: Annotated[float, typer.Option(help="fraction of its visual tokens that stays")] = 0.22,
+    answer_tokens: Annotated[int, typer.Option(help="of its answer")] = 64,
+    concurrency: Annotated[int, typer.Option(help="questions at a time")] = 1,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Report what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
+    """Report what this machine can run, and why not the rest. Of a vision-language model also
+    measure whether fewer visual tokens pay here. Exit code 1 if nothing can run."""
     from rich.text import Text
 
     from mmaccel.commands.terminal import make_table, wide_console
 
+    check_number("--keep", keep, 0, 1, "give the fraction that stays", above_low=True)
+    check_count("answer-tokens", answer_tokens, MAX_MEASURED)
+    check_count("concurrency", concurrency, MAX_BATCH)
     found = check_model(model, trust_remote_code)
+    reads = "family vision_language" in found.detail
+    if image is not None and not reads:
+        raise OptionError(
+            f"--image: expected a vision-language model with it, received --model {model}; leave "
+            "it out"
+        )
     findings = [*check_packages(), *check_devices(), *check_kernels(), found, check_writing(out)]
     table = make_table("what", "", "detail", title="mmaccel doctor")
     marks = {"yes": ("yes", "green"), "no": ("no", "yellow"), "needed": ("missing", "red")}
@@ -55,6 +76,8 @@ def doctor(
     if broken:
         console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
         raise typer.Exit(1)
+    if reads:
+        tell_visual_tokens(model, image, keep, answer_tokens, concurrency)
     if "attach takes" in found.detail:
         console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
     else:
@@ -215,6 +238,45 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     except UnsupportedModelError:
         detail += "; generate draws with other models only"
     return Finding(what, "yes", detail)
+
+
+def tell_visual_tokens(
+    name: str, image: Path | None, keep: float, answer_tokens: int, concurrency: int
+) -> None:
+    """Measure whether fewer visual tokens pay, and print it; or why that cannot be measured.
+
+    Args:
+        name: of a vision-language model, see `doctor`.
+        image: a file; None: noise of 672x672 pixels.
+        keep, answer_tokens, concurrency: see `mmaccel.plan_visual_tokens`.
+
+    Raises:
+        OptionError: a file that is no image.
+    """
+    from PIL import Image
+
+    import mmaccel
+    from mmaccel.catalog import load
+    from mmaccel.commands.terminal import say, stderr_console
+    from mmaccel.pipelines.loading.placement import choose_placement
+
+    module = "mmaccel.evaluation.visual_tokens.questions:"
+    shown = Image.effect_noise((672, 672), 64).convert("RGB") if image is None else image
+    question = load(module + "ImageQuestion")("", "what is in this image?", "", shown)
+    stderr_console().print("measuring whether fewer visual tokens pay")
+    try:
+        vlm = load(module + "open_model")(name, *choose_placement())
+        inputs = vlm.encode([question])
+        plan = mmaccel.plan_visual_tokens(
+            vlm.model, inputs, keep, max_new_tokens=answer_tokens, concurrency=concurrency
+        )
+    except OptionError:
+        raise
+    except MMAccelError as error:
+        say(f"visual tokens: not measured: {error}")
+        return
+    made_up = "a made-up image of 672x672 (give --image)" if image is None else str(image)
+    say(f"Visual tokens of {made_up}.\n{plan}")
 
 
 def check_writing(folder: Path) -> Finding:

@@ -2,6 +2,7 @@
 
 `routes_tables` are those of `benchmarks/routes.py`: what an attached policy costs. `canvas_tables`
 are those of `mmaccel bench --family canvas`: what canvas policies cost and make.
+`visual_tokens_tables` are those of `mmaccel evaluate visual-tokens`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,18 @@ _ROUTE_HEADS = (
     "s an image",
     "speed-up",
     "of direct",
+)
+_VISUAL_HEADS = (
+    "method",
+    "keep",
+    "right, % (95 %)",
+    "less all tokens",
+    "over `RandomTokens`",
+    "of informative questions, %",
+    "visual tokens (mean over layers)",
+    "GFLOP of the prefill",
+    "prefill, ms",
+    "image to answer, ms",
 )
 _ROUTE_NAMES = {
     "library": "transformers alone",
@@ -115,3 +128,58 @@ def _canvas_cells(row: dict[str, Any], shown: dict[str, str]) -> tuple[str, ...]
         "" if row["same"] is None else f"{row['same']} of {row['rows']}",
         *(f"{row['quality'][name]:.3f}" for name in shown.values()),
     )
+
+
+def visual_tokens_tables(reports: dict[str, dict[str, Any]]) -> str:
+    """Two tables for each report of reducers: what each costs, and accuracy by kind."""
+    parts = []
+    for report in (r for r in reports.values() if "sides" in r):
+        machine, names = report["machine"], report["kind_names"]
+        parts += [
+            f"`{report['model']}`, {report['questions']} questions of {len(names)} kinds, batch "
+            f"{report['batch']}, {report['dtype']}; {machine['name']}, {machine['threads']} "
+            f"threads, torch {machine['versions']['torch']}. Made by `{report['command']}`.",
+            grid(_VISUAL_HEADS, [visual_tokens_cells(row) for row in report["sides"]]),
+            "Right answers by kind, %:",
+            grid(
+                ("method", "keep", *names),
+                [
+                    (row["method"], f"{row['keep']:g}", *kind_cells(row, names))
+                    for row in report["sides"]
+                ],
+            ),
+        ]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def visual_tokens_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the first of these tables."""
+    share, informative = row["accuracy"]["all"], row["informative"]
+    low, right, high = (100 * share[name] for name in ("low", "right", "high"))
+    return (
+        row["method"],
+        f"{row['keep']:g}",
+        f"{right:.1f} ({low:.1f}…{high:.1f})",
+        _points(row["to_all"]),
+        _points(row["to_random"]),
+        "-"
+        if informative is None
+        else f"{100 * informative['right']:.0f} (of {informative['questions']})",
+        f"{row['visual_tokens']:.0f} ({row['layer_tokens']:.0f})",
+        f"{row['flops'] / 1e9:.3g}",
+        f"{1000 * row['prefill_seconds']:.1f}",
+        f"{1000 * row['seconds']:.1f}",
+    )
+
+
+def kind_cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
+    """Right answers of a row by kind, %."""
+    shares = (row["accuracy"][name] for name in names)
+    return tuple("-" if share is None else f"{100 * share['right']:.0f}" for share in shares)
+
+
+def _points(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    low, middle, high = (100 * found[name] for name in ("low", "difference", "high"))
+    return f"{middle:+.1f} ({low:+.1f}…{high:+.1f})"

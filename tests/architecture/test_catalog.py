@@ -67,7 +67,7 @@ def test_every_method_for_visual_tokens_has_a_name() -> None:
     built = {type(make_reducer(name, keep=0.5)).__name__ for name in REDUCERS}
     public = {
         name for name in mmaccel.__all__
-        if name in mmaccel._PUBLIC and ".visual_tokens." in mmaccel._PUBLIC[name]
+        if name in mmaccel._PUBLIC and ".reduction.visual_tokens." in mmaccel._PUBLIC[name]
     }  # fmt: skip
     assert built == public and len(built) == len(REDUCERS)
     assert make_reducer("dart", n_keep=7, layer=3) == mmaccel.DART(n_keep=7, layer=3)

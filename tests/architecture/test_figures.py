@@ -85,6 +85,25 @@ def test_model_cards_are_written_from_their_figures(folder: Path) -> None:
     assert card["name"] == folder.name
 
 
+def test_reducers_are_compared_in_a_table() -> None:
+    share = {"right": 0.75, "low": 0.5, "high": 0.875, "questions": 8}
+    whole = {"method": "all tokens", "keep": 1.0, "accuracy": {"all": share, "a": share, "b": None}}
+    whole |= {"to_all": None, "to_random": None, "informative": None, "visual_tokens": 520.0}
+    whole |= {"layer_tokens": 520.0, "flops": 3.5e9, "prefill_seconds": 0.1, "seconds": 0.2}
+    less = {"difference": -0.1, "low": -0.2, "high": 0.05}
+    fast = whole | {"method": "FastV", "keep": 0.22, "to_all": less, "informative": share}
+    report = {"sides": [whole, fast], "model": "m", "questions": 8, "kind_names": ["a", "b"]}
+    report |= {"batch": 4, "dtype": "float32", "command": "mmaccel evaluate visual-tokens"}
+    report |= {"machine": {"name": "CPU", "threads": 2, "versions": {"torch": "2"}}}
+    marked = "<!-- table: visual-tokens -->\nold\n<!-- end -->"
+    filled = fill_tables(marked, {"a": report, "b": {"visual_tokens": 3}})
+    costs = "| 520 (520) | 3.5 | 100.0 | 200.0 |"
+    assert f"| all tokens | 1 | 75.0 (50.0…87.5) | - | - | - {costs}" in filled
+    fastv = "| FastV | 0.22 | 75.0 (50.0…87.5) | -10.0 (-20.0…+5.0) | - | 75 (of 8)"
+    assert f"{fastv} {costs}" in filled and "| FastV | 0.22 | 75 | - |" in filled
+    assert "old" not in filled and "Not yet measured." in fill_tables(marked, {})
+
+
 def test_the_draft_study_is_drawn_from_its_report() -> None:
     study = {
         "command": "python benchmarks/draft_study.py",

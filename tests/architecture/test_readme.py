@@ -56,7 +56,8 @@ def provide(name: str, folder: Path) -> Any:
 
 
 GUIDES = (
-    "coming-from", "extending", "speech", "video", "answer", "visual-tokens", "reducers/contract"
+    "coming-from", "extending", "speech", "video", "answer", "visual-tokens",
+    "visual-tokens-planner", "reducers/contract",
 )  # fmt: skip
 
 

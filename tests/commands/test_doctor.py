@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.commands import doctor
@@ -18,6 +19,7 @@ from mmaccel.kernels.dispatch import KERNELS, VARIABLE
 from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import N_TOKENS, break_weights, build_tiny
+from tests.fixtures.tiny_vlms import build_vqa, encodes_first
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +118,22 @@ def test_a_bad_value_is_one_clear_line(
     said = " ".join(capsys.readouterr().out.split())
     assert "expected one of auto, torch, triton, received 'fast'; unset it" in said
     assert "Traceback" not in said and "kernel unmask" not in said
+
+
+@pytest.mark.skipif(not encodes_first(), reason="this transformers encodes in its first pass")
+def test_doctor_plans_visual_tokens(tmp_path: Path, capsys: Any) -> None:
+    folder, image = tmp_path / "vqa", tmp_path / "a.png"
+    build_vqa().save_pretrained(folder)
+    Image.new("RGB", (80, 80)).save(image)
+    fixed = ["doctor", "--model", str(folder), "--out", str(tmp_path)]
+    capsys.readouterr()
+    assert main([*fixed, "--image", str(image), "--keep", "0.3", "--concurrency", "2"]) == 0
+    said = _flat(capsys)
+    assert "DivPrune(keep=0.3, n_keep=None) on cpu: 150 of 520 visual tokens" in said
+    assert "2 at a time, 64 tokens each" in said and "mmaccel.attach(model" in said
+    for wrong in (("--keep", "0"), ("--answer-tokens", "0"), ("--image", str(folder))):
+        assert main([*fixed, *wrong]) == 2
+    build_lm("gpt2").save_pretrained(tmp_path / "gpt2")
+    gpt2 = ["doctor", "--model", str(tmp_path / "gpt2"), "--out", str(tmp_path)]
+    assert main([*gpt2, "--image", str(image)]) == 2
+    assert "--image: expected a vision-language model" in capsys.readouterr().err

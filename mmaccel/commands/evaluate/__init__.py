@@ -1,4 +1,6 @@
-"""`mmaccel evaluate`: quality of images and words, exactness and speed of policies."""
+"""`mmaccel evaluate`: quality of images and words, exactness and speed of policies, and what fewer
+visual tokens cost.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from mmaccel.commands.evaluate.exactness import exactness
 from mmaccel.commands.evaluate.export import export
 from mmaccel.commands.evaluate.images import images
 from mmaccel.commands.evaluate.speed import speed
+from mmaccel.commands.evaluate.visual_tokens import visual_tokens
 from mmaccel.commands.evaluate.words import words
 
 evaluate = typer.Typer(
@@ -17,5 +20,5 @@ evaluate = typer.Typer(
     add_completion=False,
 )
 evaluate.command("pictures")(images)
-for command in (exactness, speed, words, export):
+for command in (exactness, speed, visual_tokens, words, export):
     evaluate.command()(command)

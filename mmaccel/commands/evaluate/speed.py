@@ -45,7 +45,12 @@ def speed(
     from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
     from mmaccel.checks import show
-    from mmaccel.commands.evaluate.setup import parse_sizes, pick_prompts, read_prompts
+    from mmaccel.commands.evaluate.setup import (
+        parse_sizes,
+        pick_prompts,
+        read_prompts,
+        synchronise_for,
+    )
     from mmaccel.commands.files import new_report, open_folder, write_lines
     from mmaccel.errors import OptionError
     from mmaccel.loading import choose_names, open_pipeline, pick_name
@@ -88,7 +93,7 @@ def speed(
     measured = load("mmaccel.evaluation.speed.measure:measure_speed")(
         pipe, {"plain": make_plain(chosen), "policy": chosen}, texts, params,
         batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, baselines=baselines,
-        synchronise=_synchronise_for(device),
+        synchronise=synchronise_for(device),
     )  # fmt: skip
     each = (2 + len(baselines)) * (runs + warm_up)  # runs of a size
     failure: BaseException | None = None
@@ -134,14 +139,6 @@ def _open_baselines(
             make = load("mmaccel.evaluation.speed.transformers_baseline:BaselineDecoding")
             found[name] = make(pipe, name, prompts)
     return found, left_out
-
-
-def _synchronise_for(device: str) -> Any:
-    import torch
-
-    if device.startswith("cuda"):
-        return lambda: torch.cuda.synchronize(device)  # of that device, not of the current one
-    return lambda: None
 
 
 def _collect(measured: Any, finished: list[Any], total: int) -> None:

@@ -1,0 +1,217 @@
+"""`mmaccel evaluate visual-tokens`: what fewer visual tokens cost in answers, and save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmaccel.commands import options as shared
+from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+
+_HELP_MODEL = "scenes-vqa, a folder with weights of it, or a vision-language model (with --data)"
+_HELP_METHODS = "with commas; by default all that the model takes. Controls are always measured"
+_HELP_DATA = 'a line {"image": …, "question": …, "answer": …, "kind": …} for each question'
+_HELP_JSON = "write figures here; a run that was stopped goes on from them"
+_KEEPS = "0.5,0.33,0.22,0.11"
+_MODULE = "mmaccel.evaluation.visual_tokens."
+_TABLES = "mmaccel.evaluation.tables:"
+
+
+def visual_tokens(
+    model: Annotated[str, typer.Argument(help=_HELP_MODEL)] = "scenes-vqa",
+    keep: Annotated[str, typer.Option(help="fractions that stay, with commas")] = _KEEPS,
+    methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = "",
+    questions: Annotated[int, typer.Option(help="of each kind, at most")] = 100,
+    data: Annotated[
+        Path | None, typer.Option(help=_HELP_DATA, parser=shared.parse_path, metavar="FILE")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 16,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="of an answer; by default 4 for scenes-vqa, 16 for others")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of methods that draw")] = 0,
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help=_HELP_JSON, parser=shared.parse_path, metavar="FILE"),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="draw accuracy against seconds and tokens (PNG)",
+                     parser=shared.parse_path, metavar="FILE"),
+    ] = None,
+) -> None:  # fmt: skip
+    """Accuracy by kind of question, visual tokens, FLOPs and seconds, of every method at every
+    fraction, next to all tokens and controls."""
+    from mmaccel.catalog import load
+    from mmaccel.commands.files import check_file, new_report
+    from mmaccel.errors import OptionError
+    from mmaccel.loading import choose_names
+    from mmaccel.pipelines.loading.placement import choose_dtype
+    from mmaccel.samplers.noise import check_seed
+
+    shared.check_count("questions", questions, MAX_MEASURED)
+    shared.check_count("batch", batch_size, MAX_BATCH)
+    if max_new_tokens is not None:
+        shared.check_count("max-new-tokens", max_new_tokens, MAX_MEASURED)
+    check_seed(seed)
+    device, dtype = choose_names(device, dtype)
+    names = load(_MODULE + "methods:parse_methods")(shared.split_values("--methods", methods))
+    keeps = load(_MODULE + "methods:parse_keeps")(shared.split_values("--keep", keep))
+    for option, file in (("--json", json_file), ("--plot", plot)):
+        check_file(option, file)
+    if plot is not None:
+        load(_MODULE + "plots:check_plots")()
+    asked = None
+    if data is not None:
+        asked = load(_MODULE + "questions:read_questions")(data, questions)
+    vlm = load(_MODULE + "questions:open_model")(model, device, choose_dtype(dtype))
+    if asked is None:
+        if not vlm.is_demo:
+            raise OptionError(
+                f"--data: expected questions for {model}, received none; only scenes-vqa has its "
+                "own. Write a JSON object a line and give the file"
+            )
+        asked = load(_MODULE + "questions:draw_questions")(questions)
+    sides, left_out = load(_MODULE + "methods:list_sides")(vlm.model, names, keeps)
+    new_tokens = max_new_tokens or (4 if vlm.is_demo else 16)
+    report = new_report(
+        device, model=model, weights=load(_MODULE + "questions:digest_weights")(vlm.model),
+        data=None if data is None else data.name, questions=len(asked),
+        digest=load(_MODULE + "questions:digest_questions")(asked), batch=batch_size,
+        max_new_tokens=new_tokens, dtype=dtype, seed=seed, left_out=left_out,
+        keeps=keeps, flops_formula=load(_MODULE + "prefill:FORMULA"),
+        kind_names=sorted({q.kind for q in asked}),
+    )  # fmt: skip
+    report["device"] = device
+    report["kinds"] = " ".join(str(report["kind_names"].index(q.kind)) for q in asked)
+    _run(report, vlm, asked, sides, json_file)
+    if plot is not None:
+        from mmaccel.outputs.whole_files import write_whole
+
+        draw = load(_MODULE + "plots:draw_plots")
+        write_whole(plot, lambda path: draw(path, report))
+    _print(report)
+
+
+def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | None) -> None:
+    """Measure what is not in the file yet, and put the records and their summary into the report.
+
+    Raises:
+        Stopped: by a signal; what was measured is in the file.
+    """
+    from mmaccel.catalog import load
+    from mmaccel.commands.evaluate.setup import synchronise_for
+    from mmaccel.commands.files import write_json
+    from mmaccel.commands.process import Stopped
+    from mmaccel.commands.terminal import progress_bar
+
+    records, sessions = _read_records(file, report)
+    for side in sides:
+        records.setdefault(side.key, load(_MODULE + "measure:new_record")())
+    rounds = load(_MODULE + "measure:count_rounds")(asked, report["batch"])
+    missing = sum(rounds - len(records[side.key]["seconds"]) for side in sides)
+    if missing:
+        sessions.append({"command": report["command"], "machine": report["machine"]})
+    report |= {"sessions": sessions, "records": records}
+
+    def keep() -> None:
+        report["sides"] = load(_MODULE + "summary:summarise")(
+            sides, records, [q.kind for q in asked], report["batch"]
+        )
+        write_json(file, report)
+
+    measured = load(_MODULE + "measure:measure_sides")(
+        vlm, asked, sides, records, batch=report["batch"],
+        max_new_tokens=report["max_new_tokens"], seed=report["seed"],
+        session=len(sessions) - 1, synchronise=synchronise_for(report["device"]),
+    )  # fmt: skip
+    done = 0
+    try:
+        with progress_bar() as bar:
+            task = bar.add_task("answering", total=missing)
+            for done, _ in enumerate(measured, 1):
+                bar.advance(task)
+                if done % len(sides) == 0:
+                    keep()
+    except KeyboardInterrupt:
+        remains = f"the same command with --json {file} goes on" if file else "nothing is kept"
+        raise Stopped(f"stopped; {done} of {missing} batches answered, {remains}") from None
+    finally:
+        keep()
+
+
+_SAME = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device", "seed")
+
+
+def _read_records(
+    file: Path | None, report: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The records and runs of an earlier report; empty where there is no file.
+
+    Raises:
+        OptionError: a report of other questions, settings or weights, or no report.
+    """
+    from mmaccel.catalog import load
+    from mmaccel.checks import show
+    from mmaccel.errors import OptionError
+    from mmaccel.limits import parse_json, read_whole
+
+    if file is None or not file.exists():
+        return {}, []
+    try:
+        found = parse_json(read_whole(file, "--json"))
+        records = {key: dict(record) for key, record in found["records"].items()}
+        sessions = list(found["sessions"])
+        per_round = load(_MODULE + "measure:PER_ROUND")
+        lengths = [{len(record[name]) for name in per_round} for record in records.values()]
+        is_whole = all(len(own) == 1 for own in lengths)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise OptionError(
+            f"--json: expected no file yet, or a report of this command to go on from, received "
+            f"{str(file)!r}; choose another name"
+        )
+    for name in _SAME:
+        if found.get(name) != report[name]:
+            raise OptionError(
+                f"--json: expected a report with the same {name} ({show(report[name])}) to go on "
+                f"from, received {show(found.get(name))} in {str(file)!r}; choose another name"
+            )
+    return records, sessions
+
+
+def _print(report: dict[str, Any]) -> None:
+    from mmaccel.catalog import load
+    from mmaccel.commands.terminal import make_table, wide_console
+
+    console, rows = wide_console(), report["sides"]
+    names = report["kind_names"]
+    title = f"{report['model']}: {report['questions']} questions of {len(names)} kinds"
+    heads = (
+        "keep", "right % (95 %)", "less all tokens", "over random", "informative %", "tokens",
+        "GFLOP", "prefill ms", "all ms",
+    )  # fmt: skip
+    table = make_table("method", *heads, title=title)
+    for row in rows:
+        table.add_row(*load(_TABLES + "visual_tokens_cells")(row))
+    console.print(table)
+    kinds = make_table("right, %", "keep", *names, title="by kind of question")
+    for row in rows:
+        shares = load(_TABLES + "kind_cells")(row, names)
+        kinds.add_row(row["method"], f"{row['keep']:g}", *shares)
+    console.print(kinds)
+    for name, reason in report["left_out"].items():
+        console.print(f"{name} is left out: {reason}")
+    console.print(
+        "less, over: points of accuracy (95 %). tokens: visual tokens after the last layer (mean "
+        f"over layers). ms: medians a question, batch {report['batch']}. informative: right where "
+        "all tokens are and downsampling is not (of how many). Answers are compared without case, "
+        "extra blanks and final punctuation."
+    )
+    if len(report["sessions"]) > 1:
+        console.print("Measured in several runs; seconds of different runs are hard to compare.")

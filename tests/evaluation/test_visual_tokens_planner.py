@@ -1,0 +1,172 @@
+"""Whether fewer visual tokens pay: arithmetic on injected costs, and a run on a tiny model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import mmaccel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.evaluation.visual_tokens import planner
+from mmaccel.evaluation.visual_tokens.planner import PromptCosts, VisualTokenPlan
+from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts, encodes_first
+
+WHOLE = PromptCosts(1.0, 4.0, 0.1, 0.0, 1000.0)
+LESS = PromptCosts(1.0, 1.5, 0.08, 0.5, 220.0)
+
+
+def plan_of(whole: PromptCosts = WHOLE, less: PromptCosts = LESS, **more: Any) -> VisualTokenPlan:
+    options: dict[str, Any] = dict(max_new_tokens=11, concurrency=1, text_tokens=20, key_heads=2)
+    method = mmaccel.DART(keep=0.22)
+    return VisualTokenPlan(method, whole, less, **options | more, device="cpu")
+
+
+def test_expected_seconds() -> None:
+    plan = plan_of()
+    assert plan.seconds_without == pytest.approx(1 + 4 + 10 * 0.1)
+    assert plan.seconds_with == pytest.approx(1 + 1.5 + 10 * 0.08)
+    assert plan.speed_up == pytest.approx(6 / 3.3) and plan.worth_it
+    assert plan.longest_answer is None  # steps are faster too
+    assert "prompt's pass takes 1.50 s instead of 4.00 s" in plan.reason
+    assert "encoder" not in plan.reason and "step" not in plan.reason
+    assert "This will pay here: 1.82 times as fast" in str(plan)
+    one = plan_of(max_new_tokens=1)
+    assert (one.seconds_without, one.seconds_with) == (5.0, 2.5)
+
+
+@pytest.mark.parametrize("step", [0.0999, 0.101, 0.2])
+def test_the_longest_answer_that_pays(step: float) -> None:
+    plan = plan_of(less=replace(LESS, step=step))
+    longest = plan.longest_answer
+    assert longest is not None
+    assert replace(plan, max_new_tokens=longest).worth_it
+    assert not replace(plan, max_new_tokens=longest + 1).worth_it
+    assert f"Up to {longest} tokens it pays." in str(replace(plan, max_new_tokens=2))
+    assert plan_of(less=replace(LESS, prefill=4.0, step=step)).longest_answer == 0
+
+
+@pytest.mark.parametrize(
+    ("whole", "less", "tokens", "said"),
+    [
+        (replace(WHOLE, encoder=60.0), replace(LESS, encoder=60.0), 2, "the encoder takes 94 %"),
+        (WHOLE, replace(LESS, step=0.1), 1000, "a cache of 2 key heads a layer is little"),
+        (WHOLE, replace(LESS, step=0.095), 1000, "answer's 1000 tokens take 95 % of the time"),
+        (WHOLE, replace(LESS, step=0.4), 9, "a step takes 400 ms instead of 100 ms, which takes"),
+        (WHOLE, replace(LESS, prefill=4.0, selection=2.5), 2, "choosing tokens takes 2.50 s and"),
+        (WHOLE, replace(LESS, prefill=4.0, selection=0.0), 2,
+         "a prompt of 240 columns is processed hardly"),
+        (replace(WHOLE, encoder=2.0), replace(LESS, encoder=2.0, prefill=3.5, selection=0.1), 2,
+         "500 ms of it"),
+    ],
+)  # fmt: skip
+def test_it_says_why_it_does_not_pay(
+    whole: PromptCosts, less: PromptCosts, tokens: int, said: str
+) -> None:
+    plan = plan_of(whole, less, max_new_tokens=tokens)
+    assert not plan.worth_it and said in plan.reason
+    assert "This will not pay here" in str(plan)
+
+
+def test_what_is_not_in_the_way_is_not_named() -> None:
+    reason = plan_of(WHOLE, replace(LESS, step=0.1), max_new_tokens=1000).reason
+    assert (
+        "takes back" not in reason
+        and "encoder" not in reason
+        and "choosing" not in reason
+        and "hardly faster" not in reason
+    )
+    slower = plan_of(less=replace(LESS, prefill=4.0, step=0.104), max_new_tokens=5).reason
+    assert "takes back" not in slower  # steps as good as equal
+    inside = plan_of(replace(WHOLE, encoder=60.0), replace(LESS, encoder=50.0), max_new_tokens=2)
+    less = replace(LESS, encoder=53.0, prefill=5.5)
+    little = plan_of(replace(WHOLE, encoder=60.0), less, max_new_tokens=2)
+    assert not little.worth_it and "the encoder takes" not in little.reason
+    assert inside.worth_it and "the encoder 50.00 s instead of 60.00 s" in inside.reason
+
+
+def test_it_says_that_it_slows_down_and_that_it_is_unsure() -> None:
+    slow = plan_of(less=replace(LESS, prefill=9.0, selection=6.0))
+    assert slow.speed_up < 1 and "This will slow you down here: 1.80 times slower" in str(slow)
+    steady = plan_of(rounds=((WHOLE, LESS), (WHOLE, replace(LESS, prefill=2.0))))
+    assert steady.spread == pytest.approx((6 / 3.8, 6 / 3.3)) and "unsteady" not in str(steady)
+    wild = plan_of(rounds=((WHOLE, LESS), (LESS, WHOLE)))
+    assert wild.spread[0] == pytest.approx(3.3 / 6) and "too unsteady to be sure" in str(wild)
+
+
+needs_encoding = pytest.mark.skipif(
+    not encodes_first(), reason="this transformers encodes images in its first pass"
+)
+
+
+@needs_encoding
+def test_a_run_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_vlm("llava_next")
+    inputs = draw_prompts("llava_next", model, (1,))
+    n_visual = int((inputs["input_ids"] == IMAGE).sum())
+    first = model.generate(**inputs, max_new_tokens=1, do_sample=False)[0, -1]
+    model.generation_config.eos_token_id = int(first)  # an answer would end at once
+    calls, generate = [], type(model).generate
+
+    def count(self: Any, *args: Any, **given: Any) -> Any:
+        made = generate(self, *args, **given)
+        calls.append((len(made), made.shape[1] - given["input_ids"].shape[1]))
+        return made
+
+    monkeypatch.setattr(type(model), "generate", count)
+    method = mmaccel.FastV(keep=0.25, layer=1)
+    plan = mmaccel.plan_visual_tokens(
+        model, inputs, method=method, concurrency=3, max_new_tokens=40, repeats=2
+    )
+    assert calls == [(3, 9)] * 6  # eight steps, whatever the answer; the first two warm up
+    assert plan.method is method and "plan" not in vars(method) and len(plan.rounds) == 2
+    assert plan.whole.visual_tokens == n_visual and plan.whole.selection == 0
+    kept = -(-n_visual // 4)
+    assert plan.reduced.visual_tokens == pytest.approx((n_visual + 2 * kept) / 3, abs=0.5)
+    assert 0 < plan.reduced.selection < plan.reduced.prefill
+    assert plan.text_tokens == inputs["input_ids"].shape[1] - n_visual
+    assert (plan.concurrency, plan.max_new_tokens, plan.key_heads) == (3, 40, 2)
+    for side, k in ((plan.whole, 0), (plan.reduced, 1)):
+        for name in ("encoder", "prefill", "step"):
+            a, b = (getattr(pair[k], name) for pair in plan.rounds)
+            assert getattr(side, name) == pytest.approx((a + b) / 2) and min(a, b) > 0
+    default = mmaccel.plan_visual_tokens(model, inputs, 0.5, repeats=1)
+    assert default.method == mmaccel.DivPrune(keep=0.5) and default.concurrency == 1
+
+
+@needs_encoding
+def test_plans_of_later_steps_are_no_part_of_the_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Methods that revive tokens plan at every step."""
+    model = build_vlm("llava_next")
+    inputs = draw_prompts("llava_next", model, (1,))
+    method = mmaccel.FastV(keep=0.25, layer=1)
+    own, asked = planner._timed, []
+
+    def keep(method: Any, synchronise: Any, is_wanted: Any) -> Any:
+        asked.append(is_wanted)
+        return own(method, synchronise, is_wanted)
+
+    monkeypatch.setattr(planner, "_timed", keep)
+    assert planner.measure_costs(model, inputs, method).selection > 0  # wanted in the prompt's pass
+    assert not asked[0]()  # and no more after it
+
+
+@needs_encoding
+def test_wrong_input_is_refused() -> None:
+    model = build_vlm("llava_next")
+    inputs = draw_prompts("llava_next", model, (1,))
+    for wrong in ({"keep": 0}, {"method": "dart"}, {"concurrency": 0}, {"max_new_tokens": 1.5}):
+        with pytest.raises(OptionError):
+            mmaccel.plan_visual_tokens(model, inputs, **wrong)
+    with pytest.raises(UnsupportedModelError, match="video"):
+        mmaccel.plan_visual_tokens(model, inputs, method=mmaccel.EVS(keep=0.5))
+    text = {name: inputs[name][:, :3] for name in ("input_ids", "attention_mask")}
+    with pytest.raises(OptionError, match="with an image"):
+        mmaccel.plan_visual_tokens(model, text)
+
+
+def test_steps_are_those_that_the_costs_are_of() -> None:
+    assert f"Measured: encoder, prefill, {planner._STEPS} steps" in str(plan_of())
