@@ -20,7 +20,7 @@ merging = pytest.mark.parametrize("name", [name for name in ALL if CASES[name].m
 
 
 def test_every_public_reducer_has_a_case() -> None:
-    public = {n for n, module in mmaccel._PUBLIC.items() if "visual_tokens" in module}
+    public = {n for n, module in mmaccel._PUBLIC.items() if "reduction.visual_tokens" in module}
     public -= {"DownsamplePixels"}  # plans nothing: the encoder makes fewer tokens
     assert {type(case.make(keep=1)).__name__ for case in CASES.values()} == public
 
