@@ -1,8 +1,9 @@
 """The vision tower of `scenes-vqa`, trained to say of every patch what stands there.
 
 A patch's label comes from the map of the image: colour and shape of the object, its size, the
-colour of the dot on it, where its centre lies, and both digits of a sign. The class token says
-which pairs of colour and shape its view shows. The language model then reads what is there instead
+colour of the dot on it, where its centre lies, and both digits of a sign. Every patch also says
+where in its view it lies, so that questions of left and right can be answered from any patch alone.
+The class token says which pairs of colour and shape its view shows. The language model then reads what is there instead
 of learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv 2403.19596).
 """
 
@@ -44,6 +45,7 @@ _IDS = FIRST_SIGN + 2
 _STEPS = 16  # units of `right` and `down` in a pixel
 _SHOWN = 1 / 8  # least share of a patch that an object covers to be its label
 _REACH = 10.0  # scale of offsets, pixels
+_PLACE_WEIGHT = 20.0  # an error of half a patch then costs 0.05 nats
 
 
 def label_patches(scenes: list[BusyScene], maps: Tensor) -> Tensor:
@@ -121,6 +123,7 @@ class TowerReader(nn.Module):
         self.tower = tower
         self.norm = nn.LayerNorm(width)
         self.patches = nn.Linear(width, sum(CLASSES.values()) + 2)
+        self.places = nn.Linear(width, 2)
         self.view = nn.Linear(width, len(COLOURS) * (len(SHAPES) + 1))
 
     def forward(self, views: Tensor) -> Tensor:
@@ -134,6 +137,14 @@ class TowerReader(nn.Module):
         *classes, offsets = self.patches(states[:, 1:]).split([*CLASSES.values(), 2], -1)
         return dict(zip(CLASSES, classes, strict=True)), offsets, self.view(states[:, 0])
 
+    def place_error(self, states: Tensor) -> Tensor:
+        """How far off each patch places itself, [N, 100, 2] in patches: column and row."""
+        axis = torch.arange(GRID, device=states.device, dtype=states.dtype)
+        own = torch.stack([axis.repeat(GRID), axis.repeat_interleave(GRID)], 1)
+        middle = (GRID - 1) / 2
+        error: Tensor = self.places(self.norm(states[:, 1:])) * middle + middle - own
+        return error
+
     def loss(self, states: Tensor, labels: Tensor) -> Tensor:
         """The sum of all readers' losses, nats, for labels [N, 100, 9]."""
         logits, offsets, pairs = self.read(states)
@@ -146,6 +157,7 @@ class TowerReader(nn.Module):
         is_there = labels[..., 1] > 0
         wanted = labels[..., 7:][is_there] / (_STEPS * _REACH)
         total = total + smooth_l1_loss(offsets[is_there], wanted, beta=0.1)
+        total = total + (self.place_error(states) / GRID).square().mean() * _PLACE_WEIGHT
         return total + 4 * binary_cross_entropy_with_logits(pairs, pairs_shown(labels))
 
     def save_pretrained(self, folder: Path) -> None:
@@ -192,8 +204,14 @@ class Tower:
         self.checks = _views_and_labels(VALIDATION_SEED, range(checks))
 
     def build(self, start: str | None) -> Any:
-        """See `Task`; nothing to start from."""
-        return TowerReader(build_tower())
+        """See `Task`; `start` is the work folder of another run."""
+        model = TowerReader(build_tower())
+        if start is not None:
+            file = Path(start) / "generator.pt"
+            model.load_state_dict(
+                torch.load(file, map_location="cpu", weights_only=True)["average"], strict=False
+            )
+        return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         """Views [5 B, 3, 40, 40] and labels [5 B, 100, 9] of batch `step`."""
@@ -222,6 +240,7 @@ class Tower:
             right = logits[name].argmax(-1) == labels[..., k]
             found[name] = float(right[asked].float().mean())
         wrong = offsets[is_there] * _REACH - labels[..., 7:][is_there] / _STEPS
+        found["place_patches"] = float(model.place_error(states).abs().mean())
         found["offset_pixels"] = float(wrong.abs().mean())
         model.train()
         return found
