@@ -1,6 +1,6 @@
 """Questions about busy scenes, with their answers, and the words they are made of.
 
-Nine kinds. An answer is one word, two (a colour and a shape) or a number. Answers are balanced: of
+Ten kinds. An answer is one word, two (a colour and a shape) or a number. Answers are balanced: of
 all questions of a kind that a scene allows, the answer is drawn first, then a question that has it.
 What is false is almost true: a `red star` is asked for where something red and a star are, but no
 red star.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmaccel.demo.scenes.layout import COLOURS, SHAPES, SIZES
-from mmaccel.demo.scenes_vqa.layout import BusyScene, Thing
+from mmaccel.demo.scenes_vqa.layout import CANVAS, BusyScene, Thing
 
 DIRECTIONS = ("left of", "right of", "above", "below")
 _CLEAR = 5.0  # pixels by which a relation must hold
@@ -87,6 +87,16 @@ def _counts(scene: BusyScene) -> dict[str, str]:
     return {f"how many {what} are there?": str(n) for what, n in counts.items()}
 
 
+def _sides(scene: BusyScene) -> dict[str, str]:
+    texts = {}
+    for thing in scene.things:
+        for low, high, way in (("left", "right", thing.x), ("above", "below", thing.y)):
+            if abs(way - CANVAS / 2) >= _CLEAR:  # of the middle of the image
+                text = f"is the {_noun(thing)} {low} or {high}?"
+                texts[text] = low if way < CANVAS / 2 else high
+    return texts
+
+
 def _relations(scene: BusyScene) -> dict[str, str]:
     texts = {}
     for a in scene.things:
@@ -138,6 +148,7 @@ KINDS: dict[str, Callable[[BusyScene], dict[str, str]]] = {
     "exists": _existences,
     "sign": _numbers,
     "dot": _dots,
+    "side": _sides,
 }
 
 
