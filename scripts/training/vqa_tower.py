@@ -2,8 +2,8 @@
 
 A patch's label comes from the map of the image: colour and shape of the object, its size, the
 colour of the dot on it, where its centre lies, and both digits of a sign. Every patch also says
-where in its view it lies, so that questions of left and right can be answered from any patch alone.
-The class token says which pairs of colour and shape its view shows. The language model then reads what is there instead
+where it lies, in the whole image or, elsewhere among its features, in its tile: a language model
+that averages over the patches of an object can then read on which side of the image it is. The class token says which pairs of colour and shape its view shows. The language model then reads what is there instead
 of learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv 2403.19596).
 """
 
@@ -123,7 +123,7 @@ class TowerReader(nn.Module):
         self.tower = tower
         self.norm = nn.LayerNorm(width)
         self.patches = nn.Linear(width, sum(CLASSES.values()) + 2)
-        self.places = nn.Linear(width, 2)
+        self.places = nn.Linear(width, 4)
         self.view = nn.Linear(width, len(COLOURS) * (len(SHAPES) + 1))
 
     def forward(self, views: Tensor) -> Tensor:
@@ -138,11 +138,17 @@ class TowerReader(nn.Module):
         return dict(zip(CLASSES, classes, strict=True)), offsets, self.view(states[:, 0])
 
     def place_error(self, states: Tensor) -> Tensor:
-        """How far off each patch places itself, [N, 100, 2] in patches: column and row."""
-        axis = torch.arange(GRID, device=states.device, dtype=states.dtype)
+        """How far off each patch of N views, five of each image, places itself, [N, 100, 4].
+
+        In patches from the middle: column and row in the whole image, 0 in a tile; then those in a
+        tile, 0 in the whole image.
+        """
+        axis = torch.arange(GRID, device=states.device, dtype=states.dtype) - (GRID - 1) / 2
         own = torch.stack([axis.repeat(GRID), axis.repeat_interleave(GRID)], 1)
-        middle = (GRID - 1) / 2
-        error: Tensor = self.places(self.norm(states[:, 1:])) * middle + middle - own
+        is_whole = torch.arange(len(states), device=states.device) % VIEWS == 0
+        whole = torch.where(is_whole[:, None, None], own, 0.0)
+        wanted = torch.cat([whole, own - whole], 2)
+        error: Tensor = self.places(self.norm(states[:, 1:])) * (GRID / 2) - wanted
         return error
 
     def loss(self, states: Tensor, labels: Tensor) -> Tensor:
@@ -208,9 +214,10 @@ class Tower:
         model = TowerReader(build_tower())
         if start is not None:
             file = Path(start) / "generator.pt"
-            model.load_state_dict(
-                torch.load(file, map_location="cpu", weights_only=True)["average"], strict=False
-            )
+            state = torch.load(file, map_location="cpu", weights_only=True)["average"]
+            own = model.state_dict()
+            known = {name: w for name, w in state.items() if own[name].shape == w.shape}
+            model.load_state_dict(known, strict=False)
         return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
