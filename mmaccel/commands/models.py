@@ -9,13 +9,22 @@ def models() -> None:
     from pathlib import Path
 
     import mmaccel
-    from mmaccel.catalog import MODELS, POLICIES, REDUCERS, TEXT_MODELS, load, make_policy
+    from mmaccel.catalog import (
+        MODELS,
+        POLICIES,
+        REDUCERS,
+        TEXT_MODELS,
+        VISION_MODELS,
+        load,
+        make_policy,
+    )
     from mmaccel.commands.terminal import make_table, wide_console
     from mmaccel.samplers.drafting.coarse_model import find_coarse
 
     console, weights = wide_console(), Path(mmaccel.__file__).parent / "demo" / "weights"
     table = make_table("model", "coarse drafts", "what", title="Demo models")
-    summaries = {name: model.summary for name, model in MODELS.items()} | TEXT_MODELS
+    summaries = {name: model.summary for name, model in MODELS.items()}
+    summaries |= TEXT_MODELS | VISION_MODELS
     for name, summary in summaries.items():
         has_coarse = find_coarse(weights / name) is not None
         table.add_row(name, "yes" if has_coarse else "-", summary)

@@ -335,6 +335,7 @@ _KINDS = {
     "exists": "is there a red star?",
     "sign": "what number is on the green sign?",
     "dot": "what colour is the dot on the red square?",
+    "side": "is the red star left or right?",
     "all": "",
 }
 
@@ -370,6 +371,7 @@ def write_vqa_card(card: dict[str, Any]) -> str:
         ],
     )
     text += f"\nMinutes are of one thread. Measured on {_device(card)}.\n"
+    text += "".join(f"\n{note}\n" for note in card["notes"])
     return text + _made_by(card)
 
 

@@ -29,6 +29,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw images")
     parser.add_argument("--questions", type=int, default=500, help="of each kind, for the card")
+    parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     for stage in STAGES:
         parser.add_argument(f"--{stage}-steps", type=int, default=PLANS[stage].steps)
         parser.add_argument(f"--{stage}-fall", type=int, default=PLANS[stage].fall)
@@ -46,5 +47,5 @@ def main(part: str, arguments: Sequence[str]) -> None:
     elif part == "vqa-export":
         export_vqa(args.work, args.target)
     else:
-        card = export_vqa_card(args.work, args.target, args.questions)
+        card = export_vqa_card(args.work, args.target, args.questions, args.note)
         print(json.dumps(card, indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,16 @@ def export_vqa(work: str | Path, target: str | Path) -> None:
     copy_files(source, target, GENERATOR_FILES)
 
 
-def export_vqa_card(work: str | Path, target: str | Path, per_kind: int = 500) -> dict[str, Any]:
+def export_vqa_card(
+    work: str | Path, target: str | Path, per_kind: int = 500, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """Measures the exported folder on the CPU and writes `card.json` and `README.md` there.
 
     Args:
         work: holds the logs.
         target: of `export_vqa`.
         per_kind: fresh questions of each kind.
+        notes: sentences about this training that its logs do not say.
 
     Returns:
         The content of `card.json`.
@@ -64,6 +68,7 @@ def export_vqa_card(work: str | Path, target: str | Path, per_kind: int = 500) -
         "right": measure_answers(model, processor, per_kind),
         "unseen": measure_guesses(),
         "training": cost,
+        "notes": list(notes),
         "measured_with": this_machine("cpu"),
     }
     write_folder(target, card, write_vqa_card(card))

@@ -3,8 +3,10 @@
 A patch's label comes from the map of the image: colour and shape of the object, its size, the
 colour of the dot on it, where its centre lies, and both digits of a sign. Every patch also says
 where it lies, in the whole image or, elsewhere among its features, in its tile: a language model
-that averages over the patches of an object can then read on which side of the image it is. The class token says which pairs of colour and shape its view shows. The language model then reads what is there instead
-of learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv 2403.19596).
+that averages over the patches of an object can then read on which side of the image it is. The
+class token says which pairs of colour and shape its view shows. The language model then reads what
+is there instead of learning to see from answers alone (compare LocCa, Wan et al., 2024, arXiv
+2403.19596).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mmaccel
-from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, load
+from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, VISION_MODELS, load
 from tests.architecture.source import ROOT, modules
 
 
@@ -110,7 +110,7 @@ def test_catalog_has_each_policys_kind() -> None:
 
 def test_catalog_lists_all_models() -> None:
     configs = (ROOT / "mmaccel" / "demo" / "weights").glob("*/config.json")
-    assert set(MODELS) | set(TEXT_MODELS) == {file.parent.name for file in configs}
+    assert {*MODELS, *TEXT_MODELS, *VISION_MODELS} == {file.parent.name for file in configs}
 
 
 @pytest.mark.parametrize("target", sorted(policy_classes()))

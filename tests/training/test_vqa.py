@@ -64,6 +64,23 @@ def test_labels_say_what_patches_show() -> None:
     assert shown.sum(1).tolist() == [len(s.things) + len(s.signs) for s in EXAMPLES.scenes]
 
 
+def test_patches_place_themselves_in_the_image_or_in_their_tile() -> None:
+    reader = vqa_tower.TowerReader(vqa_tower.build_tower())
+    with torch.no_grad():
+        reader.places.weight.zero_(), reader.places.bias.zero_()
+        wanted = -reader.place_error(torch.zeros(10, 101, vqa_tower.WIDTH))
+    axis = [k - 4.5 for k in range(10)]
+    grid = torch.tensor([[x, y] for y in axis for x in axis])
+    none = torch.zeros_like(grid)
+    for view, places in enumerate(wanted):
+        own = [grid, none] if view % 5 == 0 else [none, grid]
+        assert torch.equal(places, torch.cat(own, 1))
+    torch.nn.init.constant_(reader.places.bias, 0.4)
+    with torch.no_grad():
+        error = reader.place_error(torch.zeros(5, 101, vqa_tower.WIDTH))
+    assert torch.allclose(error, 0.4 * 5 - wanted[:5])
+
+
 def test_packed_questions_are_answered_as_separate_prompts(tiny: None) -> None:
     torch.manual_seed(0)
     model = vqa.build_model().eval()
@@ -152,7 +169,7 @@ def test_three_stages_go_on_and_are_exported(
     target = tmp_path / "target"
     vqa_export.export_vqa(tmp_path, target)
     card = vqa_export.export_vqa_card(tmp_path, target, per_kind=1)
-    assert card["right"]["all"]["questions"] == 9 and card["training"]["full"]["steps"] == 3
+    assert card["right"]["all"]["questions"] == 10 and card["training"]["full"]["steps"] == 3
     assert "--full-steps 3" in card["command"]
     assert "| neighbour |" in (target / "README.md").read_text()
     model, _ = load_demo("scenes-vqa", target)
