@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +45,20 @@ class FinishedRow:
     nats: float = 0.0
 
 
+class Arrivals(NamedTuple):
+    """Rows that join a run.
+
+    Attributes:
+        prompt: n rows, with as many branches as the run's prompt and at most as many positions T.
+            Where the model has inputs of its own for each row (see `get_row_inputs` in
+            `mmaccel.samplers.window.scheduler`), they are those of these rows.
+        noise: `Noise` of these rows.
+    """
+
+    prompt: Prompt
+    noise: Any
+
+
 @dataclass(frozen=True)
 class ContinuousBatching:
     """Decodes a few rows of a prompt at a time: when one ends, the next is admitted.
@@ -53,6 +67,10 @@ class ContinuousBatching:
         max_num_seqs: largest number of rows decoded at a time, at least 1.
         on_finish: called with every row as soon as it has ended. An exception from it stops the
             run and is raised to the caller.
+        arrivals: called between two passes, once no row of the prompt waits, with the number of
+            rows that may join (at least 1). Returns that many rows or fewer, or None. Their numbers
+            follow those of the rows before. The run ends when all rows have and it returns None.
+            Rows are then handed out by `on_finish` alone: the `Generation` has none.
 
     Raises:
         OptionError: max_num_seqs < 1.
@@ -60,6 +78,7 @@ class ContinuousBatching:
 
     max_num_seqs: int
     on_finish: Callable[[FinishedRow], None] | None = None
+    arrivals: Callable[[int], Arrivals | None] | None = None
 
     def __post_init__(self) -> None:
         check_int("max_num_seqs", self.max_num_seqs, 1, hint="try 8")

@@ -17,7 +17,7 @@ import torch
 
 from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
 from mmaccel.checks import check_int
-from mmaccel.contracts import ContinuousBatching, FinishedRow, Prompt, TokenModel
+from mmaccel.contracts import Arrivals, ContinuousBatching, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import OnStep, Stats
@@ -37,6 +37,7 @@ class RowPlan:
         max_num_seqs: rows that are decoded at a time at most.
         params: guidance, temperature, truncation and logits processor.
         noise: of B rows.
+        arrivals: lets rows join; see `mmaccel.contracts.ContinuousBatching`.
     """
 
     prompt: Prompt
@@ -44,6 +45,7 @@ class RowPlan:
     max_num_seqs: int
     params: SamplingParams
     noise: Noise
+    arrivals: Callable[[int], Arrivals | None] | None = None
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -99,7 +101,7 @@ def decode_rows(
     policy: Any,
     plan: RowPlan,
     *,
-    finish: Callable[[FinishedRow], Payload],
+    finish: Callable[[FinishedRow], Payload | None],
     deliver: Callable[[Payload], None],
     on_step: OnStep | OnCanvasStep | None,
 ) -> Stats:
@@ -110,7 +112,7 @@ def decode_rows(
         engine: how passes are carried out.
         policy: of the model's kind.
         plan: the rows.
-        finish: makes the payload of one finished row.
+        finish: makes the payload of one finished row; None where nobody wants it.
         deliver: called with every payload as soon as its row has finished. An exception from it
             ends the run and reaches the caller.
         on_step: called after every pass.
@@ -127,10 +129,12 @@ def decode_rows(
         payload = finish(row)
         finished = time.perf_counter()
         finishing += finished - began
-        deliver(payload)
+        if payload is not None:
+            deliver(payload)
         delivering += time.perf_counter() - finished
 
-    prompt = replace(plan.prompt, batching=ContinuousBatching(plan.max_num_seqs, on_finish))
+    batching = ContinuousBatching(plan.max_num_seqs, on_finish, plan.arrivals)
+    prompt = replace(plan.prompt, batching=batching)
     with torch.no_grad():
         engine.prepare(model, prompt, policy, plan.params)
         options: dict[str, Any] = dict(params=plan.params, noise=plan.noise, on_step=on_step)

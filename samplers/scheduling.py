@@ -1,65 +1,168 @@
 """Scheduler: which rows of a long prompt occupy the batch slots of a run, and which rows wait.
 
-Window runs and canvas runs share this class; see `mmaccel.contracts.ContinuousBatching`.
+Window runs and canvas runs share this class; see `mmaccel.contracts.ContinuousBatching`. Where rows
+may join during the run, the scheduler holds the rows in the batch slots and those that have just
+arrived, and nothing of rows that have finished: a run may go on for as long as rows arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import ContinuousBatching, FinishedRow, Prompt
+from mmaccel.contracts import Arrivals, ContinuousBatching, FinishedRow, Prompt
+from mmaccel.errors import ShapeError
 from mmaccel.samplers.noise import Noise
+
+
+@dataclass
+class Totals:
+    """Sums over finished rows; the attributes are those of `mmaccel.results.Stats`."""
+
+    tokens: int = 0
+    row_passes: int = 0
+    accepted: list[int] = field(default_factory=list)
+    total_variation: float = 0.0
+    nats: float = 0.0
+
+    def add(self, row: FinishedRow) -> None:
+        """Count a row."""
+        self.tokens += row.tokens.shape[0]
+        self.row_passes += row.passes
+        self.accepted += [0] * (len(row.accepted) - len(self.accepted))
+        for k, n in enumerate(row.accepted):
+            self.accepted[k] += n
+        self.total_variation += row.total_variation
+        self.nats += row.nats
 
 
 class Scheduler:
     """Assigns the rows of a prompt to the batch slots of a run, in the prompt's order.
 
     Args:
-        prompt: of all rows.
+        prompt: of all rows; where rows may join, T is the most positions that one may have.
         batching: how many batch slots there are.
         noise: of all rows.
+        is_fixed: whether the number of batch slots cannot change during the run. Where rows may
+            join, there are then as many from the beginning as the batching allows.
 
     Attributes:
-        whole: the prompt of all rows.
+        whole: the prompt of all rows; where rows may join, of those that the scheduler still holds.
         rows: the row in each batch slot; where it has finished, the last one that was there.
         is_open: whether the row of each batch slot is unfinished.
-        ended: finished rows, by their number.
+        ended: finished rows, by their number; empty where rows may join.
+        totals: of finished rows.
+        is_endless: whether rows may join.
     """
 
-    def __init__(self, prompt: Prompt, batching: ContinuousBatching, noise: Noise) -> None:
+    def __init__(
+        self, prompt: Prompt, batching: ContinuousBatching, noise: Noise, is_fixed: bool = False
+    ) -> None:
         self.whole, self._noise, self._on_finish = prompt, noise, batching.on_finish
+        self._arrivals, self._max_num_seqs = batching.arrivals, batching.max_num_seqs
         self.rows = list(range(min(batching.max_num_seqs, prompt.batch)))
         self.is_open = [True] * len(self.rows)
         self.ended: dict[int, FinishedRow] = {}
-        self._next = len(self.rows)
+        self.totals = Totals()
+        self._next, self._n_rows = len(self.rows), prompt.batch  # the first that waits, the end
+        self._where: dict[int, int] | None = None  # index in `whole` by row; None: its number
+        self.is_endless = batching.arrivals is not None
+        if self.is_endless and is_fixed:
+            n_free = batching.max_num_seqs - len(self.rows)
+            self.rows += self.rows[:1] * n_free
+            self.is_open += [False] * n_free
 
     @property
     def n_open(self) -> int:
         """Number of batch slots whose row is unfinished."""
         return sum(self.is_open)
 
+    @property
+    def n_waiting(self) -> int:
+        """Number of rows that no batch slot has had."""
+        return self._n_rows - self._next
+
+    @property
+    def has_room(self) -> bool:
+        """Whether rows may join now."""
+        return self.is_endless and not self.n_waiting and self.n_open < self._max_num_seqs
+
     def prompt(self) -> Prompt:
         """The prompt of the rows in the batch slots."""
-        return choose_rows(self.whole, self.rows)
+        return choose_rows(self.whole, self.indices())
 
     def noise(self) -> Noise:
         """The noise of the rows in the batch slots, in tensors of its own."""
-        return self._noise.rows(torch.tensor(self.rows, device=self._noise.seeds.device))
+        return self._noise.rows(torch.tensor(self.indices(), device=self._noise.seeds.device))
+
+    def indices(self) -> list[int]:
+        """The index in `whole` of the row in each batch slot."""
+        where = self._where
+        return list(self.rows) if where is None else [where[row] for row in self.rows]
 
     def finish(self, batch_slot: int, ended: FinishedRow) -> None:
         """Record the finished row of a batch slot and call `on_finish` with it."""
         self.is_open[batch_slot] = False
-        self.ended[ended.row] = ended
+        self.totals.add(ended)
+        if not self.is_endless:
+            self.ended[ended.row] = ended
         if self._on_finish is not None:
             self._on_finish(ended)
 
+    def receive(self, most: int) -> Arrivals | None:
+        """Let up to `most` rows join, which wait from now on.
+
+        Returns:
+            Them, after `whole` has become the rows in the batch slots followed by these; None if
+            there were none.
+
+        Raises:
+            ShapeError: rows that do not fit the run.
+        """
+        assert self._arrivals is not None
+        arrived = self._arrivals(most)
+        if arrived is None:
+            return None
+        prompt = arrived.prompt
+        self._check(prompt, most)
+        kept = choose_rows(self.whole, self.indices())
+        pad = self.whole.tokens.shape[1] - prompt.tokens.shape[1]
+        tokens = torch.nn.functional.pad(prompt.tokens, (0, pad))
+        order = join_order(kept.batch, prompt.batch, prompt.branches, tokens.device)
+        self.whole = replace(
+            kept,
+            tokens=torch.cat([kept.tokens, tokens])[order],
+            lengths=torch.cat([kept.lengths, prompt.lengths])[order],
+        )
+        own = self.noise()
+        self._noise = Noise(
+            torch.cat([own.seeds, arrived.noise.seeds]), torch.cat([own.items, arrived.noise.items])
+        )
+        numbers = [*self.rows, *range(self._n_rows, self._n_rows + prompt.batch)]
+        self._where = {row: k for k, row in enumerate(numbers)}
+        self._n_rows += prompt.batch
+        return arrived
+
+    def _check(self, prompt: Prompt, most: int) -> None:
+        """Refuse rows that do not fit the run."""
+        rows, width = self.whole.branches, self.whole.tokens.shape[1]
+        if (
+            prompt.branches != rows
+            or prompt.tokens.shape[1] > width
+            or not 1 <= prompt.batch <= most
+        ):
+            raise ShapeError(
+                f"arrivals: expected 1..{most} rows of {rows} branches with at most {width} "
+                f"positions, received {prompt.batch} of {prompt.branches} with "
+                f"{prompt.tokens.shape[1]}; keep the others for the next run"
+            )
+
     def admit(self, free: Sequence[int]) -> list[int]:
         """Assign the next waiting rows to free batch slots; returns the slots that were filled."""
-        filled = list(free[: self.whole.batch - self._next])
+        filled = list(free[: self.n_waiting])
         for batch_slot in filled:
             self.rows[batch_slot], self.is_open[batch_slot] = self._next, True
             self._next += 1
@@ -85,3 +188,19 @@ def expand_rows(
     """Row numbers among B as row numbers among the R rows of a pass, `[G * n]` int64."""
     chosen = torch.tensor(list(rows), dtype=torch.int64, device=device)
     return torch.cat([chosen + branch * batch for branch in range(branches)])
+
+
+def join_order(first: int, second: int, branches: int, device: torch.device | str) -> Tensor:
+    """The order that makes one branch-major batch of two that follow each other.
+
+    Args:
+        first, second: B of each.
+        branches: G of both.
+        device: of the result.
+
+    Returns:
+        `[G * (first + second)]` int64: index it with the concatenation of both.
+    """
+    index = torch.arange(branches * (first + second), device=device)
+    one, other = index[: branches * first], index[branches * first :]
+    return torch.cat([one.view(branches, first), other.view(branches, second)], 1).flatten()

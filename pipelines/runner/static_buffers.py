@@ -120,6 +120,27 @@ class StaticModelBuffers:
             layer.keep(rows)
         self._kv_layout.rows = self._kv_layout.max_rows = len(rows)
 
+    def join_rows(
+        self,
+        row_inputs: dict[str, Tensor | None],
+        others: dict[str, Tensor | None],
+        rows: Tensor,
+        order: Tensor,
+    ) -> dict[str, Tensor | None]:
+        """See `SupportsContinuousBatching.join_rows`. What differs in length gets the longer."""
+        joined: dict[str, Tensor | None] = {}
+        for name, own in row_inputs.items():
+            other = others[name]
+            if own is None or other is None:
+                joined[name] = own
+                continue
+            own = own[rows.to(own.device)]
+            if own.shape[1:] != other.shape[1:]:
+                longer = max(own, other, key=lambda value: value.shape[-1])
+                own, other = self.fit(own, longer), self.fit(other, longer)
+            joined[name] = torch.cat([own, other])[order.to(own.device)]
+        return joined
+
     @contextmanager
     def _select_inputs(self, rows: Tensor) -> Iterator[None]:
         own = self.get_row_inputs()

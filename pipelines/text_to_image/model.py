@@ -197,6 +197,12 @@ class Encoded:
     prompts: list[Any]
     negatives: list[Any] | None = None
 
+    @property
+    def width(self) -> int:
+        """Tokens of the longest prompt; those that are no lists of ids, as classes, count 0."""
+        items = [*self.prompts, *(self.negatives or ())]
+        return max((len(item) for item in items if isinstance(item, list)), default=0)
+
     def __getitem__(self, part: slice) -> Encoded:
         """The prompts of some images."""
         negatives = None if self.negatives is None else self.negatives[part]

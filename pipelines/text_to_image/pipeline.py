@@ -11,14 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch.nn import functional as F
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
 from mmaccel.checks import check_choice, check_int
-from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
+from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.placement import choose_placement
@@ -300,6 +302,8 @@ class TextToImage:
         rows: int = 8,
         deliver: Callable[[RequestOutput], None],
         on_step: OnStep | OnCanvasStep | None = None,
+        arrivals: Callable[[int], Sequence[Request]] | None = None,
+        prompt_width: int = 0,
     ) -> Stats:
         """Make an image for every request, with continuous batching.
 
@@ -309,8 +313,15 @@ class TextToImage:
             policy: as in `TextToImage.__call__`.
             rows: images decoded at a time at most; the next request starts when one has finished.
             deliver: called with every image as soon as it is finished, one at a time. An exception
-                from it ends the run and reaches the caller.
+                from it ends the run and reaches the caller. A row that `on_step` ends early is not
+                rendered and not delivered.
             on_step: called after every pass with the state of the running rows.
+            arrivals: called between two passes, once all `requests` have begun, with the number of
+                requests that may join (at least 1); returns that many or fewer, or none. The run
+                ends when all have finished and there are no more. Their numbers, as in the `rows`
+                of `on_step`, follow those of the requests before.
+            prompt_width: tokens of the longest prompt that may join; see `Encoded.width`. No more
+                are reserved than the model has positions for.
 
         Returns:
             Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
@@ -318,7 +329,8 @@ class TextToImage:
             request's negative prompt where it has one.
 
         Raises:
-            OptionError: a request or an argument outside its domain, before any pass.
+            OptionError: a request or an argument outside its domain, before any pass; or a request
+                that joins.
             NumericsError: the model returned NaN; its `rows` are indices of requests.
             BusyError: another run of this model has not ended.
         """
@@ -330,23 +342,48 @@ class TextToImage:
         encoded = encode_prompts(self.image_model, texts, negatives, params)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
-        drawn = noise.seeds.tolist()
         chosen = pick_policy(policy, self.model)
+        running = dict(enumerate(requests))  # by number; without those that have finished
+        numbers = count(len(requests))
 
-        def finish(row: FinishedRow) -> RequestOutput:
+        def finish(row: FinishedRow) -> RequestOutput | None:
             """Render one image by itself, so that no other image affects its pixels."""
-            request, tokens = requests[row.row], row.tokens
-            image = self.image_model.render(tokens[None], [request.prompt], [drawn[row.row]])
+            request, tokens = running.pop(row.row), row.tokens
+            if len(tokens) < self.length:
+                return None
+            seed = Noise.from_seed([request.seed], 1).seeds.tolist()
+            image = self.image_model.render(tokens[None], [request.prompt], seed)
             return RequestOutput(
                 request, image[0], tokens.cpu(), row.passes, row.total_variation, row.nats
             )
 
+        def receive(most: int) -> Arrivals | None:
+            assert arrivals is not None
+            asked = arrivals(most)
+            if not asked:
+                return None
+            asked = check_requests(asked)
+            running.update((next(numbers), request) for request in asked)
+            texts, negatives = zip(*[(request.prompt, request.negative) for request in asked])
+            prompt = self._prompt(
+                encode_prompts(self.image_model, texts, negatives, params), params
+            )
+            seeds = [request.seed for request in asked]
+            return Arrivals(prompt, Noise.from_seed(seeds, len(asked), self.model.device))
+
         with alone(self.model):
             with torch.no_grad():
                 prompt = self._prompt(encoded, params)
+            limit = getattr(self.model, "max_positions", None)
+            width = prompt_width if limit is None else min(prompt_width, limit - self.length + 1)
+            room = width - prompt.tokens.shape[1]
+            if arrivals is not None and room > 0:
+                prompt = replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
             plan = RowPlan(
-                prompt=prompt, length=self.length, max_num_seqs=rows, params=params, noise=noise
-            )
+                prompt=prompt, length=self.length, max_num_seqs=rows, params=params,
+                noise=noise,
+                arrivals=None if arrivals is None else receive,
+            )  # fmt: skip
             return decode_rows(
                 self.model, self.engine, chosen, plan,
                 finish=finish, deliver=deliver, on_step=on_step,

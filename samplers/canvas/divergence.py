@@ -63,6 +63,14 @@ class DivergenceBound:
         for batch_slot in batch_slots.tolist():
             self._since[batch_slot] = len(self._gains)
 
+    def forget(self, batch_slots: list[int]) -> None:
+        """Forget what was gained before the rows of `batch_slots` began; `report` needs it where
+        rows do not join.
+        """
+        first = min(self._since[k] for k in batch_slots)
+        del self._gains[:first]
+        self._since = [max(0, since - first) for since in self._since]
+
     def row(self, batch_slot: int) -> tuple[list[int], int, float]:
         """Of the row in a batch slot: slots gained in each pass that gained some, passes, nats."""
         since = self._gains[self._since[batch_slot] :]

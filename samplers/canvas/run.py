@@ -5,7 +5,8 @@ diffusion; instead of remasking, slots that are not committed are never unmasked
 al., "Block Diffusion", 2025, arXiv 2503.09573, algorithm 2 (blocks), as one loop.
 
 Continuous batching (`mmaccel.contracts.ContinuousBatching`): between two passes, rows without an
-open slot are handed out, and the next rows of the prompt begin in their batch slots.
+open slot are handed out, and the next rows of the prompt begin in their batch slots. Where rows may
+join the run, it has all its batch slots from the beginning; passes leave out those without a row.
 
 Departures: everything is per row, so that a row's result does not depend on its batch; at least one
 slot of every open row is committed per pass; noise is frozen per slot.
@@ -103,7 +104,7 @@ class CanvasRun:
             check_leaks(model, prompt.tokens.shape[0])
         self.scheduler = None
         if prompt.batching is not None:
-            self.scheduler = Scheduler(prompt, prompt.batching, noise)
+            self.scheduler = Scheduler(prompt, prompt.batching, noise, is_fixed=True)
             prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
         self.on_step, self.noise, self.layout = on_step, noise, prompt.layout
         self.draws: Callable[[SlotPredictions], SlotPredictions] | None = None
@@ -114,6 +115,10 @@ class CanvasRun:
         block = own if block is None else block
         self._blank = partial(blank_canvas, length, model.mask_token, block, own is not None)
         self.canvas = self._blank(prompt)
+        if self.scheduler is not None:  # a batch slot may wait for its first row
+            is_open = torch.tensor(self.scheduler.is_open, device=prompt.tokens.device)
+            self.canvas.cut(self.canvas.limit * is_open)
+            self.canvas.update_blocks()
         self.bound = DivergenceBound(prompt.batch, prompt.tokens.device)
         self.has_new_rows = False
         self._row_states: list[RowState] = []
@@ -165,10 +170,14 @@ class CanvasRun:
             free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
             for batch_slot in free:
                 scheduler.finish(batch_slot, self._finished_row(batch_slot, scheduler))
-            taken = scheduler.admit(free)
+            if scheduler.has_room:
+                scheduler.receive(len(is_live) - scheduler.n_open)
+            taken = scheduler.admit([k for k, is_one in enumerate(scheduler.is_open) if not is_one])
             if not taken:
                 return is_live
             self._restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)
+            if scheduler.is_endless:
+                self.bound.forget([k for k, is_one in enumerate(scheduler.is_open) if is_one])
             is_live = self.canvas.is_live.tolist()
 
     def _finished_row(self, batch_slot: int, scheduler: Scheduler) -> FinishedRow:
@@ -288,6 +297,11 @@ class CanvasRun:
         """Tokens, lengths and passes of finished rows, of those in the batch slots, and of those
         that were never admitted.
         """
+        if scheduler.is_endless:  # `on_finish` has had them
+            totals = scheduler.totals
+            self.stats.tokens, self.stats.accepted = totals.tokens, totals.accepted
+            self.stats.row_passes, self.stats.nats = totals.row_passes, totals.nats
+            return tokens[:0], limit[:0], limit[:0]
         batch_slots = [k for k, is_one in enumerate(scheduler.is_open) if is_one]
         rows = limit.new_tensor([scheduler.rows[k] for k in batch_slots])
         open_slots = limit.new_tensor(batch_slots)

@@ -30,7 +30,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.window.recorder import StepRecorder
-from mmaccel.samplers.window.scheduler import WindowScheduler
+from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
 from mmaccel.samplers.window.window_size import find_calibration, make_chooser
@@ -94,7 +94,8 @@ class WindowRun:
         check_source(self._source, prompt.layout, final=True)
         self.scheduler = None
         if prompt.batching is not None:
-            self.scheduler = WindowScheduler(prompt, prompt.batching, noise)
+            is_fixed = self.runner.is_static or not isinstance(model, SupportsContinuousBatching)
+            self.scheduler = WindowScheduler(prompt, prompt.batching, noise, is_fixed)
             self.scheduler.register(model)
             prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
         self.model, self.prompt, self.length = model, prompt, length
@@ -141,6 +142,8 @@ class WindowRun:
         self._limit = n_generated.new_full((), length)
         self._index = torch.arange(widest, device=n_generated.device)
         self._ended = torch.zeros_like(n_generated, dtype=torch.bool)
+        if self.scheduler is not None:  # a batch slot may wait for its first row
+            self._ended |= ~torch.tensor(self.scheduler.is_open, device=self._ended.device)
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
         self._summary = n_generated.new_zeros(4)  # see `_count`
         self._held: dict[str, Tensor] = {}
@@ -151,7 +154,8 @@ class WindowRun:
             self._use(buffers)
 
         self._began = time.perf_counter()
-        self._n_open = prompt.batch  # rows that have not ended
+        # rows that have not ended
+        self._n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
         self._n_tokens = 0
         self._n_captures = self.runner.captures
         self._prefill()
@@ -182,6 +186,8 @@ class WindowRun:
 
     def _prefill_once(self) -> None:
         tokens = self.prompt.tokens
+        if self.scheduler is not None and self.scheduler.is_endless:  # it has room for longer ones
+            tokens = tokens[:, : int(self.prompt.lengths.max())]
         self.runner.reserve(self.model, tokens.shape[0], self._capacity.positions)
         began = time.perf_counter()
         n_processed = process_prompt(self.model)
@@ -394,7 +400,7 @@ class WindowRun:
             seconds = (time.perf_counter() - self._step_began) / n_passes
             gained = (n_tokens - self._n_tokens) / n_passes
             self.chooser.observe(gained, self._n_open, seconds)
-        if scheduler is not None and n_open < scheduler.n_open:
+        if scheduler is not None and (n_open < scheduler.n_open or scheduler.has_room):
             if scheduler.refill(self):
                 remaining = self.length
             n_open, n_tokens = scheduler.n_open, int(self.buffer.n_generated.sum())
@@ -458,7 +464,9 @@ class WindowRun:
         self.noise.refill(noise)
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Go on with some batch slots alone, `[n]` int64; `prompt` is theirs."""
+        """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
+        is `restart`ed next.
+        """
         self.prompt = prompt
         self.buffer.keep_rows(batch_slots, prompt)
         self._lengths, self._ended = prompt.lengths, self._ended[batch_slots]

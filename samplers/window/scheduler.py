@@ -2,8 +2,10 @@
 
 When rows have ended, the scheduler reports them, admits the next rows of the prompt into their
 batch slots and prefills the prompts of the admitted rows alone. When no row waits any more, the
-batch slots of ended rows are dropped from the run, unless its steps are captured. A row's tokens do
-not depend on the batch slot it is admitted to, because all state of the slot begins anew with it.
+batch slots of ended rows are dropped from the run, unless its steps are captured. Where rows may
+join the run, as those of a server do, batch slots are added for them in the same way. A row's
+tokens do not depend on the batch slot it is admitted to, because all state of the slot begins anew
+with it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ from torch import Tensor
 from mmaccel.contracts import ContinuousBatching, Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.scheduling import Scheduler, expand_rows
-from mmaccel.samplers.window.counters import count_gains
+from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
@@ -41,14 +42,29 @@ class SupportsContinuousBatching(Protocol):
         """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64."""
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Drop the cache of all rows but these, `[n]` int64; `select_rows` follows."""
+        """From now on the cache holds these of its rows, `[n]` int64; `select_rows` follows.
+
+        A row that stands there again is a place for a row that is prefilled next.
+        """
+
+    def join_rows(self, row_inputs: Any, others: Any, rows: Tensor, order: Tensor) -> Any:
+        """Row inputs of rows that a run has, and of others that join it.
+
+        Args:
+            row_inputs: of the run, from `get_row_inputs`.
+            others: of the rows that join, from there too.
+            rows: `[n]` int64, those of the run that stay.
+            order: `[R]` int64, the order of the concatenation of both.
+        """
 
 
 class WindowScheduler(Scheduler):
     """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`."""
 
-    def __init__(self, prompt: Prompt, batching: ContinuousBatching, noise: Noise) -> None:
-        super().__init__(prompt, batching, noise)
+    def __init__(
+        self, prompt: Prompt, batching: ContinuousBatching, noise: Noise, is_fixed: bool = False
+    ) -> None:
+        super().__init__(prompt, batching, noise, is_fixed)
         self._models: list[tuple[TokenModel, Any]] = []
 
     def register(self, model: TokenModel) -> None:
@@ -70,14 +86,17 @@ class WindowScheduler(Scheduler):
             How many rows were admitted.
         """
         ended = run.ended()
-        free = [k for k, is_open in enumerate(self.is_open) if is_open and ended[k]]
-        for batch_slot in free:
-            self.finish(batch_slot, run.finished_row(batch_slot, self.rows[batch_slot]))
+        for batch_slot, is_open in enumerate(self.is_open):
+            if is_open and ended[batch_slot]:
+                self.finish(batch_slot, run.finished_row(batch_slot, self.rows[batch_slot]))
+        if self.has_room:
+            self._receive(run)
+        free = [k for k, is_open in enumerate(self.is_open) if not is_open]
         filled = self.admit(free)
         if filled:
             self._prefill(run, filled)
-        if 0 < self.n_open < len(self.rows) and self._can_shrink(run):
-            self._shrink(run)
+        if 0 < self.n_open < len(self.rows) and self._can_resize(run):
+            self._keep(run, [k for k, is_open in enumerate(self.is_open) if is_open])
         return len(filled)
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,20 +105,42 @@ class WindowScheduler(Scheduler):
         Returns:
             Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
         """
-        ended = [self.ended[row] for row in range(self.whole.batch)]
+        totals = self.totals
+        stats.accepted, stats.tokens, stats.row_passes = (
+            totals.accepted, totals.tokens, totals.row_passes,
+        )  # fmt: skip
+        stats.total_variation = totals.total_variation
+        ended = [self.ended[row] for row in range(len(self.ended))]
         tokens = self.whole.tokens.new_zeros(len(ended), length)
         for own, row in zip(tokens, ended):
             own[: row.tokens.shape[0]] = row.tokens
         lengths = [row.tokens.shape[0] for row in ended]
         passes = [row.passes for row in ended]
-        gains = [k + 1 for row in ended for k, n in enumerate(row.accepted) for _ in range(n)]
-        stats.accepted, stats.tokens, stats.row_passes = (
-            count_gains(gains),
-            sum(lengths),
-            sum(passes),
-        )
-        stats.total_variation = sum(row.total_variation for row in ended)
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
+
+    def _receive(self, run: WindowRun) -> None:
+        """Let rows join, with batch slots for them."""
+        can_resize, n_slots = self._can_resize(run), len(self.rows)
+        most = (self._max_num_seqs if can_resize else n_slots) - self.n_open
+        before = [
+            model.get_row_inputs() if isinstance(model, SupportsContinuousBatching) else None
+            for model, _ in self._models
+        ]
+        places = expand_rows(
+            self.indices(), self.whole.batch, self.whole.branches, self.whole.tokens.device
+        )
+        arrived = self.receive(most) if most else None
+        if arrived is None:
+            return
+        order = join_order(n_slots, arrived.prompt.batch, self.whole.branches, places.device)
+        for k, (model, inputs) in enumerate(self._models):
+            if isinstance(model, SupportsContinuousBatching):
+                joined = model.join_rows(inputs, model.get_row_inputs(), places, order)
+                model.select_rows(before[k], None)  # captured steps read these very tensors
+                self._models[k] = model, joined
+        n_more = self.n_waiting - (n_slots - self.n_open)
+        if n_more > 0:
+            self._keep(run, [*range(n_slots), *[0] * n_more])
 
     def _prefill(self, run: WindowRun, filled: list[int]) -> None:
         """Begin anew in the filled batch slots and prefill their prompts without the last token."""
@@ -118,20 +159,22 @@ class WindowScheduler(Scheduler):
             else:
                 run.stats.draft_passes += 1
 
-    def _can_shrink(self, run: WindowRun) -> bool:
+    def _can_resize(self, run: WindowRun) -> bool:
         return not run.runner.is_static and all(
             isinstance(model, SupportsContinuousBatching) for model, _ in self._models
         )
 
-    def _shrink(self, run: WindowRun) -> None:
-        """Drop the batch slots whose rows have ended."""
-        open_slots = [k for k, is_open in enumerate(self.is_open) if is_open]
-        batch, device = len(self.rows), run.buffer.tokens.device
-        self.rows = [self.rows[k] for k in open_slots]
-        self.is_open = [True] * len(open_slots)
+    def _keep(self, run: WindowRun, batch_slots: list[int]) -> None:
+        """Go on with these batch slots; one that stands there again is a free one."""
+        device = run.buffer.tokens.device
+        batch = run.prompt.batch
+        self.rows = [self.rows[k] for k in batch_slots]
+        self.is_open = [
+            self.is_open[k] and k not in batch_slots[:n] for n, k in enumerate(batch_slots)
+        ]
         prompt = self.prompt()
-        run.keep_rows(torch.tensor(open_slots, device=device), prompt)
-        rows = expand_rows(open_slots, batch, prompt.branches, device)
+        run.keep_rows(torch.tensor(batch_slots, device=device), prompt)
+        rows = expand_rows(batch_slots, batch, prompt.branches, device)
         for model, _ in self._models:
             assert isinstance(model, SupportsContinuousBatching)
             model.keep_rows(rows)
@@ -139,7 +182,7 @@ class WindowScheduler(Scheduler):
 
     def _select_rows(self) -> None:
         whole = self.whole
-        rows = expand_rows(self.rows, whole.batch, whole.branches, whole.tokens.device)
+        rows = expand_rows(self.indices(), whole.batch, whole.branches, whole.tokens.device)
         for model, inputs in self._models:
             if isinstance(model, SupportsContinuousBatching):
                 model.select_rows(inputs, rows)
