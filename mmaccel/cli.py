@@ -28,6 +28,7 @@ from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
 from mmaccel.commands.process import STOPPED, Incomplete, Stopped, StopSignals, restored_collector
+from mmaccel.commands.serve import serve
 from mmaccel.commands.speak import speak
 from mmaccel.commands.streams import guarded_streams, stdout_error
 from mmaccel.errors import MMAccelError, OptionError
@@ -55,7 +56,7 @@ def root(
         raise typer.Exit()
 
 
-for command in (generate, speak, animate, answer, gallery, bench, comfy, doctor, models):
+for command in (generate, speak, animate, answer, serve, gallery, bench, comfy, doctor, models):
     app.command()(command)
 app.add_typer(evaluate)
 

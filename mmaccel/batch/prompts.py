@@ -164,7 +164,7 @@ def read_prompts(source: str) -> list[Row]:
     named = set()  # line numbers of rows with an id of their own
     for line, values in _rows(data, kind, wrong):
         try:
-            rows.append(_check_row(values, line))
+            rows.append(check_row(values, line))
         except OptionError as error:
             wrong.append(f"line {line}: {error}")
         if values.get("id") is not None:
@@ -301,12 +301,12 @@ def _title(source: str) -> str:
     return "standard input" if source == "-" else f"--prompts {show(source)}"
 
 
-def _check_row(values: Mapping[str, Any], line: int) -> Row:
+def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
     """Check the fields of a row and derive its id where it has none.
 
     Args:
         values: by name; None and a missing field are the same.
-        line: line number.
+        line: line number; 0 for a row that is of no file.
 
     Raises:
         OptionError: the first wrong field; the message does not name the line.

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,9 +127,15 @@ def _quoted(value: Any) -> str:
 
 def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
     """Write a PNG whose text chunks are `parameters` (for people) and `mmaccel` (JSON)."""
+    write_whole(file, lambda path: path.write_bytes(to_png(image, facts)))
+
+
+def to_png(image: Image, facts: Mapping[str, Any]) -> bytes:
+    """The bytes that `write_png` writes."""
     from PIL.PngImagePlugin import PngInfo
 
-    info = PngInfo()
+    info, data = PngInfo(), BytesIO()
     info.add_text("parameters", human_line(facts, image.size))
     info.add_text("mmaccel", json.dumps(dict(facts)))
-    write_whole(file, lambda path: image.save(path, format="PNG", pnginfo=info))
+    image.save(data, format="PNG", pnginfo=info)
+    return data.getvalue()

@@ -1,0 +1,135 @@
+"""`mmaccel serve`: a server with OpenAI's image and speech calls; see docs/serving.md."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmaccel.commands import options as shared
+from mmaccel.commands.process import pause_collector, resume_collector
+from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.limits import MAX_BATCH, MAX_PROMPT
+
+KEYS = "MMACCEL_API_KEY"
+
+_HELP_KEY = f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
+_HELP_CODEC = "of a speech model: folder or hub id of its codec; by default the authors'"
+_HELP_NAME = "the model's name in requests; by default as --model"
+_HELP_FAMILY = "one of those of mmaccel models; by default it is detected"
+_MAX_QUEUE = 100_000
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
+    host: Annotated[str, typer.Option(help="0.0.0.0 listens to other machines")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
+    task: Annotated[str, typer.Option(help="image or speech")] = "image",
+    name: Annotated[str | None, typer.Option("--served-model-name", help=_HELP_NAME)] = None,
+    batch_size: Annotated[int, typer.Option(help="images or utterances decoded at a time")] = 16,
+    queue: Annotated[int, typer.Option(help="how many more may wait; then 429")] = 32,
+    timeout: Annotated[float, typer.Option(help="seconds from request to answer at most")] = 600.0,
+    body_timeout: Annotated[
+        float, typer.Option(help="seconds that a request may take to arrive")
+    ] = 10.0,
+    max_prompt: Annotated[int, typer.Option(help="characters of a prompt at most")] = 4000,
+    api_key: Annotated[list[str] | None, typer.Option(help=_HELP_KEY)] = None,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="write prompts to the log")] = (
+        False
+    ),
+    policy: shared.Policy = None,
+    set_fields: shared.SetFields = None,
+    window: shared.Window = None,
+    drafts: shared.Drafts = None,
+    guidance: shared.Guidance = None,
+    temperature: shared.Temperature = None,
+    top_k: shared.TopK = None,
+    top_p: shared.TopP = None,
+    min_p: shared.MinP = None,
+    size: shared.Size = None,
+    decoder: shared.Decoder = None,
+    codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
+    max_seconds: Annotated[float, typer.Option(help="of an utterance; longer ones are cut")] = 30.0,
+    family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
+    device: shared.Device = "cpu",
+    dtype: shared.Dtype = "float32",
+    cuda_graphs: shared.CudaGraphs = "auto",
+    trust_remote_code: shared.TrustRemoteCode = False,
+) -> None:
+    """Serve a model: /v1/images/generations or /v1/audio/speech, /v1/models, /health, /metrics.
+
+    Requests join the running batch. SIGTERM finishes what was accepted and ends with 0.
+    """
+    _check_packages()
+    pause_collector()
+    from mmaccel.catalog import load, make_policy
+    from mmaccel.pipelines.text_to_image.model import choose_params
+    from mmaccel.samplers.sampling_params import SamplingParams
+
+    if task not in ("image", "speech"):
+        raise OptionError(f"--task: expected image or speech, received {task!r}; choose one")
+    shared.check_count("batch-size", batch_size, MAX_BATCH)
+    shared.check_count("queue", queue, _MAX_QUEUE)
+    shared.check_count("max-prompt", max_prompt, MAX_PROMPT)
+    if not 0 <= port < 2**16:
+        raise OptionError(f"--port: expected 0..65535, received {port}; 0 takes a free one")
+    for option, seconds in (("timeout", timeout), ("body-timeout", body_timeout)):
+        if not 0 < seconds < 1e6:
+            raise OptionError(f"--{option}: expected seconds above 0, received {seconds:g}")
+    keys = api_key if api_key is not None else os.environ.get(KEYS, "").split(",")
+    keys = [key.strip() for key in keys if key.strip()]
+    if api_key is not None and len(keys) < len(api_key):
+        raise OptionError("--api-key: expected a key, received an empty text; write one")
+    named = shared.given(window=shared.parse_window(window), drafts=drafts)
+    options = shared.merge_fields(named, set_fields)
+    if policy is not None:
+        make_policy(policy, **options)
+    sampling: dict[str, Any] = dict(
+        guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    choose_params(SamplingParams(), **sampling)
+    settings = load("mmaccel.serving.settings:ServerSettings")(
+        name=name or model, host=host, port=port, rows=batch_size, queue=queue,
+        max_prompt=max_prompt, timeout=timeout, body_timeout=body_timeout, api_keys=tuple(keys),
+        log_prompts=log_prompts,
+    )  # fmt: skip
+    model_options = dict(
+        policy=policy, options=options, params=shared.given(**sampling), device=device, dtype=dtype,
+        family=family, cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    if task == "image":
+        _refuse(codec=codec)
+        open_service = load("mmaccel.serving.start:open_images")
+        service = open_service(settings, model, decoder=decoder, size=size, **model_options)
+    else:
+        _refuse(guidance=guidance, size=size, decoder=decoder)
+        open_service = load("mmaccel.serving.start:open_speech")
+        service = open_service(
+            settings, model, codec=codec, max_seconds=max_seconds, **model_options
+        )
+    resume_collector()
+    load("mmaccel.serving.start:run")(service)
+
+
+def _refuse(**options: str | float | Path | None) -> None:
+    """Refuse options of the other task."""
+    for name, value in options.items():
+        if value is not None:
+            raise OptionError(
+                f"--{name}: expected none for this --task, received {value}; leave it out"
+            )
+
+
+def _check_packages() -> None:
+    """Check that the packages of the extra are installed, before the model is loaded."""
+    from importlib.util import find_spec
+
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingBackendError(
+            f"serve: expected {', '.join(_NEEDED)}, received no {missing[0]}; "
+            'run pip install "mmaccel[serve]"'
+        )

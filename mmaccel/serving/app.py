@@ -1,0 +1,366 @@
+"""The routes: OpenAI's images, speech and models, and `/health` and `/metrics`.
+
+A request is checked in this order, and each check costs less than the next: bearer key, room in the
+queue, size of the body, JSON, fields, model, prompt. Then its rows join the queue together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import secrets
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+
+from mmaccel.checks import show
+from mmaccel.errors import OptionError
+from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, parse, read_json
+from mmaccel.serving.errors import ApiError, internal, invalid
+from mmaccel.serving.jobs import Event, Job, Ticket
+from mmaccel.serving.service import Service
+
+logger = logging.getLogger("mmaccel.serving")
+
+_ROUTES = ("/v1/images/generations", "/v1/audio/speech", "/v1/models", "/health", "/metrics")
+
+
+def create_app(service: Service) -> Any:
+    """The ASGI application of a service."""
+    app = FastAPI(title="mmaccel", openapi_url=None)
+    created = int(time.time())
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not service.is_healthy:
+            return JSONResponse({"status": "ending"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(
+            service.metrics.to_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    model = {"id": service.settings.name, "object": "model", "created": created}
+    model |= {"owned_by": "mmaccel"}
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        service.check_key(request.headers.get("authorization"))
+        return JSONResponse({"object": "list", "data": [model]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(request: Request, name: str) -> Response:
+        service.check_key(request.headers.get("authorization"))
+        service.check_model(name)
+        return JSONResponse(model)
+
+    if service.images is not None:
+        app.post("/v1/images/generations")(_images_route(service))
+    if service.speech is not None:
+        app.post("/v1/audio/speech")(_speech_route(service))
+
+    @app.exception_handler(ApiError)
+    async def refuse(request: Request, error: ApiError) -> Response:
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def no_route(request: Request, error: Any) -> Response:
+        known = ApiError(
+            error.status_code,
+            f"url: expected a route and method of this server, received {request.method} "
+            f"{show(request.url.path)}; it has {', '.join(_ROUTES)}",
+            "unknown_url",
+        )
+        return JSONResponse(known.body(), error.status_code, error.headers)
+
+    return Recorded(app, service)
+
+
+class Recorded:
+    """Counts and logs every answer, and turns a fault into an answer without a traceback.
+
+    Args:
+        app: an ASGI application.
+        service: whose metrics count.
+    """
+
+    def __init__(self, app: Any, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, request_id = time.monotonic(), 0, secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_recorded(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_recorded)
+        except (ClientDisconnect, asyncio.CancelledError):
+            status = status or 499  # as nginx names a client that went
+        except Exception as error:
+            _report(error, request_id, self._service.settings.log_prompts)
+            if not status:
+                answer = JSONResponse(internal().body(), 500)
+                await answer(scope, receive, send_recorded)
+        finally:
+            seconds = time.monotonic() - began
+            path = scope["path"]
+            route = next((r for r in _ROUTES if path == r), None)
+            if route is None:
+                route = "/v1/models" if path.startswith("/v1/models/") else "other"
+            self._service.metrics.requests.labels(route, str(status)).inc()
+            self._service.metrics.request_seconds.labels(route).observe(seconds)
+            logger.info("%s %s %s %s %.3f s", request_id, scope["method"], route, status, seconds)
+
+
+def _report(error: Exception, request_id: str, with_message: bool) -> None:
+    """Log a fault; its message may quote a prompt."""
+    message = f": {error}" if with_message else ""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s failed: %s%s\n%s", request_id, type(error).__name__, message, frames)
+
+
+def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
+    backend = service.images
+    assert backend is not None
+
+    async def images(request: Request) -> Response:
+        began = time.monotonic()
+        service.check_key(request.headers.get("authorization"))
+        service.check_room(1)
+        value = await read_json(request, service.settings.body_timeout)
+        body = parse(ImageBody, value)
+        service.check_model(body.model)
+        n, n_partial = body.n or 1, body.partial_images or 0
+        service.check_room(n)
+        check_text("prompt", body.prompt, service.settings.max_prompt)
+        if body.negative_prompt is not None and body.negative_prompt.strip():
+            check_text("negative_prompt", body.negative_prompt, service.settings.max_prompt)
+        if body.stream and n > 1:
+            raise invalid("n", f"n: expected 1 with stream, received {n}; ask for each by itself")
+        if n_partial and not body.stream:
+            raise invalid("partial_images", "partial_images: expected stream with it; set stream")
+        if n_partial and not backend.has_partial_images:
+            raise invalid(
+                "partial_images",
+                "partial_images: expected 0 for this model, whose images are not shown before they "
+                f"are finished, received {n_partial}; leave it out",
+            )
+        if service.settings.log_prompts:
+            logger.info("%s prompt: %s", request.state.request_id, ascii(body.prompt))
+        fields: dict[str, Any] = {"prompt": body.prompt, "n": n}
+        fields["seed"] = secrets.randbits(32) if body.seed is None else body.seed
+        if body.size not in (None, "auto"):
+            fields["size"] = body.size
+        if body.negative_prompt is not None:
+            fields["negative"] = body.negative_prompt
+        ticket = Ticket()
+        try:
+            planned = await run_in_threadpool(backend.plan, fields)
+            jobs = await run_in_threadpool(backend.jobs, planned, ticket, n_partial)
+        except OptionError as error:
+            raise _refused(error) from None
+        service.put(jobs)
+        kind = body.output_format or "png"
+        shape = {"background": "opaque", "output_format": kind, "quality": "auto"}
+        deadline = began + service.settings.timeout
+
+        async def to_base64(made: Any) -> str:
+            data = await run_in_threadpool(
+                backend.to_bytes, made, kind, body.output_compression
+            )
+            return base64.b64encode(data).decode("ascii")
+
+        if body.stream:
+            events = _stream(service, jobs, ticket, deadline, to_base64, shape)
+            return StreamingResponse(events, media_type="text/event-stream")
+        made = await _gather(service, request, jobs, ticket, deadline)
+        sizes = {f"{each.image.width}x{each.image.height}" for each in made}
+        data = [
+            {"b64_json": await to_base64(each), "seed": each.request.seed % 2**64} for each in made
+        ]
+        return JSONResponse(
+            {
+                "created": int(time.time()),
+                "data": data,
+                "background": "opaque",
+                "output_format": kind,
+                "size": sizes.pop(),
+                "usage": _usage(jobs, made),
+            }
+        )
+
+    return images
+
+
+def _usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
+    """Tokens of a request, as OpenAI counts them: the prompt once."""
+    n_in, n_out = jobs[0].width, sum(len(each.tokens) for each in made)
+    return {
+        "input_tokens": n_in,
+        "input_tokens_details": {"image_tokens": 0, "text_tokens": n_in},
+        "output_tokens": n_out,
+        "total_tokens": n_in + n_out,
+    }
+
+
+def _refused(error: OptionError) -> ApiError:
+    """What the model does not take, as an answer; the message begins with the field."""
+    message = str(error)
+    name = message.partition(":")[0]
+    names = {"prompt": "prompt", "size": "size", "seed": "seed", "n": "n"}
+    param = "negative_prompt" if name.startswith("negative") else names.get(name, "prompt")
+    return invalid(param, message)
+
+
+async def _gather(
+    service: Service, request: Request, jobs: list[Job], ticket: Ticket, deadline: float
+) -> list[Any]:
+    """The payloads of jobs, in their order; cancels them when the client goes or time is over.
+
+    Raises:
+        ApiError: time is over, or a job failed.
+        ClientDisconnect: the client went.
+    """
+    made: dict[Job, Any] = {}
+    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect comes
+    try:
+        while len(made) < len(jobs):
+            event = await _next(service, ticket, deadline, gone)
+            made[event.job] = _value(event)
+    finally:
+        gone.cancel()
+        _cancel(jobs, made)
+    return [made[job] for job in jobs]
+
+
+async def _next(
+    service: Service, ticket: Ticket, deadline: float, gone: asyncio.Future[Any] | None = None
+) -> Event:
+    waiting = asyncio.ensure_future(ticket.get())
+    watched = {waiting} if gone is None else {waiting, gone}
+    left = max(0.0, deadline - time.monotonic())
+    try:
+        done, _ = await asyncio.wait(
+            watched, timeout=left, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        if not waiting.done():
+            waiting.cancel()
+    if waiting in done:
+        return waiting.result()
+    if gone is not None and gone in done:
+        raise ClientDisconnect
+    seconds = service.settings.timeout
+    raise ApiError(
+        504, f"time: expected an answer within {seconds:g} s, but there was none; ask for less, or "
+        "ask again when fewer wait", "timeout",
+    )  # fmt: skip
+
+
+def _value(event: Event) -> Any:
+    """The payload of a job that is done.
+
+    Raises:
+        ApiError: the job failed.
+    """
+    if event.kind == "failed":
+        raise internal()
+    return event.value
+
+
+def _cancel(jobs: list[Job], made: dict[Job, Any]) -> None:
+    """Free the rows of jobs that nobody waits for."""
+    for job in jobs:
+        if job not in made:
+            job.is_cancelled = True
+
+
+async def _stream(
+    service: Service,
+    jobs: list[Job],
+    ticket: Ticket,
+    deadline: float,
+    to_base64: Callable[[Any], Awaitable[str]],
+    shape: dict[str, Any],
+) -> AsyncIterator[str]:
+    """Events of one image: unfinished ones, then the finished one."""
+    made: dict[Job, Any] = {}
+    index = 0
+    try:
+        while not made:
+            event = await _next(service, ticket, deadline)
+            value = _value(event)
+            name = "partial_image" if event.kind == "partial" else "completed"
+            data = {
+                "type": f"image_generation.{name}",
+                "b64_json": await to_base64(value),
+                "created_at": int(time.time()),
+                "size": f"{value.image.width}x{value.image.height}",
+                **shape,
+            }
+            if event.kind == "partial":
+                data["partial_image_index"] = index
+                index += 1
+            else:
+                made[event.job] = value
+                data |= {"seed": value.request.seed % 2**64, "usage": _usage(jobs, [value])}
+            yield f"event: {data['type']}\ndata: {json.dumps(data)}\n\n"
+    except ApiError as error:
+        yield f"event: error\ndata: {json.dumps(error.body())}\n\n"
+    finally:
+        _cancel(jobs, made)
+
+
+def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
+    backend = service.speech
+    assert backend is not None
+
+    async def speech(request: Request) -> Response:
+        began = time.monotonic()
+        service.check_key(request.headers.get("authorization"))
+        service.check_room(1)
+        body = parse(SpeechBody, await read_json(request, service.settings.body_timeout))
+        service.check_model(body.model)
+        check_text("input", body.input, service.settings.max_prompt)
+        if service.settings.log_prompts:
+            logger.info("%s input: %s", request.state.request_id, ascii(body.input))
+        seed = secrets.randbits(32) if body.seed is None else body.seed
+        ticket = Ticket()
+        try:
+            job = await run_in_threadpool(backend.job, body.input, body.voice, seed, ticket)
+        except OptionError as error:
+            param = "voice" if str(error).startswith("voice") else "input"
+            raise invalid(param, str(error)) from None
+        service.put([job])
+        (made,) = await _gather(
+            service, request, [job], ticket, began + service.settings.timeout
+        )
+        kind = body.response_format or "wav"
+        data = await run_in_threadpool(backend.to_bytes, made, kind)
+        headers = {"x-seed": str(seed % 2**64), "x-sample-rate": str(made.sample_rate)}
+        return Response(data, media_type=f"audio/{kind}", headers=headers)
+
+    return speech

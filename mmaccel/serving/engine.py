@@ -1,0 +1,244 @@
+"""The decoding thread: one model, whose running batch the jobs of the queue join.
+
+A run begins with the jobs at the front of the queue and takes further ones between two passes,
+while there is room, in their order; it ends when all rows have finished and none fits. A job that
+does not fit (another image size, a prompt longer than there is room for) ends the taking: the run
+empties, and the next one begins with it. So no job waits for others that came later.
+
+What the model raises ends a run, not the server. Rows that the error names fail; the others begin
+again, up to `MAX_TRIES` times. With too little memory there are half as many rows from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from itertools import count
+from threading import Event as Flag
+from threading import Thread
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmaccel.serving.jobs import Job, JobQueue
+from mmaccel.serving.metrics import Metrics
+
+MAX_TRIES = 2  # of a job, in runs that failed because of others
+_WIDTHS = 64  # a run has room for prompts of a multiple of so many tokens
+
+logger = logging.getLogger("mmaccel.serving")
+
+
+class Backend(Protocol):
+    """A model behind the engine."""
+
+    def run(self, run: Run, rows: int) -> None:
+        """Decode the jobs of a run and those that join it.
+
+        Args:
+            run: gives jobs and takes what is made of them.
+            rows: decoded at a time at most.
+        """
+
+    def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:
+        """The payload of an unfinished row.
+
+        Args:
+            job: of the row.
+            tokens: `[L]` int64, meaningful where `is_known`.
+            is_known: `[L]` bool.
+        """
+
+
+class Run:
+    """One run of the engine, as a backend sees it.
+
+    Args:
+        engine: it belongs to.
+        jobs: with which it begins, of one group.
+
+    Attributes:
+        jobs: see above.
+        group: of the jobs.
+        width: tokens of the longest prompt that has room.
+        running: jobs that are decoded, by number.
+    """
+
+    def __init__(self, engine: Engine, jobs: list[Job]) -> None:
+        self._engine, self.jobs, self.group = engine, jobs, jobs[0].group
+        longest = max(job.width for job in jobs)
+        self.width = -(-max(longest, engine.widest) // _WIDTHS) * _WIDTHS
+        engine.widest = self.width
+        self.running: dict[int, Job] = {}
+        self._numbers, self._n_passes = count(), 0
+        self._begin(jobs)
+
+    def arrivals(self, most: int) -> list[Job]:
+        """Jobs that join the run now, at most `most`."""
+        jobs = self._engine.queue.take(most, self.fits)
+        self._begin(jobs)
+        return jobs
+
+    def fits(self, job: Job) -> bool:
+        """Whether a job may join this run."""
+        return job.group == self.group and job.width <= self.width
+
+    def _begin(self, jobs: list[Job]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            job.tries += 1
+            self.running[next(self._numbers)] = job
+            self._engine.metrics.queue_seconds.observe(now - job.arrived)
+        self._engine.metrics.running.set(len(self.running))
+
+    def step(self, progress: Any) -> Tensor | None:
+        """Called after every pass: ends the rows that nobody waits for, and shows unfinished ones.
+
+        Args:
+            progress: `mmaccel.results.Progress`, or `CanvasProgress`.
+        """
+        self._engine.metrics.passes.inc(progress.passes - self._n_passes)
+        self._n_passes = progress.passes
+        cancelled = []
+        for batch_slot, number in enumerate(progress.rows):
+            job = self.running.get(number)
+            if job is None:
+                continue
+            if job.is_cancelled:
+                cancelled.append(batch_slot)
+                self.drop(number)
+            elif job.partials and int(progress.lengths[batch_slot]) >= job.partials[0]:
+                self._show(job, progress, batch_slot)
+        if not cancelled:
+            return None
+        limits = torch.full_like(progress.lengths, progress.tokens.shape[1] + 1)
+        limits[cancelled] = 0
+        return limits
+
+    def _show(self, job: Job, progress: Any, batch_slot: int) -> None:
+        tokens, n = progress.tokens[batch_slot], int(progress.lengths[batch_slot])
+        job.partials = [at for at in job.partials if at > n]
+        if n >= len(tokens):
+            return
+        known = getattr(progress, "is_committed", None)
+        if known is None:
+            is_known = torch.arange(len(tokens), device=tokens.device) < n
+        else:
+            is_known = known[batch_slot]
+        job.tell("partial", self._engine.backend.render_partial(job, tokens, is_known))
+
+    def finish(self, job: Job, payload: Any, tokens: int, passes: int) -> None:
+        """Hand out what was made of a job."""
+        for number, other in self.running.items():
+            if other is job:
+                del self.running[number]
+                break
+        metrics = self._engine.metrics
+        metrics.running.set(len(self.running))
+        seconds = time.monotonic() - job.arrived
+        metrics.finish_row(tokens, passes, seconds)
+        self._engine.seconds_per_row += 0.1 * (
+            seconds / max(1, len(self.running) + 1) - self._engine.seconds_per_row
+        )
+        job.tell("done", payload)
+
+    def drop(self, number: int) -> None:
+        """Forget a job that nobody waits for."""
+        self.running.pop(number, None)
+        self._engine.metrics.running.set(len(self.running))
+        self._engine.metrics.rows.labels("cancelled").inc()
+
+
+class Engine:
+    """The thread.
+
+    Args:
+        backend: the model.
+        queue: of jobs.
+        metrics: of the server.
+        rows: decoded at a time at most.
+        log_messages: whether the log may contain the messages of errors, which may quote prompts.
+
+    Attributes:
+        widest: tokens of the longest prompt so far, rounded up.
+        rows: see above; less after memory was too little.
+        has_stopped: set when the thread has ended.
+        seconds_per_row: a row's share of the time, lately; for `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        queue: JobQueue,
+        metrics: Metrics,
+        rows: int,
+        log_messages: bool = False,
+    ) -> None:
+        self.backend, self.queue, self.metrics, self.rows = backend, queue, metrics, rows
+        self.widest = 0
+        self.has_stopped = Flag()
+        self.seconds_per_row = 1.0
+        self._log_messages = log_messages
+        self._run: Run | None = None
+        self._thread = Thread(target=self._serve, name="mmaccel-decoding", daemon=True)
+
+    def start(self) -> None:
+        """Begin to decode."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End at once: forget all jobs and wait for the pass that runs."""
+        self.queue.close()
+        self.queue.cancel_all()
+        run = self._run
+        for job in [] if run is None else list(run.running.values()):
+            job.is_cancelled = True
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            while (first := self.queue.wait()) is not None:
+                jobs = self.queue.take(self.rows, lambda job: job.group == first.group)
+                if jobs:
+                    self._decode(jobs)
+        finally:
+            self.has_stopped.set()
+
+    def _decode(self, jobs: list[Job]) -> None:
+        self._run = run = Run(self, jobs)
+        try:
+            self.backend.run(run, self.rows)
+            left, error = list(run.running), None  # none, unless the backend forgot some
+        except Exception as caught:
+            left, error = list(run.running), caught
+            self._report(caught)
+        self._run = None
+        if left:
+            self._settle(run, left, error)
+        self.metrics.running.set(0)
+
+    def _settle(self, run: Run, left: list[int], error: Exception | None) -> None:
+        """Fail or repeat the jobs that a run left."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            self.rows = max(1, self.rows // 2)
+        named = set(getattr(error, "rows", None) or ())
+        again = []
+        for number in left:
+            job = run.running[number]
+            is_guilty = number in named or (not named and len(left) == 1)
+            if job.is_cancelled:
+                self.metrics.rows.labels("cancelled").inc()
+            elif is_guilty or job.tries >= MAX_TRIES:
+                self.metrics.rows.labels("failed").inc()
+                job.tell("failed", error)
+            else:
+                again.append(job)
+        self.queue.put_back(again)
+
+    def _report(self, error: Exception) -> None:
+        """Log an error of a run, without its message unless prompts may be logged."""
+        lines = traceback.format_tb(error.__traceback__)
+        message = f": {error}" if self._log_messages else ""
+        logger.error("a run failed: %s%s\n%s", type(error).__name__, message, "".join(lines))

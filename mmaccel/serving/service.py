@@ -1,0 +1,128 @@
+"""A service: model, queue, decoding thread and metrics, and the checks that every request passes."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.checks import show
+from mmaccel.serving.engine import Engine
+from mmaccel.serving.errors import ApiError, invalid
+from mmaccel.serving.jobs import Job, JobQueue, QueueClosed, QueueFull
+from mmaccel.serving.metrics import Metrics
+from mmaccel.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from mmaccel.serving.images import ImageBackend
+    from mmaccel.serving.speech import SpeechBackend
+
+_MOST_SECONDS = 60  # of Retry-After
+
+
+class Service:
+    """What the routes of a server share.
+
+    Args:
+        settings: of the server.
+        images, speech: the model; one of them is None.
+
+    Attributes:
+        queue, engine, metrics: see there.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        images: ImageBackend | None = None,
+        speech: SpeechBackend | None = None,
+    ) -> None:
+        self.settings, self.images, self.speech = settings, images, speech
+        backend: Any = speech if images is None else images
+        self.queue = JobQueue(settings.queue)
+        self.metrics = Metrics(lambda: len(self.queue))
+        self.engine = Engine(
+            backend, self.queue, self.metrics, settings.rows, settings.log_prompts
+        )
+        self._is_ending = False
+        self._keys = [key.encode() for key in settings.api_keys]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether new requests are taken."""
+        return not self._is_ending and not self.engine.has_stopped.is_set()
+
+    def drain(self) -> None:
+        """Take no new requests; those that wait or run are finished."""
+        self._is_ending = True
+        self.queue.close()
+
+    def check_key(self, given: str | None) -> None:
+        """Check the bearer key of a request.
+
+        Args:
+            given: the header `Authorization`.
+
+        Raises:
+            ApiError: none of the keys.
+        """
+        if not self._keys:
+            return
+        scheme, _, key = (given or "").partition(" ")
+        own = key.strip().encode()
+        is_known = [secrets.compare_digest(own, known) for known in self._keys]
+        if scheme.lower() != "bearer" or not any(is_known):
+            raise ApiError(
+                401, "authorization: expected a bearer key of this server; send the header "
+                "Authorization: Bearer KEY", "invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )  # fmt: skip
+
+    def check_model(self, name: str | None) -> None:
+        """Check the model that a request names, if it does.
+
+        Raises:
+            ApiError: another model.
+        """
+        if name is not None and name != self.settings.name:
+            raise ApiError(
+                404, f"model: expected {show(self.settings.name)}, received {show(name)}; see "
+                "/v1/models", "model_not_found", "model",
+            )  # fmt: skip
+
+    def check_room(self, count: int) -> None:
+        """Check that the rows of a request fit into the queue.
+
+        Raises:
+            ApiError: they do not, now or ever.
+        """
+        if count > self.settings.queue:
+            most = self.settings.queue
+            raise invalid("n", f"n: expected at most {most} here, received {count}; ask for fewer")
+        try:
+            self.queue.check(count)
+        except (QueueFull, QueueClosed) as error:
+            raise self._busy(error) from None
+
+    def put(self, jobs: list[Job]) -> None:
+        """Let jobs wait.
+
+        Raises:
+            ApiError: they do not fit.
+        """
+        try:
+            self.queue.put(jobs)
+        except (QueueFull, QueueClosed) as error:
+            raise self._busy(error) from None
+
+    def _busy(self, error: QueueFull | QueueClosed) -> ApiError:
+        if isinstance(error, QueueClosed):
+            return ApiError(
+                503, f"{error}; ask another one", "shutting_down", headers={"retry-after": "10"}
+            )
+        seconds = self.engine.seconds_per_row * len(self.queue)
+        wait = min(max(1, math.ceil(seconds)), _MOST_SECONDS)
+        return ApiError(
+            429, f"{error}; ask again in {wait} s", "queue_full",
+            headers={"retry-after": str(wait)},
+        )  # fmt: skip

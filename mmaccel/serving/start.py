@@ -1,0 +1,65 @@
+"""Opens a model for a server, and runs the server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from mmaccel.serving.server import serve
+from mmaccel.serving.service import Service
+from mmaccel.serving.settings import ServerSettings
+
+
+def open_images(settings: ServerSettings, model: str, **options: Any) -> Service:
+    """Load a text-to-image model and show that it can be served.
+
+    Args:
+        settings: of the server.
+        model: name, folder, file or hub id.
+        **options: fields of `mmaccel.batch.worker.Setup`.
+
+    Raises:
+        OptionError, UnsupportedModelError: it cannot.
+    """
+    from mmaccel.serving.images import ImageBackend, make_setup
+
+    backend = ImageBackend(make_setup(model, rows=settings.rows, **options))
+    backend.warm_up()
+    return Service(settings, images=backend)
+
+
+def open_speech(settings: ServerSettings, model: str, **options: Any) -> Service:
+    """Load a speech model and show that it can be served.
+
+    Args:
+        settings: of the server.
+        model: folder or hub id.
+        **options: of `mmaccel.serving.speech.SpeechBackend`.
+
+    Raises:
+        OptionError, UnsupportedModelError: it cannot.
+    """
+    from mmaccel.serving.speech import SpeechBackend
+
+    backend = SpeechBackend(model, **options)
+    backend.warm_up()
+    return Service(settings, speech=backend)
+
+
+def run(service: Service) -> None:
+    """Serve until a signal; the log goes to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in ("mmaccel.serving", "uvicorn.error"):
+        log = logging.getLogger(name)
+        log.addHandler(handler)
+        log.setLevel(logging.INFO if name == "mmaccel.serving" else logging.WARNING)
+        log.propagate = False
+    settings = service.settings
+    logging.getLogger("mmaccel.serving").info(
+        "serving %s at http://%s:%s/v1 (%s rows, %s may wait, %s)",
+        settings.name, settings.host, settings.port, settings.rows, settings.queue,
+        "with keys" if settings.api_keys else "without keys",
+    )  # fmt: skip
+    serve(service)
