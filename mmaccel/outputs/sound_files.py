@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import wave
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,23 @@ def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[s
         sample_rate: in Hz.
         facts: ready for JSON.
     """
+    data = to_wav(waveform, sample_rate)
+    write_with_facts(file, facts, lambda path: path.write_bytes(data))
+
+
+def to_pcm(waveform: Tensor) -> bytes:
+    """Samples of 16 bits, little-endian, of a waveform `[samples]` float in -1..1."""
     samples = waveform.mul(_FULL).round().clamp(-_FULL, _FULL).short().numpy()
+    data: bytes = samples.astype("<i2").tobytes()
+    return data
 
-    def write(path: Path) -> None:
-        with wave.open(str(path), "wb") as sound:
-            sound.setnchannels(1)
-            sound.setsampwidth(2)
-            sound.setframerate(sample_rate)
-            sound.writeframes(samples.astype("<i2").tobytes())
 
-    write_with_facts(file, facts, write)
+def to_wav(waveform: Tensor, sample_rate: int) -> bytes:
+    """The bytes of the file that `write_sound` writes."""
+    data = BytesIO()
+    with wave.open(data, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(sample_rate)
+        sound.writeframes(to_pcm(waveform))
+    return data.getvalue()

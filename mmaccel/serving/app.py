@@ -188,9 +188,7 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
         deadline = began + service.settings.timeout
 
         async def to_base64(made: Any) -> str:
-            data = await run_in_threadpool(
-                backend.to_bytes, made, kind, body.output_compression
-            )
+            data = await run_in_threadpool(backend.to_bytes, made, kind, body.output_compression)
             return base64.b64encode(data).decode("ascii")
 
         if body.stream:
@@ -263,9 +261,7 @@ async def _next(
     watched = {waiting} if gone is None else {waiting, gone}
     left = max(0.0, deadline - time.monotonic())
     try:
-        done, _ = await asyncio.wait(
-            watched, timeout=left, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
     finally:
         if not waiting.done():
             waiting.cancel()
@@ -355,9 +351,7 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             param = "voice" if str(error).startswith("voice") else "input"
             raise invalid(param, str(error)) from None
         service.put([job])
-        (made,) = await _gather(
-            service, request, [job], ticket, began + service.settings.timeout
-        )
+        (made,) = await _gather(service, request, [job], ticket, began + service.settings.timeout)
         kind = body.response_format or "wav"
         data = await run_in_threadpool(backend.to_bytes, made, kind)
         headers = {"x-seed": str(seed % 2**64), "x-sample-rate": str(made.sample_rate)}

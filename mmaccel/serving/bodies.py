@@ -137,9 +137,7 @@ def parse(kind: type[Body], value: Any) -> Body:
         raise invalid(name, f"{name}: expected it, received none; add it", "missing_field")
     if first["type"] == "extra_forbidden":
         known = ", ".join(kind.model_fields)
-        raise invalid(
-            name, f"{name!a}: expected one of {known}; leave it out", "unknown_parameter"
-        )
+        raise invalid(name, f"{name!a}: expected one of {known}; leave it out", "unknown_parameter")
     expected = first["msg"][:1].lower() + first["msg"][1:]
     raise invalid(name, f"{name}: {expected}, received {_shown(first['input'])}")
 

@@ -26,7 +26,7 @@ from mmaccel.serving.jobs import Job, JobQueue
 from mmaccel.serving.metrics import Metrics
 
 MAX_TRIES = 2  # of a job, in runs that failed because of others
-_WIDTHS = 64  # a run has room for prompts of a multiple of so many tokens
+_WIDTHS = 16  # a run has room for prompts of a multiple of so many tokens
 
 logger = logging.getLogger("mmaccel.serving")
 

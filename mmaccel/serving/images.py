@@ -141,9 +141,9 @@ class ImageBackend:
         Raises:
             OptionError, UnsupportedModelError: it cannot.
         """
-        pipe = self.pipe
-        example = pipe.image_model.examples[0]
-        settings = settings_of(self._setup, make_items([check_row({"prompt": example})], 0)[0], pipe)
+        pipe, example = self.pipe, self.pipe.image_model.examples[0]
+        (item,) = make_items([check_row({"prompt": example})], 0)
+        settings = settings_of(self._setup, item, pipe)
 
         def stop(progress: Any) -> Any:
             return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None

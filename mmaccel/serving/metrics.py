@@ -48,9 +48,7 @@ class Metrics:
             "mmaccel_row_seconds", "from a row's arrival to its end", buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
-        self.passes = Counter(
-            "mmaccel_passes", "forward passes of the batch", registry=registry
-        )
+        self.passes = Counter("mmaccel_passes", "forward passes of the batch", registry=registry)
         self.row_passes = Counter(
             "mmaccel_row_passes", "forward passes, summed over rows", registry=registry
         )

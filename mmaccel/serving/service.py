@@ -1,4 +1,4 @@
-"""A service: model, queue, decoding thread and metrics, and the checks that every request passes."""
+"""A service: model, queue, decoding thread and metrics, and the checks of every request."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ class Service:
         backend: Any = speech if images is None else images
         self.queue = JobQueue(settings.queue)
         self.metrics = Metrics(lambda: len(self.queue))
-        self.engine = Engine(
-            backend, self.queue, self.metrics, settings.rows, settings.log_prompts
-        )
+        self.engine = Engine(backend, self.queue, self.metrics, settings.rows, settings.log_prompts)
         self._is_ending = False
         self._keys = [key.encode() for key in settings.api_keys]
 

@@ -7,23 +7,26 @@ decoded with continuous batching: the next text starts when one has finished.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mmaccel.contracts import FinishedRow, Policy, TokenModel
+from mmaccel.contracts import Arrivals, FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.media import collect_payloads, decode_rows
+from mmaccel.pipelines.media import RowPlan, collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import pick_policy
-from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, make_plan
+from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
 from mmaccel.pipelines.text_to_speech.registry import open_speech
-from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, Utterance
-from mmaccel.results import OnStep
+from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, SpeechRequest, Utterance
+from mmaccel.results import OnStep, Stats
 
 
 class TextToSpeech:
@@ -160,6 +163,80 @@ class TextToSpeech:
                 model, self.engine, chosen, plan, finish=finish, deliver=collect, on_step=on_step
             )
         return Speech([made[k] for k in range(len(plan.texts))], stats)
+
+    def serve(
+        self,
+        requests: Sequence[SpeechRequest],
+        *,
+        max_seconds: float,
+        policy: Policy | None = None,
+        rows: int = 8,
+        deliver: Callable[[SpeechRequest, Utterance], None],
+        on_step: OnStep | None = None,
+        arrivals: Callable[[int], Sequence[SpeechRequest]] | None = None,
+        prompt_width: int = 0,
+        **params: Any,
+    ) -> Stats:
+        """Speak requests with continuous batching; others may join. An utterance depends on its own
+        request and on `max_seconds` alone.
+
+        Args:
+            requests: at least one.
+            max_seconds: after which an utterance is cut.
+            policy: as in `__call__`.
+            rows: utterances decoded at a time at most.
+            deliver: called with every request and its utterance as soon as it is finished. A row
+                that `on_step` ends before its first token is not delivered.
+            on_step: called after every pass with the state of the running rows.
+            arrivals, prompt_width: as in `TextToImage.serve`.
+            **params: temperature, top_k, top_p, min_p and repetition_penalty of `__call__`.
+
+        Returns:
+            Stats of all requests.
+
+        Raises:
+            OptionError: a request or an argument outside its domain.
+            UnsupportedModelError, NumericsError, BusyError: as in `__call__`.
+        """
+        model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
+
+        def plan(request: SpeechRequest) -> SpeechPlan:
+            return make_plan(
+                self.speech, [request.text], [request.seed], voice=request.voice,
+                max_seconds=max_seconds, **params,
+            )  # fmt: skip
+
+        running = {k: (request, plan(request)) for k, request in enumerate(requests)}
+        numbers = count(len(running))
+        first = [own for _, own in running.values()]
+
+        def finish(row: FinishedRow) -> tuple[SpeechRequest, Utterance] | None:
+            request, own = running.pop(row.row)
+            if not len(row.tokens):
+                return None
+            return request, finish_utterance(self.speech, own, replace(row, row=0))
+
+        def receive(most: int) -> Arrivals | None:
+            assert arrivals is not None
+            asked = [(request, plan(request)) for request in arrivals(most)]
+            if not asked:
+                return None
+            running.update((next(numbers), each) for each in asked)
+            return Arrivals(*join_plans([own for _, own in asked]))
+
+        with alone(model):
+            limit = getattr(model, "max_positions", None)
+            length = first[0].length
+            width = prompt_width if limit is None else min(prompt_width, limit - length + 1)
+            prompt, noise = join_plans(first, 0 if arrivals is None else width)
+            whole = RowPlan(
+                prompt=prompt, length=length, max_num_seqs=rows, params=first[0].params,
+                noise=noise, arrivals=None if arrivals is None else receive,
+            )  # fmt: skip
+            return decode_rows(
+                model, self.engine, chosen, whole, finish=finish,
+                deliver=lambda made: deliver(*made), on_step=on_step,
+            )  # fmt: skip
 
     @property
     def model(self) -> TokenModel:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
+from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import check_prompt
 from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
@@ -71,6 +73,22 @@ def make_plan(
         texts=list(texts),
         voice=voice,
     )
+
+
+def join_plans(plans: Sequence[SpeechPlan], width: int = 0) -> tuple[Prompt, Noise]:
+    """Prompt and noise of the rows of several plans.
+
+    Args:
+        plans: at least one.
+        width: tokens of a prompt that there is room for, at least.
+    """
+    prompts, noises = [plan.prompt for plan in plans], [plan.noise for plan in plans]
+    width = max(width, *(prompt.tokens.shape[1] for prompt in prompts))
+    tokens = [F.pad(prompt.tokens, (0, width - prompt.tokens.shape[1])) for prompt in prompts]
+    lengths = torch.cat([prompt.lengths for prompt in prompts])
+    prompt = replace(prompts[0], tokens=torch.cat(tokens), lengths=lengths)
+    seeds, items = ([getattr(noise, name) for noise in noises] for name in ("seeds", "items"))
+    return prompt, Noise(torch.cat(seeds), torch.cat(items))
 
 
 def check_call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -56,6 +56,23 @@ class SpeechModel(Protocol):
         Returns:
             `[n / columns * frame_samples]` float32 in -1..1, on the CPU.
         """
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """A request for one utterance.
+
+    Args:
+        text: what is said.
+        seed: 64-bit integer.
+        voice: who says it; None is the model's default voice.
+        tag: any object that identifies the request.
+    """
+
+    text: str
+    seed: int
+    voice: str | None = None
+    tag: Any = None
 
 
 @dataclass(frozen=True)

@@ -141,9 +141,8 @@ class WindowRun:
         self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
         self._limit = n_generated.new_full((), length)
         self._index = torch.arange(widest, device=n_generated.device)
-        self._ended = torch.zeros_like(n_generated, dtype=torch.bool)
-        if self.scheduler is not None:  # a batch slot may wait for its first row
-            self._ended |= ~torch.tensor(self.scheduler.is_open, device=self._ended.device)
+        n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
+        self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
         self._summary = n_generated.new_zeros(4)  # see `_count`
         self._held: dict[str, Tensor] = {}
@@ -154,8 +153,7 @@ class WindowRun:
             self._use(buffers)
 
         self._began = time.perf_counter()
-        # rows that have not ended
-        self._n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
+        self._n_open = n_open  # rows that have not ended
         self._n_tokens = 0
         self._n_captures = self.runner.captures
         self._prefill()

@@ -1,0 +1,84 @@
+"""uvicorn's HTTP protocol with a time limit for heads, and errors in OpenAI's shape.
+
+Source: `uvicorn.protocols.http.h11_impl.H11Protocol`, uvicorn 0.54.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mmaccel.serving.errors import ApiError
+from mmaccel.serving.settings import MAX_HEAD
+
+
+class LimitedProtocol(H11Protocol):
+    """The protocol of one connection.
+
+    Attributes:
+        head_timeout: seconds that a request's line and headers may take to arrive.
+    """
+
+    head_timeout: ClassVar[float] = 10.0
+    _timer: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a head."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on reading."""
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        waits = self.cycle is None or self.cycle.response_complete
+        if not waits and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        elif waits and self._timer is None:
+            self._timer = self.loop.call_later(self.head_timeout, self._end_slow_head)
+
+    def _end_slow_head(self) -> None:
+        if self.conn.our_state is h11.IDLE and not self.transport.is_closing():
+            self._refuse(
+                ApiError(
+                    408, f"head: expected it within {self.head_timeout:g} s; send it faster",
+                    "request_timeout",
+                )
+            )  # fmt: skip
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or too long."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(
+                ApiError(
+                    400, f"head: expected HTTP/1.1 with at most {MAX_HEAD} bytes of headers; send "
+                    "fewer", "invalid_http",
+                )
+            )  # fmt: skip
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        body = json.dumps(error.body()).encode()
+        headers = [
+            (b"content-type", b"application/json"), (b"connection", b"close"),
+            (b"content-length", str(len(body)).encode()),
+        ]  # fmt: skip
+        for event in (
+            h11.Response(status_code=error.status, headers=headers), h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):  # fmt: skip
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

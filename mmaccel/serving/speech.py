@@ -1,0 +1,118 @@
+"""Speech: requests to jobs, jobs to utterances, and utterances to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.catalog import make_policy
+from mmaccel.loading import parse_cuda_graphs, parse_dtype, pick_name
+from mmaccel.outputs.sound_files import to_pcm, to_wav
+from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.pipelines.text_to_speech.plan import make_plan
+from mmaccel.pipelines.text_to_speech.types import SpeechRequest, Utterance
+from mmaccel.serving.jobs import Job, Ticket
+
+if TYPE_CHECKING:
+    from mmaccel.serving.engine import Run
+
+_DEFAULT_VOICES = ("default", "auto", "")  # OpenAI's client always sends a voice
+
+
+class SpeechBackend:
+    """A speech model behind the engine.
+
+    Args:
+        model: folder or hub id.
+        codec: the same of its codec; None is the one of the family's authors.
+        max_seconds: after which an utterance is cut.
+        policy: short name; None is Jacobi.
+        options: fields of the policy.
+        params: given arguments of `TextToSpeech.serve`.
+        device, dtype, family, cuda_graphs, trust_remote_code: options of `mmaccel speak`.
+
+    Raises:
+        OptionError, UnsupportedModelError: the model cannot be opened.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        codec: str | None = None,
+        max_seconds: float = 30.0,
+        policy: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        family: str | None = None,
+        cuda_graphs: str = "auto",
+        trust_remote_code: bool = False,
+    ) -> None:
+        name, fields = pick_name(policy, dict(options or {}), "window")
+        self._policy = make_policy(name, **fields)
+        self.pipe = TextToSpeech.from_pretrained(
+            model, codec=codec, device=device, dtype=parse_dtype(dtype), family=family,
+            cuda_graphs=parse_cuda_graphs(cuda_graphs), trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        self._call = {"max_seconds": max_seconds, **(params or {})}
+
+    def job(self, text: str, voice: str | None, seed: int, ticket: Ticket) -> Job:
+        """Check a request and make its job. Called in any thread; nothing is decoded.
+
+        Args:
+            text: what is said.
+            voice: who says it; None, "default" and "auto" are the model's default voice.
+            seed: of the utterance.
+            ticket: receives what becomes of it.
+
+        Raises:
+            OptionError: what this model cannot say.
+        """
+        voice = None if voice is None or voice in _DEFAULT_VOICES else voice
+        plan = make_plan(self.pipe.speech, [text], [seed], voice=voice, **self._call)
+        return Job(SpeechRequest(text, seed, voice), "speech", plan.prompt.tokens.shape[1], ticket)
+
+    def run(self, run: Run, rows: int) -> None:
+        """See `Backend.run`."""
+
+        def deliver(request: SpeechRequest, made: Utterance) -> None:
+            run.finish(request.tag, made, len(made.tokens), made.passes)
+
+        self.pipe.serve(
+            [_request(job) for job in run.jobs], policy=self._policy, rows=rows, deliver=deliver,
+            on_step=run.step, arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
+            prompt_width=run.width, **self._call,
+        )  # fmt: skip
+
+    def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:
+        """See `Backend.render_partial`; no job here asks for it."""
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Run two passes of an example, which also shows whether this model can be served.
+
+        Raises:
+            OptionError, UnsupportedModelError: it cannot.
+        """
+
+        def stop(progress: Any) -> Any:
+            return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None
+
+        self.pipe.serve(
+            [SpeechRequest("a", 0)], policy=self._policy, rows=1, deliver=lambda *made: None,
+            on_step=stop, arrivals=lambda most: [], **self._call,
+        )  # fmt: skip
+
+    def to_bytes(self, made: Utterance, kind: str) -> bytes:
+        """The sound of an utterance as "wav", or as "pcm": samples of 16 bits."""
+        return to_wav(made.waveform, made.sample_rate) if kind == "wav" else to_pcm(made.waveform)
+
+
+def _request(job: Job) -> SpeechRequest:
+    asked: SpeechRequest = job.item
+    return SpeechRequest(asked.text, asked.seed, asked.voice, job)
