@@ -31,7 +31,7 @@ from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
-from mmaccel.samplers.window.step_runner import StaticBuffers, make_graph_key, runner_of
+from mmaccel.samplers.window.step_runner import StaticBuffers, StepRunner, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
 from mmaccel.samplers.window.window_size import find_calibration, make_chooser
 
@@ -92,10 +92,8 @@ class WindowRun:
             model.keeps_states = self.coarse is not None
         self._source = first_source(source)
         check_source(self._source, prompt.layout, final=True)
-        self.scheduler = None
-        if prompt.batching is not None:
-            is_fixed = self.runner.is_static or not isinstance(model, SupportsContinuousBatching)
-            self.scheduler = WindowScheduler(prompt, prompt.batching, noise, is_fixed)
+        self.scheduler = _open_scheduler(self.runner, model, prompt, noise)
+        if self.scheduler is not None:
             self.scheduler.register(model)
             prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
         self.model, self.prompt, self.length = model, prompt, length
@@ -553,6 +551,16 @@ def _check_run(policy: Policy, model: object, prompt: Prompt, length: int, noise
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
             "make it for this batch"
         )
+
+
+def _open_scheduler(
+    runner: StepRunner, model: TokenModel, prompt: Prompt, noise: Noise
+) -> WindowScheduler | None:
+    """The scheduler of a run; None without continuous batching."""
+    if prompt.batching is None:
+        return None
+    is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
+    return WindowScheduler(prompt, prompt.batching, noise, is_fixed)
 
 
 def _cut_at_stop(tokens: Tensor, n_new: Tensor, stop_tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,149 @@
+"""A server in a thread, whose passes a test may count and hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from mmaccel.serving.server import Server
+from mmaccel.serving.service import Service
+
+IMAGES = "/v1/images/generations"
+
+
+class Gate:
+    """Stands before the passes of a token model.
+
+    Attributes:
+        passes: begun so far.
+        rows: of each.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._open, self._permits = model, threading.Event(), threading.Semaphore(0)
+        self._forward = model.forward
+        self.rows: list[int] = []
+        self._open.set()
+        model.forward = self.forward
+
+    @property
+    def passes(self) -> int:
+        """Passes begun so far."""
+        return len(self.rows)
+
+    def forward(self, tokens: Any, start: Any) -> Any:
+        """The model's pass, once it is allowed."""
+        self.rows.append(len(tokens))
+        while not self._open.is_set():
+            if self._permits.acquire(timeout=0.02):
+                break
+        return self._forward(tokens, start)
+
+    def close(self) -> None:
+        """Hold all passes from now on."""
+        self._open.clear()
+
+    def permit(self, n: int) -> None:
+        """Let n passes through."""
+        for _ in range(n):
+            self._permits.release()
+
+    def open(self) -> None:
+        """Let all passes through."""
+        self._open.set()
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        self.open()
+        del self._model.forward
+
+
+class Running:
+    """A server that listens on a port of this machine.
+
+    Attributes:
+        service, server: see there.
+        url: without a path.
+        http: a client of it.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.server = service, Server(service)
+        service.engine.start()
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
+        self._thread.start()
+        wait_until(lambda: self.server.started)
+        self.url = f"http://127.0.0.1:{self.server.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+
+    def close(self) -> None:
+        """Drain and wait."""
+        self.http.close()
+        self.server.drain()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self.service.engine.close()
+
+    def openai(self, key: str = "none") -> OpenAI:
+        """The official client."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def post(self, prompt: str, **fields: Any) -> httpx.Response:
+        """Ask for images."""
+        return self.http.post(IMAGES, json={"prompt": prompt, **fields})
+
+    def later(self, prompt: str, **fields: Any) -> Later:
+        """Ask for images in another thread."""
+        return Later(lambda: self.post(prompt, **fields))
+
+    def metric(self, name: str) -> float:
+        """A value of /metrics; 0 where there is none yet."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    @contextmanager
+    def gate(self) -> Iterator[Gate]:
+        """A gate before the passes of the model."""
+        assert self.service.images is not None
+        gate = Gate(self.service.images.pipe.model)
+        try:
+            yield gate
+        finally:
+            gate.remove()
+
+
+class Later:
+    """A call in a thread."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self._result, self._error = call, None, None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except Exception as error:
+            self._error = error
+
+    def result(self, seconds: float = 30) -> Any:
+        """What the call returned."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "no answer"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)

@@ -1,0 +1,211 @@
+"""The bounded queue, time-outs, clients that go, and the end of a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fixtures.forking import Child, Forker
+from tests.fixtures.tiny_model import CAPTIONS
+from tests.serving.conftest import Start
+from tests.serving.running import IMAGES, Later, Running, wait_until
+from tests.serving.test_hostile import assert_error
+from tests.serving.test_images import draw, files
+
+RED = CAPTIONS[0]
+
+
+def test_a_full_queue_answers_429_and_takes_requests_again(start: Start) -> None:
+    server = start(rows=1, queue=3)
+    with server.gate() as gate:
+        gate.close()
+        asked = [server.later(RED, seed=0)]
+        wait_until(lambda: gate.passes == 1)
+        asked.append(server.later(RED, seed=1, n=2))
+        wait_until(lambda: len(server.service.queue) == 2)
+        answer = server.post(RED, n=2)  # one has room, two have not
+        message = assert_error(answer, 429, None, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1 and "ask again" in message
+        asked.append(server.later(RED, seed=3))
+        wait_until(lambda: len(server.service.queue) == 3)
+        assert_error(server.http.post(IMAGES, content=b"no JSON"), 429, None, "queue_full")
+        assert_error(server.openai().with_options(max_retries=0)._client.post(
+            f"{server.url}{IMAGES}", json={"prompt": RED}), 429, None, "queue_full")  # fmt: skip
+        gate.open()
+        assert [len(files(each.result())) for each in asked] == [1, 2, 1]
+    assert len(draw(server, n=3)) == 3
+    assert_error(server.post(RED, n=4), 400, "n", "invalid_value")  # never fits
+
+
+def test_a_client_that_goes_frees_its_row(start: Start) -> None:
+    """Of a plain request, of a stream, and of one that still waits."""
+    server = start(rows=2)
+    alone = draw(server, CAPTIONS[1], seed=5)
+    with server.gate() as gate:
+        gate.close()
+        clients = [httpx.Client(base_url=server.url, timeout=0.5) for _ in range(3)]
+        bodies: list[dict[str, Any]] = [{}, {"stream": True, "partial_images": 2}, {}]
+        left = []
+        for client, body in zip(clients, bodies):
+            left.append(
+                Later(lambda client=client, body=body: client.post(  # type: ignore[misc]
+                    IMAGES, json={"prompt": RED, "seed": 1, **body}))
+            )  # fmt: skip
+        wait_until(lambda: gate.passes == 1 and len(server.service.queue) == 2)
+        gate.permit(1)
+        wait_until(lambda: gate.passes == 2 and len(server.service.queue) == 1)
+        kept = server.later(CAPTIONS[1], seed=5)
+        for each in left:
+            with pytest.raises(httpx.TimeoutException):
+                each.result()
+        for client in clients:
+            client.close()
+        time.sleep(0.2)  # the server reads that they have gone
+        gate.permit(1)  # the pass that runs
+        wait_until(lambda: gate.passes >= 3)
+        before = gate.passes
+        gate.open()
+        assert files(kept.result()) == alone
+        assert gate.rows[before:] == [2] * (gate.passes - before)  # its own row alone
+    wait_until(lambda: server.metric('mmaccel_rows_total{end="cancelled"}') == 2)
+    assert server.metric("mmaccel_running_rows") == len(server.service.queue) == 0
+
+
+def test_time_is_over(start: Start) -> None:
+    server = start(rows=1, timeout=0.3)
+    with server.gate() as gate:
+        gate.close()
+        one = server.later(RED)
+        wait_until(lambda: gate.passes == 1)
+        streamed = server.post(RED, stream=True)  # it waits, and its answer has begun
+        assert '"code": "timeout"' in streamed.text and "event: error" in streamed.text
+        assert_error(one.result(), 504, None, "timeout")
+        gate.open()
+        wait_until(lambda: server.metric("mmaccel_running_rows") == 0)
+    assert draw(server)
+
+
+def test_draining_answers_what_was_accepted_and_refuses_the_rest(start: Start) -> None:
+    server = start(rows=1)
+    wanted = [draw(server, seed=seed) for seed in (1, 2)]
+    with server.gate() as gate:
+        gate.close()
+        asked = [server.later(RED, seed=1)]
+        wait_until(lambda: gate.passes == 1)
+        asked.append(server.later(RED, seed=2))
+        wait_until(lambda: len(server.service.queue) == 1)
+        server.service.drain()
+        answer = server.post(RED)
+        assert_error(answer, 503, None, "shutting_down")
+        assert answer.headers["retry-after"] and server.http.get("/health").status_code == 503
+        server.server.drain()
+        gate.open()
+        assert [files(each.result()) for each in asked] == wanted
+    server.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def start_command(
+    forker: Forker, model: Path, *options: str, before: str = ""
+) -> tuple[Child, str]:
+    """`mmaccel serve` in a process of its own, and its address."""
+    child = forker.start(
+        "serve", "--model", str(model), "--port", "0", *options,
+        before="from mmaccel.serving import server as s\\n"
+        "own = s.Server.startup\\n"
+        "async def startup(self, sockets=None):\\n"
+        "    await own(self, sockets)\\n"
+        "    print('PORT', self.port, flush=True)\\n"
+        "s.Server.startup = startup\\n".replace("\\n", "\n") + before,
+    )  # fmt: skip
+    wait_until(lambda: "PORT" in child.printed()[0] or "mmaccel:" in child.printed()[1])
+    found = re.search(r"PORT (\d+)", child.printed()[0])
+    assert found, child.printed()
+    return child, f"http://127.0.0.1:{found[1]}"
+
+
+SLOW = """
+import time
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+forward = CausalLMWindow.forward
+def slowly(self, tokens, start):
+    time.sleep(0.1)
+    return forward(self, tokens, start)
+CausalLMWindow.forward = slowly
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_process(forker: Forker, tiny_folder: Path, number: int) -> None:
+    child, url = start_command(forker, tiny_folder, before=SLOW)
+    call = Later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
+    wait_until(lambda: "mmaccel_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
+    child.send(number)
+    assert len(files(call.result())) == 1
+    assert child.wait() == 0
+    assert "Traceback" not in child.printed()[1]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+def test_a_second_signal_ends_the_process(forker: Forker, tiny_folder: Path) -> None:
+    child, url = start_command(forker, tiny_folder, before=SLOW.replace("0.1", "1.0"))
+    call = Later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
+    wait_until(lambda: "mmaccel_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
+    began = time.monotonic()
+    child.send(signal.SIGTERM)
+    time.sleep(0.3)
+    child.send(signal.SIGTERM)
+    assert child.wait() == 0 and time.monotonic() - began < 6
+    with pytest.raises((httpx.TransportError, AssertionError)):
+        assert call.result().status_code == 200
+
+
+def count_memory() -> int:
+    """Bytes that this process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_at_once(start: Start) -> None:
+    """Every request is answered with its image or with 429, and memory stays."""
+    server = start(rows=8, queue=32)
+    wanted = {seed: draw(server, seed=seed) for seed in range(20)}
+    client = server.openai()._client
+    client = httpx.Client(
+        base_url=server.url, timeout=120, limits=httpx.Limits(max_connections=200)
+    )
+    sizes = []
+    for _ in range(5):
+        answers: list[tuple[int, httpx.Response]] = []
+        barrier = threading.Barrier(200)
+
+        def ask(seed: int, barrier: Any = barrier, answers: Any = answers) -> None:
+            barrier.wait()
+            answer = client.post(IMAGES, json={"prompt": RED, "seed": seed})
+            answers.append((seed, answer))
+
+        threads = [threading.Thread(target=ask, args=(k % 20,)) for k in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert len(answers) == 200
+        done = [(seed, answer) for seed, answer in answers if answer.status_code == 200]
+        assert len(done) >= 32 and all(files(answer) == wanted[seed] for seed, answer in done)
+        refused = [answer for _, answer in answers if answer.status_code != 200]
+        assert {answer.status_code for answer in refused} <= {429}
+        sizes.append(count_memory())
+    client.close()
+    assert server.metric("mmaccel_running_rows") == len(server.service.queue) == 0
+    assert max(sizes[2:]) < sizes[1] + 32 * 1024**2
