@@ -73,6 +73,10 @@ def create_app(service: Service) -> Any:
     async def refuse(request: Request, error: ApiError) -> Response:
         return JSONResponse(error.body(), error.status, error.headers)
 
+    @app.exception_handler(Exception)  # raised again afterwards, and logged by `Recorded`
+    async def fail(request: Request, error: Exception) -> Response:
+        return JSONResponse(internal().body(), 500)
+
     @app.exception_handler(HTTPException)
     @app.exception_handler(404)
     @app.exception_handler(405)
