@@ -56,6 +56,11 @@ class ImageGPTWindow(CausalLMWindow):
         shape = (rows, 1, positions + 1, positions + 1)
         self._table = torch.zeros(shape, dtype=torch.bool, device=self.device)
 
+    def keep_rows(self, rows: Tensor) -> None:
+        """As in `CausalLMWindow`, with as many tables; a pass writes what it reads of them."""
+        super().keep_rows(rows)
+        self._table = self._table[rows]
+
     @property
     def _rows_table(self) -> torch.Tensor:
         """The tables of the pass's rows."""

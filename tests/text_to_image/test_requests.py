@@ -110,6 +110,41 @@ def test_every_family_admits_requests_during_a_run(
     assert len(pipe.engine.cache) == 1
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_of_every_family_join_a_run(
+    built: Opener, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs of the rows that join are put next to those that run, also in captured passes."""
+    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
+    pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+    requests = requests_of(captions(family), 5)
+    alone = [pipe(each.prompt, seed=[each.seed], policy=Jacobi(40)).tokens for each in requests]
+    width = (
+        max(len(ids) for ids in map(pipe.image_model.encode, captions(family)) if ids)
+        if (isinstance(pipe.image_model.encode(captions(family)[0]), list))
+        else 0
+    )
+    for recorded in (False, True):
+        waiting = requests[1:]
+
+        def arrivals(most: int, waiting: list[Request] = waiting) -> list[Request]:
+            return [waiting.pop(0)] if waiting else []
+
+        with monkeypatch.context() as patch:
+            if recorded:
+                patch.setattr(
+                    Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache)
+                )
+            made: dict[Any, RequestOutput] = {}
+            stats = pipe.serve(
+                requests[:1], pipe.image_model.params, policy=Jacobi(8), rows=3, prompt_width=width,
+                deliver=lambda served: made.update({served.request.tag: served}),  # noqa: B023
+                arrivals=arrivals,
+            )  # fmt: skip
+        assert all(made[each.tag].tokens.equal(own[0]) for each, own in zip(requests, alone))
+        assert stats.passes < stats.row_passes
+
+
 def test_images_are_rendered_one_at_a_time(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
