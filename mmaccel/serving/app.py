@@ -182,8 +182,9 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             fields["negative"] = body.negative_prompt
         ticket = Ticket()
         try:
-            planned = await run_in_threadpool(backend.plan, fields)
-            jobs = await run_in_threadpool(backend.jobs, planned, ticket, n_partial)
+            jobs = await run_in_threadpool(
+                lambda: backend.jobs(backend.plan(fields), ticket, n_partial)
+            )
         except OptionError as error:
             raise _refused(error) from None
         service.put(jobs)
