@@ -67,7 +67,8 @@ class Run:
     """
 
     def __init__(self, engine: Engine, jobs: list[Job]) -> None:
-        self._engine, self.jobs, self.group = engine, jobs, jobs[0].group
+        self._engine, self.jobs = engine, jobs
+        self.group: Any = jobs[0].group
         longest = max(job.width for job in jobs)
         self.width = -(-max(longest, engine.widest) // _WIDTHS) * _WIDTHS
         engine.widest = self.width

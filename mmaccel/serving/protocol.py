@@ -42,12 +42,20 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
+        """Limit the time of a head that has begun, and of a connection that says nothing."""
         waits = self.cycle is None or self.cycle.response_complete
-        if not waits and self._timer is not None:
+        has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        if waits and has_begun:
+            if self._timer is None:
+                self._timer = self.loop.call_later(self.head_timeout, self._end_slow_head)
+            return
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        elif waits and self._timer is None:
-            self._timer = self.loop.call_later(self.head_timeout, self._end_slow_head)
+        if waits and self.timeout_keep_alive_task is None:  # a body came after its answer
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _end_slow_head(self) -> None:
         if self.conn.our_state is h11.IDLE and not self.transport.is_closing():

@@ -22,6 +22,9 @@ from mmaccel.serving.settings import MAX_HEAD
 
 logger = logging.getLogger("mmaccel.serving")
 
+_KEEP_ALIVE = (
+    75  # seconds, as nginx: a client may lose a request on a connection that is just closed
+)
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not on Windows
 
 
@@ -39,7 +42,7 @@ class Server(uvicorn.Server):
             create_app(service), settings.host, settings.port, http=protocol,
             ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, limit_concurrency=settings.max_connections,
-            h11_max_incomplete_event_size=MAX_HEAD,
+            h11_max_incomplete_event_size=MAX_HEAD, timeout_keep_alive=_KEEP_ALIVE,
         )  # fmt: skip
         super().__init__(config)
         self._service = service
