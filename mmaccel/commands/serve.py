@@ -50,14 +50,18 @@ def serve(
     top_p: shared.TopP = None,
     min_p: shared.MinP = None,
     size: shared.Size = None,
+    width: shared.Width = None,
+    height: shared.Height = None,
     decoder: shared.Decoder = None,
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     max_seconds: Annotated[float, typer.Option(help="of an utterance; longer ones are cut")] = 30.0,
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
-    device: shared.Device = "cpu",
-    dtype: shared.Dtype = "float32",
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
+    threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     trust_remote_code: shared.TrustRemoteCode = False,
+    revision: shared.Revision = None,
 ) -> None:
     """Serve a model: /v1/images/generations or /v1/audio/speech, /v1/models, /health, /metrics.
 
@@ -66,6 +70,7 @@ def serve(
     _check_packages()
     pause_collector()
     from mmaccel.catalog import load, make_policy
+    from mmaccel.loading import choose_names
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -83,6 +88,9 @@ def serve(
     keys = [key.strip() for key in keys if key.strip()]
     if api_key is not None and len(keys) < len(api_key):
         raise OptionError("--api-key: expected a key, received an empty text; write one")
+    size = shared.join_size(size, width, height)
+    device, dtype = choose_names(device, dtype)
+    shared.set_threads(threads)
     named = shared.given(window=shared.parse_window(window), drafts=drafts)
     options = shared.merge_fields(named, set_fields)
     if policy is not None:
@@ -99,13 +107,14 @@ def serve(
     model_options = dict(
         policy=policy, options=options, params=shared.given(**sampling), device=device, dtype=dtype,
         family=family, cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
+        revision=revision,
     )  # fmt: skip
     if task == "image":
         _refuse(codec=codec)
         open_service = load("mmaccel.serving.start:open_images")
         service = open_service(settings, model, decoder=decoder, size=size, **model_options)
     else:
-        _refuse(guidance=guidance, size=size, decoder=decoder)
+        _refuse(guidance_scale=guidance, size=size, decoder=decoder)
         open_service = load("mmaccel.serving.start:open_speech")
         service = open_service(
             settings, model, codec=codec, max_seconds=max_seconds, **model_options
@@ -118,8 +127,9 @@ def _refuse(**options: str | float | Path | None) -> None:
     """Refuse options of the other task."""
     for name, value in options.items():
         if value is not None:
+            option = name.replace("_", "-")
             raise OptionError(
-                f"--{name}: expected none for this --task, received {value}; leave it out"
+                f"--{option}: expected none for this --task, received {value}; leave it out"
             )
 
 

@@ -24,8 +24,11 @@ def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[s
         sample_rate: in Hz.
         facts: ready for JSON.
     """
-    data = to_wav(waveform, sample_rate)
-    write_with_facts(file, facts, lambda path: path.write_bytes(data))
+
+    def write(path: Path) -> None:
+        path.write_bytes(to_wav(waveform, sample_rate))
+
+    write_with_facts(file, facts, write)
 
 
 def to_pcm(waveform: Tensor) -> bytes:

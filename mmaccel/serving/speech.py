@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import make_policy
-from mmaccel.loading import parse_cuda_graphs, parse_dtype, pick_name
+from mmaccel.loading import parse_cuda_graphs, pick_name
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import make_plan
@@ -32,7 +32,8 @@ class SpeechBackend:
         policy: short name; None is Jacobi.
         options: fields of the policy.
         params: given arguments of `TextToSpeech.serve`.
-        device, dtype, family, cuda_graphs, trust_remote_code: options of `mmaccel speak`.
+        device, dtype, family, cuda_graphs, trust_remote_code, revision: options of `mmaccel
+            speak`.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
@@ -52,12 +53,14 @@ class SpeechBackend:
         family: str | None = None,
         cuda_graphs: str = "auto",
         trust_remote_code: bool = False,
+        revision: str | None = None,
     ) -> None:
         name, fields = pick_name(policy, dict(options or {}), "window")
         self._policy = make_policy(name, **fields)
         self.pipe = TextToSpeech.from_pretrained(
-            model, codec=codec, device=device, dtype=parse_dtype(dtype), family=family,
+            model, codec=codec, device=device, dtype=dtype, family=family,
             cuda_graphs=parse_cuda_graphs(cuda_graphs), trust_remote_code=trust_remote_code,
+            revision=revision,
         )  # fmt: skip
         self._call = {"max_seconds": max_seconds, **(params or {})}
 

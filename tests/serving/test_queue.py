@@ -54,15 +54,15 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
     alone = draw(server, CAPTIONS[1], seed=5)
     with server.gate() as gate:
         gate.close()
-        clients = [httpx.Client(base_url=server.url, timeout=0.5) for _ in range(3)]
+        clients = [httpx.Client(base_url=server.url, timeout=1.5) for _ in range(3)]
         bodies: list[dict[str, Any]] = [{}, {"stream": True, "partial_images": 2}, {}]
         left = []
-        for client, body in zip(clients, bodies):
+        for k, (client, body) in enumerate(zip(clients, bodies)):
             left.append(
                 Later(lambda client=client, body=body: client.post(  # type: ignore[misc]
                     IMAGES, json={"prompt": RED, "seed": 1, **body}))
             )  # fmt: skip
-        wait_until(lambda: gate.passes == 1 and len(server.service.queue) == 2)
+            wait_until(lambda k=k: gate.passes == 1 and len(server.service.queue) == k)  # type: ignore[misc]
         gate.permit(1)
         wait_until(lambda: gate.passes == 2 and len(server.service.queue) == 1)
         kept = server.later(CAPTIONS[1], seed=5)
@@ -123,6 +123,7 @@ def command(forker: Forker, model: Path, before: str) -> Iterator[tuple[Child, s
     options = ["--model", str(model), "--port", "0"]
     child = forker.start("serve", *options, before=_TELL_PORT + before)
     try:
+        wait_until(child.stdout.exists)
         wait_until(lambda: "PORT" in child.printed()[0] or "mmaccel:" in child.printed()[1], 60)
         found = re.search(r"PORT (\d+)", child.printed()[0])
         assert found, child.printed()
