@@ -207,8 +207,10 @@ def test_metrics_while_rows_run_and_wait(start: Start) -> None:
     server = start(rows=2)
     with server.gate() as gate:
         gate.close()
-        asked = [server.later(RED, seed=k) for k in range(5)]
-        wait_until(lambda: server.metric("mmaccel_queue_rows") == 4)  # the first pass has one row
+        asked = [server.later(RED, seed=0)]
+        wait_until(lambda: gate.passes == 1)
+        asked += [server.later(RED, seed=k) for k in range(1, 5)]
+        wait_until(lambda: server.metric("mmaccel_queue_rows") == 4)
         gate.permit(1)
         wait_until(lambda: server.metric("mmaccel_queue_rows") == 3)
         assert server.metric("mmaccel_running_rows") <= 2

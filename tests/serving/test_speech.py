@@ -79,11 +79,10 @@ def test_alone_in_company_and_at_the_command_line(
     gate = Gate(pipe.model)
     try:
         gate.close()
-        together = [
-            Later(lambda text=text, seed=seed: say(text, seed=seed))  # type: ignore[misc]
-            for text, seed in asked
-        ]
-        wait_until(lambda: gate.passes == 1 and len(running.service.queue) == 5)
+        together = []
+        for k, (text, seed) in enumerate(asked):
+            together.append(Later(lambda text=text, seed=seed: say(text, seed=seed)))  # type: ignore[misc]
+            wait_until(lambda k=k: gate.passes == 1 and len(running.service.queue) == k)  # type: ignore[misc]
         gate.open()
         assert [each.result().content for each in together] == own
         assert max(gate.rows) > 1
