@@ -149,6 +149,11 @@ class Scheduler:
     def _check(self, prompt: Prompt, most: int) -> None:
         """Refuse rows that do not fit the run."""
         rows, width = self.whole.branches, self.whole.tokens.shape[1]
+        if prompt.is_text is not None or self.whole.is_text is not None:
+            raise ShapeError(
+                "arrivals: expected prompts of text alone, received one with image tokens; decode "
+                "them without arrivals"
+            )
         if (
             prompt.branches != rows
             or prompt.tokens.shape[1] > width

@@ -189,6 +189,16 @@ def test_rows_that_do_not_fit_are_refused(prompt: Prompt) -> None:
         scheduler.receive(2)
 
 
+def test_prompts_with_images_are_refused() -> None:
+    prompt = window_prompt([0], 1.0)
+    prompt = replace(prompt, is_text=torch.ones_like(prompt.tokens, dtype=torch.bool))
+    arrived = Arrivals(prompt, Noise.from_seed([0], 1))
+    batching = ContinuousBatching(4, None, lambda most: arrived)
+    scheduler = Scheduler(widened(window_prompt([0, 1], 1.0)), batching, Noise.from_seed([0, 1], 2))
+    with pytest.raises(ShapeError, match="expected prompts of text alone"):
+        scheduler.receive(2)
+
+
 @pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
 @pytest.mark.parametrize("name", ["stepwise", "stepwise uniform", "entropy", "maskgit", "redo"])
 def test_rows_join_a_canvas(name: str, guided: bool) -> None:
