@@ -39,7 +39,7 @@ def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[s
         return policy, options
     if kind == "window":
         return "jacobi", options
-    return "lossless-unmask", {"order": "halton"} | options
+    return "lossless-unmask", options
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

@@ -212,7 +212,7 @@ EXAMPLES: dict[str, tuple[WorkflowNode, ...]] = {
     ),
     "mmaccel_canvas": (
         WorkflowNode("MMAccelLoadModel", 0, {"model": "scenes-masked"}),
-        WorkflowNode("MMAccelLosslessUnmaskPolicy", 0, {"order": "halton"}),
+        WorkflowNode("MMAccelLosslessUnmaskPolicy", 0),
         WorkflowNode("MMAccelGenerateImage", 1, {"seed": 7}, _INPUTS, extra_height=220),
         WorkflowNode("SaveImage", 2, links={"images": (2, "images")}, extra_height=220),
         *_STATS,

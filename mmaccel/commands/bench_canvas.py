@@ -17,10 +17,10 @@ from mmaccel.errors import OptionError
 
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
-    "stepwise": ("stepwise", {}),
+    "stepwise": ("stepwise", {"order": "confidence"}),
     "stepwise halton": ("stepwise", {"order": "halton"}),
     "stepwise left": ("stepwise", {"order": "left"}),
-    "lossless-unmask": ("lossless-unmask", {}),
+    "lossless-unmask": ("lossless-unmask", {"order": "confidence"}),
     "lossless-unmask halton": ("lossless-unmask", {"order": "halton"}),
     "lossless-unmask left": ("lossless-unmask", {"order": "left"}),
     "lossless-unmask halton 16": ("lossless-unmask", {"order": "halton", "drafts": 16}),

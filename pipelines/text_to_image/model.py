@@ -366,7 +366,7 @@ def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     """
     kind = kind_of(window)
     if policy is None:
-        policy = Jacobi() if kind == "window" else LosslessUnmask(order="halton")
+        policy = Jacobi() if kind == "window" else LosslessUnmask()
     policy = read_policy(policy)
     check_policy(policy, kind)
     return policy

@@ -177,7 +177,7 @@ class TextToImage:
             prompt: one or several.
             policy: how to decode: a policy, its short name, or a dictionary such as
                 `{"name": "jacobi", "window": 32}`. None is `Jacobi()`, or
-                `LosslessUnmask(order="halton")` for a model that fills a canvas.
+                `LosslessUnmask()` for a model that fills a canvas.
             negative_prompt: prompt to guide away from, for models whose authors have one: one for
                 all or one per prompt; None and "" use the model's own unconditional prompt.
             seed: one for all (image b is item b of it), or one per image. With one per image an

@@ -43,14 +43,15 @@ class LosslessUnmask(RunPolicy):
 
     Args:
         drafts: canvases that a pass computes, 1..256; 1 is `Stepwise`.
-        order: which slot is next, one of `mmaccel.samplers.canvas.orders.ORDERS` but "sampled".
+        order: which slot is next, one of `mmaccel.samplers.canvas.orders.ORDERS` but "sampled";
+            "auto" is "halton" on the grid of an image, else "confidence".
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.
     """
 
     drafts: int = 8
-    order: str = "confidence"
+    order: str = "auto"
     block: int | None = None
     cache: CachePlan | str = "none"
     layout: str | None = None

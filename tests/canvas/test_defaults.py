@@ -18,8 +18,8 @@ from tests.fixtures.canvas import open_run
 RUN = {"block": None, "cache": CachePlan("none", margin=16, refresh=None, far=None)}
 SHARED = {**RUN, "end_threshold": None, "drop_suffix": False, "settled": None}
 FIELDS: dict[str, dict[str, Any]] = {
-    "stepwise": {**RUN, "order": "confidence"},
-    "lossless-unmask": {**RUN, "drafts": 8, "order": "confidence", "layout": None},
+    "stepwise": {**RUN, "order": "auto"},
+    "lossless-unmask": {**RUN, "drafts": 8, "order": "auto", "layout": None},
     "entropy-bounded": {**SHARED, "gamma": 0.1, "budget_nats": None},  # arXiv 2505.24857
     "confident-parallel": {
         **SHARED, "threshold": 0.9, "rule": "threshold", "factor": 1.0,

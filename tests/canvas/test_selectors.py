@@ -20,12 +20,13 @@ from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound
 from mmaccel.samplers.canvas.kl_stable import Stable
 from mmaccel.samplers.canvas.local_leap import Local
 from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
-from mmaccel.samplers.canvas.orders import Order
+from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import And, AtLeast, AtMost, Or, SelectorState, ranked, top
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures.canvas import (
     commits,
     decode,
@@ -316,7 +317,7 @@ def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
         (lambda: mmaccel.KLStable(settled=-1), "settled: expected a finite number >= 0"),
         (lambda: mmaccel.RevisedParallel(revise="again"), "revise: expected one of shadow, edit"),
         (lambda: mmaccel.RevisedParallel(budget=-1), "budget: expected an integer >= 0"),
-        (lambda: Stepwise(order="best"), "order: expected one of confidence"),
+        (lambda: Stepwise(order="best"), "order: expected one of auto, confidence"),
         (lambda: Stepwise(block=0), "block: expected an integer >= 1, received 0; None takes"),
         (lambda: Stepwise(cache="fast"), "cache: expected one of none"),
         (lambda: mmaccel.LosslessUnmask(0), "drafts: expected an integer in 1..256, received 0"),
@@ -328,3 +329,14 @@ def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
 def test_bad_values_are_refused(make: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make()
+
+
+def test_the_default_order_suits_what_the_slots_are() -> None:
+    """ "auto" is Halton's order on a grid, and by confidence elsewhere."""
+    noise = Noise.from_seed(0, 2)
+    grid = Grid(3, 4, 5)
+    found = make_order("auto", 12, noise, grid)
+    assert found.name == "halton" and found.ranks is not None
+    assert torch.equal(found.ranks, make_order("halton", 12, noise, grid).ranks)
+    assert make_order("auto", 12, noise, None).name == "confidence"
+    assert mmaccel.LosslessUnmask().order == mmaccel.Stepwise().order == "auto"

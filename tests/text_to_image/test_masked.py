@@ -108,7 +108,7 @@ def test_generate_compares_with_one_slot_per_pass(
     with Image.open(file) as image:
         facts = json.loads(image.text["mmaccel"])
     assert facts["policy"] == "lossless-unmask" and facts["exactness"] == "bitwise"
-    assert facts["policy_options"]["order"] == "halton"
+    assert facts["policy_options"]["order"] == "auto"
     assert facts["policy_options"]["cache"]["kind"] == "none"
     assert facts["batch"]["stats"]["positions"] > 0
     assert len(list(tmp_path.glob("compare-*.png"))) == 1
