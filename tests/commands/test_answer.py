@@ -220,8 +220,8 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
     [
         (
             ["--visual-tokens", "lazy-llm", "--keep", "0.5"],
-            1,
-            "expected a method of the encoder, or one",
+            2,
+            "visual_tokens: expected Autoregressive() with LazyLLM",
         ),
         (["--visual-tokens", "evs", "--keep", "0.5"], 1, "EVS: expected a video in frames"),
         (["--visual-tokens", "fastv:layer=7", "--keep", "0.5"], 2, "in 1..2, received 7"),

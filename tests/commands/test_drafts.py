@@ -113,7 +113,7 @@ def test_models_says_where_a_coarse_model_ships(tmp_path: Path, monkeypatch, cap
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     told = {line.split()[0]: line.split()[1] for line in lines if line.startswith("scenes")}
-    assert told == {"scenes": "yes", "scenes-masked": "-"}
+    assert told == {"scenes": "yes", "scenes-masked": "-", "scenes-vqa": "-"}
 
 
 def test_bench_names_the_coarse_model_in_the_models_folder(

@@ -207,7 +207,7 @@ def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: pytest.M
     model, codec = case.folders
     asked: list[object] = []
 
-    def find(name: Any, shipped: Any, option: str = "model") -> Path:
+    def find(name: Any, shipped: Any, option: str = "model", hub: Any = None) -> Path:
         asked.append(name)
         return codec if option == "codec" else Path(name)
 
