@@ -18,7 +18,6 @@ from tests.fixtures.their_weights import (
     check_own_tokens,
     decode,
     load,
-    load_torchao,
 )
 from tests.fixtures.tiny_lms import build_lm
 
@@ -47,7 +46,7 @@ def test_weights_on_a_disk(tmp_path: Path, device_map: dict[str, str]) -> None:
     plain = load(tmp_path).generate(**PROMPTS, **LENGTH, do_sample=False)
     assert decode(model, mmaccel.Jacobi(8), do_sample=False)[0].equal(plain)
     _, stats = decode(model, mmaccel.Jacobi(8, drafts="online"), do_sample=True)
-    assert stats.passes <= 24
+    assert stats.passes <= 14
 
 
 def test_a_fallback_of_weights_on_a_disk_can_be_seeded(tmp_path: Path) -> None:
@@ -69,11 +68,6 @@ def test_prompts_that_the_model_processes_itself(tmp_path: Path) -> None:
     assert made.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
 
 
-def test_quantised_weights_on_a_disk_are_still_self_checked(tmp_path: Path) -> None:
-    model = load_torchao("Int8WeightOnlyConfig", tmp_path)
-    check_own_tokens(model)
-
-
 @pytest.mark.parametrize("second", [_PARTS[2:4], _PARTS[1:2], _PARTS[3:]], ids=str)
 def test_two_devices(second: tuple[str, ...]) -> None:
     """Some parts on a fake device: each layer's keys and values lie where its layer is."""
@@ -87,14 +81,16 @@ def test_two_devices(second: tuple[str, ...]) -> None:
         for name in (*_PARTS, "model.rotary_emb"):
             part, where = model.get_submodule(name), device if name in second else cpu
             part.to(where)
-            add_hook_to_module(part, AlignDevicesHook(where, skip_keys="past_key_values"))
+            hook = AlignDevicesHook(skip_keys="past_key_values")
+            add_hook_to_module(part, hook)
+            hook.execution_device = where  # told before, it looks for the device's driver
         add_hook_to_module(
             model, AlignDevicesHook(cpu, io_same_device=True, skip_keys="past_key_values")
         )
         model.hf_device_map = {n: str(DEVICE) if n in second else "cpu" for n in _PARTS}
 
         def note(module: Any, given: Any, options: dict[str, Any], out: Any) -> None:
-            for number, layer in enumerate(options["past_key_values"].layers):
+            for number, layer in enumerate(getattr(options.get("past_key_values"), "layers", ())):
                 if layer.keys is not None:
                     found.setdefault(number, set()).add(isinstance(layer.keys, FakeTensor))
 

@@ -16,6 +16,7 @@ from mmaccel.pipelines.causal_lm.quantization import find_activations
 from tests.fixtures.their_weights import (
     LENGTH,
     PROMPTS,
+    WIDE,
     build_torch_ao,
     build_torchao,
     check_own_tokens,
@@ -56,8 +57,11 @@ def test_gguf_stays_bitwise(tmp_path: Path, kind: str) -> None:
     write_gguf(tmp_path / "model.gguf", kind)
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
-    check_own_tokens(model.float())
+    options: dict[str, Any] = dict(gguf_file="model.gguf", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+    assert find_activations(model) is None  # the loader dequantises
+    assert not model.lm_head.weight.equal(build_lm("qwen2", **WIDE).lm_head.weight)
+    check_own_tokens(model)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_an_adapter_is_switched_off_merged_and_on_under_a_policy() -> None:
         assert wrapped.generate(**options).equal(own)
         wrapped.unmerge_adapter()
         assert wrapped.generate(**options).equal(own)
-    assert len(run.history) == 4 and all(stats.passes < 24 for stats in run.history)
+    assert len(run.history) == 4 and all(stats.passes < 14 for stats in run.history)
 
 
 def test_an_adapter_that_transformers_loads() -> None:
@@ -234,4 +238,4 @@ def test_online_drafts_read_every_head(tmp_path: Path) -> None:
     heads.append(_with_adapter(target_modules=["q_proj"], modules_to_save=["lm_head"]))
     for model in heads:
         _, stats = decode(model, mmaccel.Jacobi(8, drafts="online"), do_sample=True)
-        assert stats.passes <= 24
+        assert stats.passes <= 14
