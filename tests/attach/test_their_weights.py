@@ -23,6 +23,7 @@ from tests.fixtures.their_weights import (
     decode,
     load,
     load_bitsandbytes,
+    load_compressed,
     load_torchao,
     plant,
     write_gguf,
@@ -40,6 +41,8 @@ def build(name: str, folder: Path) -> Any:
     """A quantised model by name."""
     if name == "torch.ao":
         return build_torch_ao()
+    if name.startswith("compressed"):
+        return load_compressed(folder, name.removeprefix("compressed-tensors per "))
     if name.startswith("bitsandbytes"):
         options = {"8": _EIGHT, "8 without outliers": _NO_OUTLIERS, "4": dict(load_in_4bit=True)}
         return load_bitsandbytes(folder, **options[name.removeprefix("bitsandbytes ")])
@@ -50,6 +53,10 @@ def test_weight_only_int8_of_torchao_stays_bitwise(tmp_path: Path) -> None:
     for model in (build_torchao(_WEIGHT_ONLY), load_torchao(_WEIGHT_ONLY, tmp_path)):
         assert find_activations(model) is None
         assert check_own_tokens(model).dtype == "float32"
+
+
+def test_weight_only_int8_of_compressed_tensors_stays_bitwise(tmp_path: Path) -> None:
+    check_own_tokens(load_compressed(tmp_path, None))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
@@ -72,6 +79,8 @@ def test_gguf_stays_bitwise(tmp_path: Path, kind: str) -> None:
         ("bitsandbytes 8", "relaxed", "int8"),
         ("bitsandbytes 8 without outliers", "up to rounding", "int8"),
         ("bitsandbytes 4", "up to rounding", "bfloat16"),
+        ("compressed-tensors per token", "up to rounding", "int8"),
+        ("compressed-tensors per tensor", "relaxed", "int8"),
         ("torch.ao", "relaxed", "int8"),
     ],
 )
@@ -106,6 +115,8 @@ def _company(model: Any) -> bool:
         "bitsandbytes 8",
         "bitsandbytes 8 without outliers",
         "bitsandbytes 4",
+        "compressed-tensors per token",
+        "compressed-tensors per tensor",
         "torch.ao",
     ],
 )
@@ -153,6 +164,14 @@ def test_a_wrong_mask_of_rows_at_different_positions_is_told_from_rounding(
     model = build_torchao(_DYNAMIC, per_tensor=True)
     plant(monkeypatch, of_the_first_row)
     assert not mmaccel.supports(model)
+
+
+def test_the_self_check_runs_once() -> None:
+    for config, expected in ((_WEIGHT_ONLY, 4), (_DYNAMIC, 10)):
+        model, calls = build_torchao(config), list[None]()
+        model.register_forward_pre_hook(lambda *_: calls.append(None))
+        for _ in range(2):
+            assert mmaccel.supports(model) and len(calls) == expected
 
 
 def test_an_unknown_quantiser_promises_nothing_bitwise() -> None:
