@@ -15,6 +15,7 @@ from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabu
 from mmaccel.pipelines.attach.patching import Injection, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
 from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
+from mmaccel.pipelines.causal_lm.compatibility import find_device
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
@@ -189,20 +190,12 @@ def attach(
             target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, read_policy)
         )
     chosen = choose_policy(policy, layout)
-    model = find_generator(target)
-    if not hasattr(type(model), "_sample"):
-        raise UnsupportedModelError(
-            "attach: expected a transformers model that generates, received a "
-            f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
-        )
+    model, family = find_served(target)
     check_vocabulary(layout, model)
-    engine.check(model.device, chosen)
-    family = family_of(model)
-    try:
-        family.check(model)  # runs the self-check now, so that the first generate does not
-    except UnsupportedModelError:
-        if strict:
-            raise
+    engine.check(find_device(model), chosen)
+    refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
+    if strict and refusal is not None:
+        raise refusal
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
@@ -235,17 +228,52 @@ def detach(target: Any) -> bool:
 
 
 def supports(target: Any) -> Support:
-    """Whether `attach` can serve an object; the first call for a model runs a short self-check."""
+    """Whether a policy that is attached to an object would decode for it.
+
+    It is `attach` that decides, by the same function: where this is false, calls under an attached
+    policy run the original with this reason, and `attach(..., strict=True)` raises it. The first
+    call for a model runs a short self-check.
+    """
     try:
         own = find_pipeline(target)
         if own:
             return Support(True, own, "", pipeline_policies(target, policy_names("canvas")))
-        model = find_generator(target)
-        family = family_of(model)
-        family.check(model)
+        model, family = find_served(target)
     except (OptionError, UnsupportedModelError) as error:
         return Support(False, None, str(error))
+    refusal = find_refusal(model, family)
+    if refusal is not None:
+        return Support(False, None, str(refusal))
     return Support(True, family.name, "", tuple(policy_names()))
+
+
+def find_served(target: Any) -> tuple[Any, CausalLM]:
+    """The model in a target of `attach`, and its family.
+
+    Raises:
+        UnsupportedModelError: the target does not generate with transformers.
+    """
+    model = find_generator(target)
+    if not hasattr(type(model), "_sample"):
+        raise UnsupportedModelError(
+            "attach: expected a transformers model that generates, received a "
+            f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
+        )
+    return model, family_of(model)
+
+
+def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
+    """Why no call of a model can be served; None if calls can.
+
+    `supports` and `attach` ask this, and every call asks the family again. A model in training mode
+    whose passes differ from those in evaluation mode is not refused: its calls run the original
+    until `eval()`.
+    """
+    try:
+        family.check(model)
+    except UnsupportedModelError as error:
+        return error
+    return None
 
 
 def family_of(model: Any) -> CausalLM:

@@ -35,7 +35,8 @@ class Stats:
 
     Attributes:
         policy: the policy's repr.
-        exactness: guarantee of the run, after fallbacks, in the number format of its passes.
+        exactness: guarantee of the run, after fallbacks, in the number format of its passes;
+            "relaxed" where tokens of a pass share the rounding of quantised activations.
         tokens: generated tokens, summed over rows.
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
         row_passes: passes summed over the rows that were unfinished; equals `passes` at batch 1.
@@ -68,7 +69,8 @@ class Stats:
             the reason; empty for models that have no choice.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
-            "tf32"; see `mmaccel.samplers.arithmetic`. Empty where the original ran.
+            "tf32", or what activations are quantised to, such as "int8"; see
+            `mmaccel.samplers.arithmetic`. Empty where the original ran.
     """
 
     policy: str = ""

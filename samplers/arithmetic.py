@@ -16,7 +16,8 @@ from torch import Tensor
 def find_arithmetic(model: Any, logits: Tensor) -> str:
     """The number format of a pass.
 
-    The coarsest of: the model's own dtype, that of its logits, that of autocast where it is on, and
+    What the model says of itself (`activation_format`), as a quantised one does. Else the coarsest
+    of: the model's own dtype, that of its logits, that of autocast where it is on, and
     what torch was told to compute float32 products in (`torch.set_float32_matmul_precision`).
 
     Args:
@@ -24,8 +25,12 @@ def find_arithmetic(model: Any, logits: Tensor) -> str:
         logits: what its pass returned.
 
     Returns:
-        The name of a dtype, such as "bfloat16"; or "tf32", "bf16" for shortened float32 products.
+        The name of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
+        what activations are quantised to, such as "int8".
     """
+    quantized: str = getattr(model, "activation_format", "")
+    if quantized:
+        return quantized
     kind = logits.device.type
     own = getattr(getattr(model, "model", model), "dtype", None)
     found = [logits.dtype, *([own] if isinstance(own, torch.dtype) else [])]

@@ -19,6 +19,7 @@ from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.pipelines.attach.layout_processor import with_layout
 from mmaccel.pipelines.attach.patching import original
+from mmaccel.pipelines.causal_lm.compatibility import find_device
 from mmaccel.results import Stats
 
 
@@ -47,7 +48,7 @@ def run_original(
         sequences.
     """
     began = time.perf_counter()
-    with PassCounter(model) as counter, _seeded(seed, model.device):
+    with PassCounter(model) as counter, _seeded(seed, find_device(model)):
         out = original(model, name)(*args, **options)
     seconds = time.perf_counter() - began
     ids = args[0] if args else options["input_ids"]

@@ -21,6 +21,7 @@ from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.pipelines.attach.step_outputs import PER_LAYER, PER_STEP
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_causal_lm,
+    find_device,
     find_position_limit,
     find_training_effect,
     text_config,
@@ -230,7 +231,7 @@ class GenerateCall:
         lengths = torch.cat([mask.sum(1) for _, mask in branches])
         tokens = torch.cat(aligned)[:, : int(lengths.max())]
         stops = [c.eos_token_id for c in self.criteria if _is_criterion(c, "EosTokenCriteria")]
-        device = self.model.device
+        device = find_device(self.model)
         stop_tokens = torch.cat([s.flatten().to(device) for s in stops]) if stops else None
         tokens, lengths = tokens.to(device), lengths.to(device)
         is_text = None
@@ -330,7 +331,7 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
     if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
         yield f"a cache of its own kind ({type(cache).__name__})"
     yield from find_in_model(call.model)
-    if call.ids.device != call.model.device:
+    if call.ids.device not in (find_device(call.model), call.model.device):
         yield "token ids on another device than the model"
 
 
@@ -339,8 +340,6 @@ def find_in_model(model: Any) -> Iterator[str]:
     effect = find_training_effect(model)
     if effect is not None:
         yield f"training mode with {effect}"
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
-        yield "a model spread over several devices"
 
 
 def _find_in_prompt(call: GenerateCall) -> Iterator[str]:

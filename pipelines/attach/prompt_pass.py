@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
-from mmaccel.pipelines.causal_lm.compatibility import text_config
+from mmaccel.pipelines.causal_lm.compatibility import find_device, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.vision_language.layers import LayerReduction
 
@@ -27,7 +27,7 @@ def open_prompt(
         outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
         layers: drops visual tokens inside the language model; None where nobody asked.
     """
-    device = call.model.device
+    device = find_device(call.model)
     mask = call.mask.to(device)
     next_position: Tensor = mask.sum(1)
     if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
@@ -57,7 +57,7 @@ def open_prompt(
 
 def _inputs(call: GenerateCall) -> dict[str, Tensor]:
     """What transformers processes every generated token with, `[B, 1]` each."""
-    found, device = dict[str, Tensor](), call.model.device
+    found, device = dict[str, Tensor](), find_device(call.model)
     token_types = call.others.get("token_type_ids")
     if token_types is not None:  # as the last of the prompt
         found["token_type_ids"] = token_types[:, -1:].to(device)

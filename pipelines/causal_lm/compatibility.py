@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -83,6 +84,50 @@ def find_position_limit(model: Any) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def find_device(model: Any) -> torch.device:
+    """Where a model takes its tokens and gives its logits.
+
+    That is where accelerate's hook runs it, if it has one: parameters that are kept in another
+    memory or on a disk are on the "meta" device between two passes. Else where its first parameter
+    is.
+    """
+    hook = vars(model).get("_hf_hook")
+    for one in getattr(hook, "hooks", (hook,)):
+        if getattr(one, "execution_device", None) is not None:
+            return torch.device(one.execution_device)
+    device: torch.device = model.device
+    return device
+
+
+def find_linear(head: Any) -> Any:
+    """The linear layer of a language-modelling head; None where there is none.
+
+    peft puts layers of its own around it, and `torch.ao.quantization` exchanges it for one that is
+    no `nn.Linear`.
+    """
+    for name in ("base_layer", "original_module"):  # peft: an adapter, a layer that is trained
+        head = getattr(head, name, head)
+    dynamic = type(head).__module__.startswith("torch.ao.nn.quantized.dynamic")
+    return head if isinstance(head, nn.Linear) or (dynamic and hasattr(head, "weight")) else None
+
+
+def count_ids(head: Any) -> int:
+    """V, the ids of a head that `find_linear` knows."""
+    linear = find_linear(head)
+    return int(linear.weight.shape[0] if isinstance(linear, nn.Linear) else linear.out_features)
+
+
+def read_weight(head: Any) -> Tensor:
+    """The matrix `[V, H]` of a head that `find_linear` knows, without adapters."""
+    linear = find_linear(head)
+    weight: Any = linear.weight
+    if callable(weight) and not isinstance(weight, Tensor):  # torch.ao.quantization
+        weight = weight().dequantize()
+    if weight.device.type == "meta" and getattr(linear, "_hf_hook", None) is not None:
+        weight = linear._hf_hook.weights_map["weight"]  # accelerate keeps it elsewhere
+    return cast(Tensor, weight)
+
+
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a model's forward, by name."""
     return _parameters(type(model).forward)
@@ -127,7 +172,7 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
         config, "add_cross_attention", False
     ):
         return "which has an encoder or attends to one", "use a decoder-only model"
-    if not isinstance(head, nn.Linear):
+    if find_linear(head) is None:
         return "which has no linear language-modelling head", "load it with AutoModelForCausalLM"
     lacking = [name for name in _NEEDED if name not in forward_parameters(model)]
     if lacking:

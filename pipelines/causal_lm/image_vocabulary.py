@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 
@@ -40,6 +41,11 @@ class ImageTokenWindow(CausalLMWindow):
         self.ids = torch.tensor([*ids, *structural], device=self.device)
         self.vocab_size, self._n_structural = len(self.ids), len(structural)
         head, first = model.get_output_embeddings(), ids[0]
+        if not isinstance(head, nn.Linear):  # rows of an adapter's head are not taken apart
+            raise UnsupportedModelError(
+                f"model: expected a plain linear head, received a {type(head).__name__}; "
+                "merge the adapter, and leave the head unquantised"
+            )
         is_run = list(ids) == list(range(first, first + len(ids)))
         rows: Any = slice(first, first + len(ids)) if is_run else self.ids[: len(ids)]
         self._weight = head.weight[rows]  # a view where the ids follow each other

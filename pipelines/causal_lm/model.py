@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
 
@@ -29,11 +29,15 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     check_causal_lm,
     check_mode,
     check_options,
+    count_ids,
+    find_device,
     find_position_limit,
     forward_parameters,
+    read_weight,
 )
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
+from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import find_reason
 from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
@@ -86,7 +90,7 @@ class CausalLMWindow(StaticModelBuffers):
         self.windows = check_causal_lm(model)
         self.model = model
         head = model.get_output_embeddings()
-        full = int(head.weight.shape[0])
+        full = count_ids(head)
         check_options(vocab_size, full, stride, attention)
         self.vocab_size = full if vocab_size is None else vocab_size
         self.max_positions = find_position_limit(model)
@@ -94,7 +98,8 @@ class CausalLMWindow(StaticModelBuffers):
         has_option = "logits_to_keep" in forward_parameters(model)
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if has_option else {}
         self._narrow_head: str | None = None  # name of a head of which only V rows are computed
-        if self.vocab_size < full:
+        self._n_ids = full
+        if self.vocab_size < full and isinstance(head, nn.Linear):
             self._narrow_head = next(name for name, m in model.named_modules() if m is head)
         self._positions = 0
         self._kv_layout: KVCacheLayout | None = None
@@ -113,8 +118,19 @@ class CausalLMWindow(StaticModelBuffers):
 
     @property
     def device(self) -> torch.device:
-        """Device of the model's first parameter."""
-        return self.model.device
+        """Where the model takes its tokens; see `find_device`."""
+        return find_device(self.model)
+
+    @property
+    def activation_format(self) -> str:
+        """Number format that the model's activations are quantised to; empty for other models."""
+        found = find_activations(self.model)
+        return "" if found is None else found.format
+
+    @property
+    def shared_rounding(self) -> str:
+        """Why the logits of a token depend on the others of its pass; empty where they do not."""
+        return describe_sharing(self.model)
 
     def reserve(self, rows: int, positions: int) -> None:
         """Reset the cache to this size; see `mmaccel.contracts.TokenModel.reserve`.
@@ -176,7 +192,7 @@ class CausalLMWindow(StaticModelBuffers):
             name = option.removeprefix("output_")
             self.recorder.record(name, getattr(output, name), skipped)
         logits: Tensor = output.logits  # [R, W, V]
-        return logits
+        return logits if logits.shape[-1] < self._n_ids else logits[..., : self.vocab_size]
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:
@@ -317,8 +333,7 @@ class CausalLMWindow(StaticModelBuffers):
 
     def output_matrix(self) -> Tensor:
         """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
-        weight: Tensor = self.output_head().weight
-        return weight[: self.vocab_size]
+        return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
     def _run(self, **inputs: Any) -> Any:
         replaced = self._replaced_tensors()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.causal_lm.compatibility import find_device
 
 _PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index"),
@@ -81,7 +82,7 @@ def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
 
 def find_columns(call: GenerateCall) -> tuple[Tensor, Tensor]:
     """The columns of a prompt that are attended to, and the visual ones of these: `[B, T]` bool."""
-    device = call.model.device
+    device = find_device(call.model)
     ids, mask = call.ids.to(device), call.mask.to(device)
     marks = [find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]]
     return mask, torch.isin(ids, torch.tensor(marks, device=device)) & mask

@@ -516,6 +516,10 @@ class WindowRun:
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         self.stats.use_dtype(self._buffers.arithmetic)
+        shared = getattr(self.model, "shared_rounding", "")
+        if shared:
+            self.stats.exactness = "relaxed"
+            self.stats.notes.append(shared)
         if self.recorder is not None:
             self.recorder.finish(self)
         self.stats.seconds = time.perf_counter() - self._began

@@ -1,0 +1,130 @@
+"""Quantised models: what their matrix products round, and what that leaves of a guarantee.
+
+Weights that are quantised alone change nothing here: they are constants, and a pass multiplies them
+in the number format of the model. Activations that are quantised at every pass do. A last bit of a
+sum then moves a number by a whole step of int8 (1/127 of the largest number), and a scale that the
+tokens of a pass share makes the logits of each depend on the others, later ones included.
+
+Source: attributes of torchao 0.18, bitsandbytes 0.50, compressed-tensors 0.20, torch 2.13 and
+transformers' `quantization_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_WEIGHTS_ALONE = {  # quant_method of transformers' loaders whose products keep the model's dtype
+    "aqlm", "auto-round", "awq", "bitnet", "bitsandbytes", "compressed-tensors", "eetq", "gguf",
+    "gptq", "higgs", "hqq", "mxfp4", "quanto", "spqr", "sinq", "torchao", "vptq",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Activations:
+    """How a model rounds what goes into its matrix products.
+
+    Attributes:
+        method: who does, such as "torchao's Int8Tensor".
+        format: the number format, such as "int8".
+        is_shared: whether tokens of a pass share a scale or a choice of columns, so that the logits
+            of one depend on the others.
+        remedy: how to load the model without that; empty if `is_shared` is False.
+    """
+
+    method: str
+    format: str
+    is_shared: bool = False
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.format} activations of {self.method}"
+
+
+def find_activations(model: nn.Module) -> Activations | None:
+    """How a model's activations are quantised; None where its products keep the model's dtype.
+
+    Of several kinds, one with a shared scale.
+
+    Cost: one visit of each module.
+    """
+    found = list(dict.fromkeys(_find_kinds(model)))
+    if not found:
+        config = getattr(getattr(model, "config", None), "quantization_config", None)
+        method = _read(config, "quant_method")
+        name = str(getattr(method, "value", method) or "")
+        return Activations(name, name) if name and name not in _WEIGHTS_ALONE else None
+    return max(found, key=lambda one: (one.is_shared, one.format.endswith("8")))
+
+
+def describe_sharing(model: nn.Module) -> str:
+    """What to tell the caller of a model whose tokens share a scale; empty for others."""
+    found = find_activations(model)
+    if found is None or not found.is_shared:
+        return ""
+    return (
+        f"{found}: tokens of a pass share its rounding, so that the logits of one depend on the "
+        f"others, in plain generate on the other rows; {found.remedy}"
+    )
+
+
+def _find_kinds(model: nn.Module) -> Iterator[Activations]:
+    for module in model.modules():
+        kind, weight = type(module), module._parameters.get("weight")
+        if kind.__module__.startswith("bitsandbytes."):
+            yield from _of_bitsandbytes(module)
+        elif kind.__module__.startswith("torch.ao.nn.quantized.dynamic"):
+            yield Activations(
+                "torch.ao.quantization", "int8", True,
+                "torchao's Int8DynamicActivationInt8WeightConfig has a scale for each token",
+            )  # fmt: skip
+        elif weight is not None and type(weight).__module__.startswith("torchao."):
+            yield from _of_torchao(weight)
+        scheme = getattr(module, "quantization_scheme", None)
+        if getattr(scheme, "input_activations", None) is not None:
+            yield _of_compressed_tensors(scheme)
+
+
+def _of_bitsandbytes(module: Any) -> Iterator[Activations]:
+    name = type(module).__name__
+    if name == "Linear8bitLt":
+        chooses = module.state.threshold > 0  # columns of outliers, over all tokens of a pass
+        remedy = "BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0) does not"
+        yield Activations(f"bitsandbytes' {name}", "int8", chooses, remedy if chooses else "")
+    elif name == "Linear4bit" and module.weight.device.type == "cpu":
+        # where the processor has AVX512-BF16 its kernel computes in bfloat16, whatever it is asked
+        yield Activations(f"bitsandbytes' {name}", "bfloat16")
+    elif name == "Linear4bit" and module.compute_dtype is not None:
+        dtype = str(module.compute_dtype).removeprefix("torch.")
+        if dtype != "float32":
+            yield Activations(f"bitsandbytes' {name}", dtype)
+
+
+def _of_torchao(weight: Any) -> Iterator[Activations]:
+    name = type(weight).__name__
+    options = getattr(weight, "act_quant_kwargs", None)
+    if options is None and not getattr(weight, "activation_quantization", None):
+        if "ActivationQuantized" not in name:  # the tensors of earlier versions
+            return
+    is_static = getattr(weight, "act_quant_scale", None) is not None
+    per_tensor = type(getattr(options, "granularity", None)).__name__ == "PerTensor"
+    remedy = "granularity=PerRow() gives each token its own"
+    is_shared = per_tensor and not is_static
+    number = "float8" if "Float8" in name or "Float8" in type(options).__name__ else "int8"
+    yield Activations(f"torchao's {name}", number, is_shared, remedy if is_shared else "")
+
+
+def _of_compressed_tensors(scheme: Any) -> Activations:
+    given = scheme.input_activations
+    strategy = str(getattr(given.strategy, "value", given.strategy))
+    kind = str(getattr(given.type, "value", given.type))
+    is_shared = bool(given.dynamic) and strategy == "tensor"
+    remedy = "the strategy 'token' gives each its own scale" if is_shared else ""
+    return Activations("compressed-tensors", f"{kind}{given.num_bits}", is_shared, remedy)
+
+
+def _read(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, dict) else getattr(config, name, None)

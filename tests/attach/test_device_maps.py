@@ -1,0 +1,101 @@
+"""Models spread over memories and devices by accelerate make their own tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
+from tests.fixtures.their_weights import (
+    LENGTH,
+    PROMPTS,
+    WIDE,
+    check_own_tokens,
+    decode,
+    load,
+)
+from tests.fixtures.tiny_lms import build_lm
+
+pytest.importorskip("accelerate")
+_PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
+
+
+def _map(*on_disk: str) -> dict[str, str]:
+    parts = (*_PARTS, "model.rotary_emb")
+    return {part: "disk" if part in on_disk else "cpu" for part in parts}
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        _map("model.layers.1", "lm_head"),
+        _map("model.embed_tokens", "model.layers.0", "lm_head"),  # model.device is "meta"
+        {"": "disk"},
+    ],
+    ids=["last half", "first half", "everything"],
+)
+def test_weights_on_a_disk(tmp_path: Path, device_map: dict[str, str]) -> None:
+    model = load(tmp_path, device_map=device_map, offload_folder=tmp_path / "offload")
+    assert any(parameter.device.type == "meta" for parameter in model.parameters())
+    check_own_tokens(model)
+    plain = load(tmp_path).generate(**PROMPTS, **LENGTH, do_sample=False)
+    assert decode(model, mmaccel.Jacobi(8), do_sample=False)[0].equal(plain)
+    _, stats = decode(model, mmaccel.Jacobi(8, drafts="online"), do_sample=True)
+    assert stats.passes <= 14
+
+
+def test_a_fallback_of_weights_on_a_disk_can_be_seeded(tmp_path: Path) -> None:
+    model = load(tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
+    options: dict[str, Any] = PROMPTS | LENGTH | dict(num_beams=2, do_sample=True)
+    with mmaccel.attach(model, "jacobi", seed=3) as run, pytest.warns(UserWarning, match="beam"):
+        first = model.generate(**options)
+        assert first.equal(model.generate(**options))
+    assert len(run.history) == 2
+
+
+def test_prompts_that_the_model_processes_itself(tmp_path: Path) -> None:
+    model = load(tmp_path, device_map=_map("model.embed_tokens"), offload_folder=tmp_path / "o")
+    options: dict[str, Any] = LENGTH | dict(do_sample=False, return_dict_in_generate=True)
+    plain = model.generate(**PROMPTS, **options)
+    with mmaccel.attach(model, mmaccel.Jacobi(8), strict=True):
+        made = model.generate(**PROMPTS, **options)
+    assert made.sequences.equal(plain.sequences)
+    assert made.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+
+
+@pytest.mark.parametrize("second", [_PARTS[2:4], _PARTS[1:2], _PARTS[3:]], ids=str)
+def test_two_devices(second: tuple[str, ...]) -> None:
+    """Some parts on a fake device: each layer's keys and values lie where its layer is."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    expected = decode(build_lm("llama", **WIDE), mmaccel.Jacobi(8), do_sample=True)[0]
+    found: dict[int, set[bool]] = {}
+    with fake_device() as device:
+        model = build_lm("llama", **WIDE)
+        cpu = torch.device("cpu")
+        for name in (*_PARTS, "model.rotary_emb"):
+            part, where = model.get_submodule(name), device if name in second else cpu
+            part.to(where)
+            hook = AlignDevicesHook(skip_keys="past_key_values")
+            add_hook_to_module(part, hook)
+            hook.execution_device = where  # told before, it looks for the device's driver
+        add_hook_to_module(
+            model, AlignDevicesHook(cpu, io_same_device=True, skip_keys="past_key_values")
+        )
+        model.hf_device_map = {n: str(DEVICE) if n in second else "cpu" for n in _PARTS}
+
+        def note(module: Any, given: Any, options: dict[str, Any], out: Any) -> None:
+            for number, layer in enumerate(getattr(options.get("past_key_values"), "layers", ())):
+                if layer.keys is not None:
+                    found.setdefault(number, set()).add(isinstance(layer.keys, FakeTensor))
+
+        model.model.register_forward_hook(note, with_kwargs=True)
+        assert mmaccel.supports(model)
+        made, stats = decode(model, mmaccel.Jacobi(8), do_sample=True)
+    assert Tensor.equal(made, expected) and stats.exactness == "bitwise"
+    assert found == {n: {f"model.layers.{n}" in second} for n in (0, 1)}

@@ -1,0 +1,260 @@
+"""Models as people load them: quantised, from GGUF files, with adapters of peft."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.quantization import find_activations
+from tests.fixtures.their_weights import (
+    LENGTH,
+    PROMPTS,
+    WIDE,
+    build_torch_ao,
+    build_torchao,
+    check_own_tokens,
+    decode,
+    load,
+    load_bitsandbytes,
+    load_compressed,
+    load_torchao,
+    plant,
+    write_gguf,
+)
+from tests.fixtures.tiny_lms import build_lm
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the quantisers
+_WEIGHT_ONLY = "Int8WeightOnlyConfig"
+_DYNAMIC = "Int8DynamicActivationInt8WeightConfig"
+_EIGHT: dict[str, Any] = dict(load_in_8bit=True)
+_NO_OUTLIERS: dict[str, Any] = dict(load_in_8bit=True, llm_int8_threshold=0.0)
+
+
+def build(name: str, folder: Path) -> Any:
+    """A quantised model by name."""
+    if name == "torch.ao":
+        return build_torch_ao()
+    if name.startswith("compressed"):
+        return load_compressed(folder, name.removeprefix("compressed-tensors per "))
+    if name.startswith("bitsandbytes"):
+        options = {"8": _EIGHT, "8 without outliers": _NO_OUTLIERS, "4": dict(load_in_4bit=True)}
+        return load_bitsandbytes(folder, **options[name.removeprefix("bitsandbytes ")])
+    return build_torchao(_DYNAMIC, per_tensor=name == "torchao per tensor")
+
+
+def test_weight_only_int8_of_torchao_stays_bitwise(tmp_path: Path) -> None:
+    for model in (build_torchao(_WEIGHT_ONLY), load_torchao(_WEIGHT_ONLY, tmp_path)):
+        assert find_activations(model) is None
+        assert check_own_tokens(model).dtype == "float32"
+
+
+def test_weight_only_int8_of_compressed_tensors_stays_bitwise(tmp_path: Path) -> None:
+    check_own_tokens(load_compressed(tmp_path, None))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_gguf_stays_bitwise(tmp_path: Path, kind: str) -> None:
+    write_gguf(tmp_path / "model.gguf", kind)
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = dict(gguf_file="model.gguf", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+    assert find_activations(model) is None  # the loader dequantises
+    assert not model.lm_head.weight.equal(build_lm("qwen2", **WIDE).lm_head.weight)
+    check_own_tokens(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "exactness", "dtype"),
+    [
+        ("torchao per token", "up to rounding", "int8"),
+        ("torchao per tensor", "relaxed", "int8"),
+        ("bitsandbytes 8", "relaxed", "int8"),
+        ("bitsandbytes 8 without outliers", "up to rounding", "int8"),
+        ("bitsandbytes 4", "up to rounding", "bfloat16"),
+        ("compressed-tensors per token", "up to rounding", "int8"),
+        ("compressed-tensors per tensor", "relaxed", "int8"),
+        ("torch.ao", "relaxed", "int8"),
+    ],
+)
+def test_quantised_activations_are_served_and_say_what_is_left(
+    tmp_path: Path, name: str, exactness: str, dtype: str
+) -> None:
+    model = build(name, tmp_path)
+    assert mmaccel.supports(model)
+    for policy in (mmaccel.Jacobi(8), mmaccel.Autoregressive()):
+        _, stats = decode(model, policy, do_sample=True)
+        assert (stats.exactness, stats.dtype) == (exactness, dtype)
+        assert any("share its rounding" in note for note in stats.notes) == (exactness == "relaxed")
+    _, stats = decode(model, mmaccel.SpeculativeJacobi(8), do_sample=True)
+    assert stats.exactness == ("relaxed" if exactness == "relaxed" else "distribution")
+
+
+def _company(model: Any) -> bool:
+    """Whether a token's logits change with the tokens after it and in the other row."""
+    ids = torch.randint(4, 40, (2, 9), generator=torch.Generator().manual_seed(0))
+    others = torch.randint(4, 40, (2, 9), generator=torch.Generator().manual_seed(1))
+    others[0, :5] = ids[0, :5]
+    with torch.no_grad():
+        own, changed = (model(i, use_cache=False).logits[0, :5] for i in (ids, others))
+    return not own.equal(changed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torchao per token",
+        "torchao per tensor",
+        "bitsandbytes 8",
+        "bitsandbytes 8 without outliers",
+        "bitsandbytes 4",
+        "compressed-tensors per token",
+        "compressed-tensors per tensor",
+        "torch.ao",
+    ],
+)
+def test_what_shares_its_rounding_is_known(tmp_path: Path, name: str) -> None:
+    model = build(name, tmp_path)
+    found = find_activations(model)
+    assert found is not None and found.is_shared == _company(model)
+    assert bool(found.remedy) == found.is_shared
+
+
+def _one_key_too_many(positions: Tensor, mask: Tensor) -> Tensor:
+    keys = torch.arange(mask.shape[-1])
+    return mask.masked_fill(keys == positions[:, None, :, None] + 1, 0.0)
+
+
+def _one_key_too_few(positions: Tensor, mask: Tensor) -> Tensor:
+    keys = torch.arange(mask.shape[-1])
+    return mask.masked_fill((keys == 0) & (positions[:, None, :, None] > 0), -torch.inf)
+
+
+@pytest.mark.parametrize("change", [_one_key_too_many, _one_key_too_few])
+@pytest.mark.parametrize("name", ["torchao per token", "torchao per tensor", "bitsandbytes 8"])
+def test_a_wrong_mask_is_told_from_rounding(
+    tmp_path: Path, monkeypatch: Any, name: str, change: Any
+) -> None:
+    model = build(name, tmp_path)
+    plant(monkeypatch, change)
+    support = mmaccel.supports(model)
+    assert not support and "more than int8 activations of" in support.reason
+    with pytest.raises(UnsupportedModelError, match="standard deviations off"):
+        mmaccel.attach(model, "jacobi", strict=True)
+    with warnings.catch_warnings(), mmaccel.attach(model, "jacobi") as run:
+        warnings.simplefilter("ignore")
+        made = model.generate(**PROMPTS, **LENGTH, do_sample=False)
+    assert run.stats is not None and run.stats.fallbacks == [support.reason]
+    assert made.equal(model.generate(**PROMPTS, **LENGTH, do_sample=False))
+
+
+def test_a_wrong_mask_of_rows_at_different_positions_is_told_from_rounding(
+    monkeypatch: Any,
+) -> None:
+    def of_the_first_row(positions: Tensor, mask: Tensor) -> Tensor:
+        return mask[:1].expand_as(mask)
+
+    model = build_torchao(_DYNAMIC, per_tensor=True)
+    plant(monkeypatch, of_the_first_row)
+    assert not mmaccel.supports(model)
+
+
+def test_the_self_check_runs_once() -> None:
+    for config, expected in ((_WEIGHT_ONLY, 4), (_DYNAMIC, 10)):
+        model, calls = build_torchao(config), list[None]()
+        model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(None))
+        for _ in range(2):
+            assert mmaccel.supports(model) and len(calls) == expected
+
+
+def test_an_unknown_quantiser_promises_nothing_bitwise() -> None:
+    model = build_lm("llama")
+    model.config.quantization_config = {"quant_method": "fp8"}
+    assert decode(model, "jacobi", do_sample=False)[1].exactness == "up to rounding"
+    model.config.quantization_config = {"quant_method": "gptq"}
+    assert decode(model, "jacobi", do_sample=False)[1].exactness == "bitwise"
+
+
+def _with_adapter(**options: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, init_lora_weights=False, **options)  # random: it changes tokens
+    torch.manual_seed(11)
+    return peft.get_peft_model(build_lm("llama"), config, adapter_name="own").eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(target_modules=["q_proj", "v_proj"]),
+        dict(target_modules=["q_proj", "lm_head"]),
+        dict(target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"]),
+    ],
+    ids=["layers", "head", "saved head"],
+)
+def test_adapters_of_peft(options: dict[str, Any]) -> None:
+    wrapped = _with_adapter(**options)
+    check_own_tokens(wrapped)
+    own = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
+    plain = build_lm("llama").generate(**PROMPTS, **LENGTH, do_sample=False)
+    assert not own.equal(plain)
+    merged = wrapped.merge_and_unload()
+    check_own_tokens(merged)
+    assert merged.generate(**PROMPTS, **LENGTH, do_sample=False).equal(own)
+
+
+def test_an_adapter_is_switched_off_merged_and_on_under_a_policy() -> None:
+    wrapped = _with_adapter(target_modules=["q_proj", "lm_head"])
+    options = PROMPTS | LENGTH | dict(do_sample=False)
+    own = wrapped.generate(**options)
+    plain = build_lm("llama").generate(**options)
+    with mmaccel.attach(wrapped, mmaccel.Jacobi(8), strict=True) as run:
+        assert wrapped.generate(**options).equal(own)
+        with wrapped.disable_adapter():
+            assert wrapped.generate(**options).equal(plain)
+        wrapped.merge_adapter()
+        assert wrapped.generate(**options).equal(own)
+        wrapped.unmerge_adapter()
+        assert wrapped.generate(**options).equal(own)
+    assert len(run.history) == 4 and all(stats.passes < 14 for stats in run.history)
+
+
+def test_an_adapter_that_transformers_loads() -> None:
+    peft = pytest.importorskip("peft")
+    model = build_lm("llama")
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False))
+    check_own_tokens(model)
+
+
+def test_an_adapter_on_quantised_weights(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    peft = pytest.importorskip("peft")
+    model = load_bitsandbytes(tmp_path, load_in_4bit=True)
+    config = peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False)
+    check_own_tokens(peft.get_peft_model(model, config).eval(), "up to rounding")
+
+
+def test_prompts_that_peft_learned_run_the_original() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    wrapped = peft.get_peft_model(build_lm("llama"), config).eval()
+    plain = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
+    with warnings.catch_warnings(), mmaccel.attach(wrapped, "jacobi") as run:
+        warnings.simplefilter("ignore")
+        made = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
+    assert made.equal(plain)
+    assert run.stats is not None and "another" in run.stats.fallbacks[0]
+
+
+def test_online_drafts_read_every_head(tmp_path: Path) -> None:
+    heads = [build_torch_ao(), _with_adapter(target_modules=["lm_head"]), load(tmp_path)]
+    heads.append(_with_adapter(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    for model in heads:
+        _, stats = decode(model, mmaccel.Jacobi(8, drafts="online"), do_sample=True)
+        assert stats.passes <= 14
