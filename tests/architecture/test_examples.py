@@ -50,7 +50,7 @@ def test_an_example_runs(
     if example.stem == "masked_images":  # scenes-masked takes minutes token by token
         words = mmaccel.TextToImage.from_pretrained("scenes").image_model.examples[0].split()
         own = [str(masked_beside_plain(tmp_path, words=list(dict.fromkeys(words)))[0])]
-    if example.stem == "image_to_text":  # the weights of scenes-vqa are not shipped yet
+    if example.stem == "image_to_text":  # of tiny random weights
         own = [str(save_vqa(tmp_path / "vqa"))]
         if not encodes_first():
             pytest.skip("this transformers encodes images in its first pass")
