@@ -71,7 +71,7 @@ def tiny_llama(device: torch.device) -> Any:
 
 def make_cases(device: torch.device) -> list[Case]:
     """`scenes` and the tiny Llama."""
-    pipe = TextToImage.from_pretrained("scenes", device=device)
+    pipe = TextToImage.from_pretrained("scenes", device=device, dtype="float32")
     examples = [pipe.image_model.encode(text) for text in pipe.image_model.examples]
 
     def prompts(rows: int, guided: bool) -> Prompt:

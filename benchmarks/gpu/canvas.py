@@ -50,7 +50,11 @@ def measure_canvas(
     Raises:
         CheckError: a bitwise policy made other tokens than its reference.
     """
-    pipe = TextToImage.from_pretrained("scenes-masked", device=device) if pipe is None else pipe
+    pipe = (
+        TextToImage.from_pretrained("scenes-masked", device=device, dtype="float32")
+        if pipe is None
+        else pipe
+    )
     rows = []
     for batch in batches:
         reference = [_make(pipe, POLICIES[0], batch, run) for run in range(repeats + 1)]

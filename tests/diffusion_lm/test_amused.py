@@ -49,7 +49,7 @@ def plain_loop(pipe: Any, text: str, negative: str, scale: float, seed: int) -> 
 def test_stepwise_and_lossless_generate_the_tokens_of_a_plain_loop() -> None:
     pipe, passes = build_pipe(), []
     by_hand = [plain_loop(pipe, text, "no", 3.0, 4 + row) for row, text in enumerate(("abc", "x"))]
-    for policy in (mmaccel.Stepwise(), mmaccel.LosslessUnmask(4)):
+    for policy in (mmaccel.Stepwise("confidence"), mmaccel.LosslessUnmask(4, "confidence")):
         pipe.seen.clear()
         with mmaccel.attach(pipe, policy, seed=[4, 5], strict=True) as handle:
             out = pipe(["abc", "x"], negative_prompt=["no", "no"], **LATENT).images

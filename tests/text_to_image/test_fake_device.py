@@ -53,7 +53,7 @@ def draw(folder: Path, policy: Any) -> Make:
     """Two images of a model by a policy."""
 
     def make(device: Any) -> Tensor:
-        pipe = TextToImage.from_pretrained(folder, device=device)
+        pipe = TextToImage.from_pretrained(folder, device=device, dtype="fp32")
         assert pipe.model.device == device
         return pipe(CAPTIONS[:2], policy=policy, seed=[3, 4], **PARAMS).tokens
 
@@ -73,7 +73,9 @@ def test_images_by_canvas(masked: Path, policy: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_of_every_family(built: Callable[[str], Path], family: str) -> None:
     def make(device: Any) -> Tensor:
-        pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family), device=device)
+        pipe = TextToImage.from_pretrained(
+            built(family), size=SIZES.get(family), device=device, dtype="fp32"
+        )
         assert pipe.model.device == device
         made = pipe(captions(family)[:2], policy=Jacobi(4), seed=[3, 4])
         pixels = [torch.from_numpy(np.asarray(image).copy()) for image in made.images]
@@ -87,7 +89,7 @@ def test_speech(speech_folders: dict[str, tuple[Path, Path]], family: str) -> No
     model, codec = speech_folders[family]
 
     def make(device: Any) -> Tensor:
-        pipe = TextToSpeech.from_pretrained(model, codec=codec, device=device)
+        pipe = TextToSpeech.from_pretrained(model, codec=codec, device=device, dtype="fp32")
         assert pipe.model.device == device
         said = pipe(TEXTS, seed=[1, 2, 3], batch_size=2, max_seconds=SECONDS[family])
         return torch.cat([made.waveform for made in said.utterances])
@@ -101,7 +103,7 @@ def test_clips(tmp_path: Path, policy: Any) -> None:
     start = Image.new("RGB", (48, 32), "red")
 
     def make(device: Any) -> Tensor:
-        pipe = ImageToVideo.from_pretrained(model, codec=codec, device=device)
+        pipe = ImageToVideo.from_pretrained(model, codec=codec, device=device, dtype="fp32")
         assert pipe.model.device == device
         clips = pipe(start, policy=policy, seed=[1, 2, 3], batch_size=2).clips
         return torch.stack([clip.frames for clip in clips])
