@@ -309,7 +309,7 @@ def cycle(policies: dict[str, Any], options: dict[str, Any], shift: int = 0) -> 
 
 @cache
 def embedded(name: str) -> Any:
-    return mmaccel.TextToImage.from_pretrained(name)
+    return mmaccel.TextToImage.from_pretrained(name, device="cpu")
 
 
 def scenes() -> Runs:
@@ -438,7 +438,7 @@ def tiny_masked() -> Runs:
 
     @cache
     def pipe() -> Any:
-        return mmaccel.TextToImage.from_pretrained(_tiny_images()[0])
+        return mmaccel.TextToImage.from_pretrained(_tiny_images()[0], device="cpu")
 
     def make(policy: Any, batch: int, options: dict[str, Any]) -> Row:
         return draw(pipe(), _tiny_images()[2][:batch], policy, **options)
@@ -795,7 +795,7 @@ def checkpoints() -> Runs:
     @cache
     def opened(family: str) -> Any:
         path = build_checkpoint(family, _folder() / family)
-        pipe = mmaccel.TextToImage.from_pretrained(path, size=SIZES.get(family))
+        pipe = mmaccel.TextToImage.from_pretrained(path, size=SIZES.get(family), device="cpu")
         if family == "glm-image":
             pipe.image_model.diffusion_options = {"num_inference_steps": 1}
         return pipe
@@ -826,7 +826,7 @@ def speech() -> Runs:
         from tests.fixtures.speech import build_speech
 
         model, codec = build_speech(family, _folder() / f"{family}-speech")
-        return mmaccel.TextToSpeech.from_pretrained(model, codec=codec)
+        return mmaccel.TextToSpeech.from_pretrained(model, codec=codec, device="cpu")
 
     def make(family: str, policy: Any, batch_size: int | None, given: dict[str, Any]) -> Row:
         from tests.fixtures.speech import SECONDS, TEXTS
@@ -864,7 +864,7 @@ def video() -> Runs:
         from tests.fixtures.video import build_video
 
         model, codec = build_video(_folder() / "cosmos")
-        return mmaccel.ImageToVideo.from_pretrained(model, codec=codec)
+        return mmaccel.ImageToVideo.from_pretrained(model, codec=codec, device="cpu")
 
     def make(policy: Any, given: dict[str, Any]) -> Row:
         made = opened()(

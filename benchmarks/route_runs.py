@@ -67,7 +67,9 @@ class Routes:
     ) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.pipe = TextToImage.from_pretrained(name, device=device, cuda_graphs=cuda_graphs)
+        self.pipe = TextToImage.from_pretrained(
+            name, device=device, dtype="float32", cuda_graphs=cuda_graphs
+        )
         folder = find_source(name)
         self.words = CaptionWords.load(folder, self.pipe.image_model.layout.vocab_size)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
