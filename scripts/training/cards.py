@@ -313,9 +313,10 @@ tokens can be measured without a download.
 
 ```python
 model, processor = mmaccel.load_demo("scenes-vqa")
-inputs = processor(images=[image], text=["<image> what colour is the star?"], padding=True,
-                   return_tensors="pt")
-answer = model.generate(**inputs, max_new_tokens=4)[:, inputs["input_ids"].shape[1]:]
+inputs = processor(
+    images=[image], text=["<image> what colour is the star?"], padding=True, return_tensors="pt"
+)
+answer = model.generate(**inputs, max_new_tokens=4)[:, inputs["input_ids"].shape[1] :]
 processor.batch_decode(answer, skip_special_tokens=True)
 ```
 

@@ -75,6 +75,7 @@ def test_shipped_weights_are_small() -> None:
     sizes = {d.name: sum(file.stat().st_size for file in d.iterdir()) for d in folders}
     assert 0 < sizes.pop("scenes") <= 16 * 2**20
     assert 0 < sizes.pop("scenes-features") <= 0.5e6
+    assert 0 < sizes.pop("scenes-vqa") <= 10e6
     assert 0 < sum(sizes.values()) <= 12e6  # the masked models
 
 
