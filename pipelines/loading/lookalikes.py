@@ -9,7 +9,7 @@ from mmaccel.errors import UnsupportedModelError
 
 _SERVED = "Janus-Pro, Emu3, Chameleon, Lumina-mGPT, GLM-Image and LlamaGen are served"
 _SERVED_PIPELINES = ("GlmImagePipeline", "AmusedPipeline")
-_EMU35_WORDS = 200_000  # Emu3 has 184 622 words, Emu3.5 some 280 000
+_EMU35_WORDS = 200_000  # Emu3 has 184 622 words, Emu3.5 282 926
 
 
 def refuse_lookalike(
@@ -46,8 +46,8 @@ def _find(name: str, config: Mapping[str, Any], pipeline: Any) -> tuple[str, str
     if kind == "multi_modality":
         return (
             "in the layout of DeepSeek's own code",
-            "take the copy for transformers: deepseek-community/Janus-Pro-1B, "
-            "deepseek-community/Janus-Pro-7B or deepseek-community/Janus-1.3B",
+            "take the copy for transformers: deepseek-community/Janus-Pro-1B or "
+            "deepseek-community/Janus-Pro-7B",
         )
     words = config.get("vocab_size")
     if kind == "Emu3" and isinstance(words, int) and words > _EMU35_WORDS:

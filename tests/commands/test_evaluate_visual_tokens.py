@@ -147,4 +147,4 @@ def test_wrong_input_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> No
     assert "model: expected a folder" in capsys.readouterr().err
     (tmp_path / "tokenizer.json").touch()
     assert evaluate(tmp_path) == 1
-    assert "expected a vision-language model of transformers" in capsys.readouterr().err
+    assert "expected a configuration of transformers" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 
 import mmaccel
@@ -33,6 +34,7 @@ from mmaccel.evaluation.visual_tokens.questions import ImageQuestion, VisionMode
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import IMAGE, build_vlm, build_vqa, draw_prompts, encodes_first
+from tests.fixtures.tiny_vqa import save_vqa
 
 needs_encoding = pytest.mark.skipif(
     not encodes_first(), reason="this transformers encodes images in its first pass"
@@ -360,21 +362,18 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
         questions.read_questions(file, 2)
 
 
-def test_prompts_of_chat_models() -> None:
-    class Processor:
-        chat_template = "x"
-
-        def apply_chat_template(self, messages: Any, add_generation_prompt: bool) -> str:
-            (message,) = messages
-            kinds = [part["type"] for part in message["content"]]
-            return f"{message['role']}: {kinds} {message['content'][1]['text']}"
-
-    prompt = VisionModel(None, Processor(), False).write_prompt("what?")
-    assert prompt == "user: ['image', 'text'] what?"
-    assert VisionModel(None, make_processor(), True).write_prompt("what?") == "<image> what?"
-
-
 def test_weights_are_told_apart() -> None:
     first = build_vqa()
     digest = questions.digest_weights(first)
     assert digest == questions.digest_weights(build_vqa()) != questions.digest_weights(build_vqa(1))
+
+
+def test_a_checkpoint_without_a_tensor_is_not_measured(tmp_path: Path) -> None:
+    folder = save_vqa(tmp_path / "vqa")
+    opened = questions.open_model(str(folder), "cpu", torch.float32)
+    assert not opened.is_demo and opened.model.dtype == torch.float32
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[next(name for name in tensors if name.endswith("linear_1.weight"))]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="1 missing, such as .*linear_1.weight"):
+        questions.open_model(str(folder), "cpu", torch.float32)

@@ -53,6 +53,8 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
         (folder / "config.json").write_text('{"model_type": "llama"}')
         for file in ("model.safetensors", "pytorch_model.bin", "README.md", "picture.png"):
             (folder / file).write_bytes(b"x" * 100)
+    served = {"model_type": "emu3", "vocab_size": 184622}  # transformers' layout: no look-alike
+    (found["own/tiny"] / "config.json").write_text(json.dumps(served))
     (found["own/janus"] / "config.json").write_text('{"model_type": "multi_modality"}')
     (found["own/large"] / "huge.safetensors").write_bytes(b"x")
     return found
@@ -131,9 +133,12 @@ def test_lookalikes_are_named_with_what_helps(
         find_image_family(tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "emu3", "vocab_size": 184622}])
-def test_others_pass(config: dict) -> None:
-    refuse_lookalike("own/x", {"config.json": config})
+def test_the_layout_of_transformers_passes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "emu3", "vocab_size": 184622}')
+    assert find_image_family(tmp_path, "own/Emu3") == "emu3"
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UnsupportedModelError, match="expected words.json, config.json of janus"):
+        find_image_family(tmp_path, "own/x")  # unknown, but not taken for a look-alike
 
 
 def test_bad_options_are_refused_without_showing_a_token() -> None:

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmaccel.catalog import load
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.quality.image_folder import open_image
 from mmaccel.limits import parse_json, read_lines
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
-from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.image_to_text.loading import open_vision_language
+from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.sources import find_model
 
 DEMO = "scenes-vqa"
@@ -64,19 +65,8 @@ class VisionModel:
     def encode(self, questions: Sequence[ImageQuestion]) -> dict[str, Any]:
         """Arguments of `generate` for a batch of questions, on the model's device."""
         images = [[_open(question.image)] for question in questions]
-        texts = [self.write_prompt(question.text) for question in questions]
-        inputs = self.processor(images=images, text=texts, padding=True, return_tensors="pt")
+        inputs = make_inputs(self.processor, [question.text for question in questions], images)
         return dict(inputs.to(self.model.device))
-
-    def write_prompt(self, text: str) -> str:
-        """The prompt of a question: by the processor's chat template, if it has one."""
-        if getattr(self.processor, "chat_template", None) is None:
-            return f"{getattr(self.processor, 'image_token', '<image>')} {text}"
-        content = [{"type": "image"}, {"type": "text", "text": text}]
-        prompt: str = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True
-        )
-        return prompt
 
     def decode(self, tokens: Any) -> list[str]:
         """The answers in generated tokens `[B, T]`."""
@@ -85,7 +75,8 @@ class VisionModel:
 
 
 def _open(image: Any) -> Any:
-    return open_image(image).convert("RGB") if isinstance(image, Path) else image
+    """An image as a processor takes it; scenes are tensors."""
+    return image if isinstance(image, Tensor) else read_image(image)
 
 
 def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
@@ -102,21 +93,11 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
         MissingBackendError: a package that its processor needs is not installed.
     """
     folder = None if name == DEMO else find_model(name, {})
-    processor: Any
     if folder is None or (folder.is_dir() and not any(folder.glob("*token*"))):
         model, processor = load("mmaccel.demo.vision:load_demo")(DEMO, folder)
         return VisionModel(model.to(device, dtype), processor, True)
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
-    with refusing(
-        f"a vision-language model of transformers with its processor in {folder}",
-        "one that transformers refuses", "give a folder that has both", folder=folder,
-    ):  # fmt: skip
-        processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
-        load_config = LoadConfig(device=device, dtype=dtype)
-        model = load_model(AutoModelForImageTextToText, folder, load_config, optional="")
-    processor.tokenizer.padding_side = "left"
-    return VisionModel(model, processor, False)
+    load_config = LoadConfig(device=device, dtype=dtype)
+    return VisionModel(*open_vision_language(name, load_config)[:2], False)
 
 
 def draw_questions(per_kind: int) -> list[ImageQuestion]:

@@ -8,7 +8,7 @@ that has seen one size alone may lose more by this than by pooling after it (`Do
 Departures: a policy meets an image when its processor has resized it, so what is averaged is the
 processor's result (each tile by itself), and the tokens that are left have the positions of their
 places in the grid of all tokens. An image that was shrunk before its processor may be cut into
-fewer tiles; that is another control, to be made by whoever calls the processor.
+fewer tiles; that is another control, to be made where the processor is called.
 """
 
 from __future__ import annotations
