@@ -7,6 +7,9 @@ Three stages, each of which begins from the one before and lies in a folder of i
    tokens that show something, at their own positions, and a few others: a third of all tokens;
 3. `full`: all weights learn from all tokens.
 
+Questions that compare places are learnt last, so training asks more of them, and asks a question
+of its own, where each object lies (`ask_places`). Validation asks as many of each kind.
+
 All questions about an image share one sequence: each sees the image and itself alone, and stands at
 the positions that it would have on its own, so the answers are those of separate prompts.
 """
@@ -23,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy
 
-from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, VALIDATION_SEED, make_examples
+from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, VALIDATION_SEED, Examples, make_examples
+from mmaccel.demo.scenes_vqa.layout import CANVAS, BusyScene
 from mmaccel.demo.scenes_vqa.processor import BOS, EOS, IMAGE, PAD, PINPOINTS, WORDS, make_tokenizer
 from mmaccel.demo.scenes_vqa.questions import KINDS, Question
 from mmaccel.demo.scenes_vqa.views import GRID, PATCH, TILES, VIEWS, split_views
@@ -39,6 +43,18 @@ PLANS = {  # 8 images a step
     "full": GeneratorTraining(
         steps=6000, fall=4000, batch=8, rate=1.5e-3, rate_rest=1e-3, snapshots=(), mixed=False
     ),
+}
+ASKED = {  # questions of a kind about a training image: many of those that compare places
+    "colour": 1,
+    "shape": 1,
+    "size": 1,
+    "count": 5,
+    "relation": 10,
+    "neighbour": 8,
+    "exists": 1,
+    "sign": 2,
+    "dot": 1,
+    "side": 5,
 }
 _SHOWN = 1 / 8
 _NEWLINE = VIEWS * GRID * GRID  # index of the newline among the features of an image
@@ -92,6 +108,18 @@ def build_model() -> Any:
     model.generation_config.eos_token_id = EOS
     model.generation_config.pad_token_id = PAD
     return model
+
+
+def ask_places(scene: BusyScene) -> list[Question]:
+    """Where each object lies: tenths of the image from the left, then from the top, as a number."""
+    return [
+        Question(
+            "place",
+            f"what number is the {thing.colour} {thing.shape}?",
+            f"{int(10 * thing.x / CANVAS)}{int(10 * thing.y / CANVAS)}",
+        )
+        for thing in scene.things
+    ]
 
 
 @cache
@@ -194,22 +222,20 @@ class Answers:
 
     Args:
         full: all visual tokens and a tower that learns; else those of `choose_tokens`.
-        per_kind: most questions of a kind about an image.
-        checks: validation images.
+        checks: validation images; three questions a kind about each.
         compiled: `torch.compile` the language model (needs a C compiler; training is 1.4 times
             as fast on a CPU).
     """
 
-    def __init__(
-        self, full: bool, per_kind: int = 3, checks: int = 64, compiled: bool = False
-    ) -> None:
-        self.options: dict[str, Any] = {}
-        self.full, self.per_kind, self.compiled = full, per_kind, compiled
-        self.checks = [
-            self._make(VALIDATION_SEED, range(k, min(k + 16, checks))) for k in range(0, checks, 16)
+    def __init__(self, full: bool, checks: int = 64, compiled: bool = False) -> None:
+        self.options: dict[str, Any] = {"asked": ASKED}
+        self.full, self.compiled = full, compiled
+        found = [
+            make_examples(VALIDATION_SEED, range(k, min(k + 16, checks)), per_kind=3)
+            for k in range(0, checks, 16)
         ]
-        found = make_examples(VALIDATION_SEED, range(checks), per_kind).questions
-        self.kinds = [q.kind for row in found for q in row]
+        self.checks = [_pack(part, part.questions) for part in found]
+        self.kinds = [q.kind for part in found for row in part.questions for q in row]
 
     def build(self, start: str | None) -> Any:
         """See `Task`; `start` is the work folder of the stage before."""
@@ -229,12 +255,10 @@ class Answers:
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         """Images with maps [B, 4, 80, 80] uint8, and packed questions [B, 3, T], of a batch."""
-        return self._make(TRAIN_SEED, range(step * size, (step + 1) * size))
-
-    def _make(self, seed: int, indices: range) -> tuple[Tensor, Tensor]:
-        examples = make_examples(seed, indices, self.per_kind)
-        seen = torch.cat([examples.images, examples.maps[:, None]], 1)
-        return seen, encode_questions(examples.questions)
+        examples = make_examples(TRAIN_SEED, range(step * size, (step + 1) * size), ASKED)
+        places = [ask_places(scene) for scene in examples.scenes]
+        both = zip(examples.questions, places, strict=True)
+        return _pack(examples, [asked + more for asked, more in both])
 
     def distinct(self, steps: int, size: int) -> int:
         """See `Task`; every image is drawn once."""
@@ -264,6 +288,12 @@ class Answers:
         for kind, is_right in zip(self.kinds, right, strict=True):
             by_kind[kind].append(is_right)
         return found | {kind: sum(by_kind[kind]) / len(by_kind[kind]) for kind in KINDS}
+
+
+def _pack(examples: Examples, questions: list[list[Question]]) -> tuple[Tensor, Tensor]:
+    """Images with maps [B, 4, 80, 80] uint8, and packed questions [B, 3, T]."""
+    seen = torch.cat([examples.images, examples.maps[:, None]], 1)
+    return seen, encode_questions(questions)
 
 
 def split_right(right: list[bool], labels: list[int]) -> list[bool]:

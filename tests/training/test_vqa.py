@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.demo.scenes_vqa.data import make_examples
+from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, make_examples
 from mmaccel.demo.scenes_vqa.processor import EOS, make_processor
 from mmaccel.demo.scenes_vqa.questions import Question
 from mmaccel.demo.scenes_vqa.views import split_views
@@ -134,12 +134,27 @@ def test_tokens_that_show_something_are_kept() -> None:
 
 
 def test_batches_of_other_processes_are_the_same() -> None:
-    task = vqa.Answers(True, per_kind=1, checks=2)
+    task = vqa.Answers(True, checks=2)
     source = Prefetcher(task, workers=1)
     for step in (3, 4, 9):
         for one, other in zip(source.batch(step, 2), task.batch(step, 2), strict=True):
             assert torch.equal(one, other)
     source.close()
+
+
+def test_training_asks_where_each_object_lies_and_mostly_about_places() -> None:
+    _, packed = vqa.Answers(False, checks=2).batch(0, 2)
+    scenes = make_examples(TRAIN_SEED, range(2), 0).scenes
+    asked = [int(packed[b, 1].max()) for b in range(2)]
+    plain = make_examples(TRAIN_SEED, range(2), vqa.ASKED).questions
+    assert asked == [len(p) + len(s.things) for p, s in zip(plain, scenes, strict=True)]
+    places = vqa.ask_places(scenes[0])
+    thing = scenes[0].things[0]
+    column, row = int(places[0].answer[0]), int(places[0].answer[1])
+    assert column * 8 <= thing.x < column * 8 + 8 and row * 8 <= thing.y < row * 8 + 8
+    assert f"{thing.colour} {thing.shape}" in places[0].text
+    kinds = [q.kind for q in plain[0]]
+    assert kinds.count("relation") > kinds.count("colour")
 
 
 def test_an_answer_is_right_up_to_its_end() -> None:
@@ -152,7 +167,7 @@ def test_three_stages_go_on_and_are_exported(
 ) -> None:
     monkeypatch.setattr(vqa, "Tower", lambda: vqa_tower.Tower(checks=2))
     answers = vqa.Answers
-    monkeypatch.setattr(vqa, "Answers", lambda full, **_: answers(full, 1, checks=2))
+    monkeypatch.setattr(vqa, "Answers", lambda full, **_: answers(full, checks=2))
     plan = GeneratorTraining(steps=2, fall=1, batch=2, warmup=1, snapshots=())
     plans = dict.fromkeys(vqa.STAGES, plan)
     vqa.train_vqa(tmp_path, plans)

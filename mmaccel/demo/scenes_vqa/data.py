@@ -5,7 +5,7 @@ Training, validation and evaluation draw from different seeds, so they share no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -35,13 +35,15 @@ class Examples:
     questions: list[list[Question]]
 
 
-def make_examples(seed: int, indices: Iterable[int], per_kind: int = 1) -> Examples:
+def make_examples(
+    seed: int, indices: Iterable[int], per_kind: int | Mapping[str, int] = 1
+) -> Examples:
     """Makes images with questions.
 
     Args:
         seed: which collection.
         indices: which images of it.
-        per_kind: most questions of each kind; 0 asks nothing.
+        per_kind: most questions of each kind, or a number a kind; 0 asks nothing.
 
     Returns:
         Examples. Those for an index do not depend on the others.
@@ -54,7 +56,10 @@ def make_examples(seed: int, indices: Iterable[int], per_kind: int = 1) -> Examp
 
 
 def make_questions(
-    seed: int, indices: Iterable[int], per_kind: int = 1, scenes: list[BusyScene] | None = None
+    seed: int,
+    indices: Iterable[int],
+    per_kind: int | Mapping[str, int] = 1,
+    scenes: list[BusyScene] | None = None,
 ) -> list[list[Question]]:
     """The questions alone (the same as `make_examples` gives, without drawing)."""
     indices = list(indices)

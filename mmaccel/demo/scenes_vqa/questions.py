@@ -8,7 +8,7 @@ red star.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,13 +30,16 @@ class Question:
     answer: str
 
 
-def ask(rng: np.random.Generator, scene: BusyScene, per_kind: int = 1) -> list[Question]:
+def ask(
+    rng: np.random.Generator, scene: BusyScene, per_kind: int | Mapping[str, int] = 1
+) -> list[Question]:
     """Asks about a scene.
 
     Args:
         rng: where the choice comes from.
         scene: what is asked about.
-        per_kind: most questions of each kind; fewer where the scene has no more.
+        per_kind: most questions of each kind, or a number a kind; fewer where the scene has no
+            more.
 
     Returns:
         Questions, no two alike, in an order of `rng`.
@@ -44,10 +47,11 @@ def ask(rng: np.random.Generator, scene: BusyScene, per_kind: int = 1) -> list[Q
     found: dict[str, Question] = {}
     for kind, list_texts in KINDS.items():
         by_answer: dict[str, list[str]] = {}
-        for text, answer in (list_texts(scene) if per_kind else {}).items():
+        most = per_kind if isinstance(per_kind, int) else per_kind[kind]
+        for text, answer in (list_texts(scene) if most else {}).items():
             by_answer.setdefault(answer, []).append(text)
         answers = list(by_answer)
-        for _ in range(per_kind if answers else 0):  # each answer that occurs is equally likely
+        for _ in range(most if answers else 0):  # each answer that occurs is equally likely
             answer = answers[rng.integers(len(answers))]
             text = by_answer[answer][rng.integers(len(by_answer[answer]))]
             found.setdefault(text, Question(kind, text, answer))
