@@ -10,8 +10,9 @@ Given its noise, the token of a slot is a function of the tokens before it: y_i 
 side was guessed right is final. The result is the sequential one whatever the guesses were, so
 window, batch and draft source change the speed and nothing else.
 
-Departures: the noise is generated again from its counter at every pass (nothing of size [W, V] is
-stored), every row proceeds at its own pace, and temperature 0 is ordinary (greedy) Jacobi decoding.
+Departures: the noise is a function of a counter, so that it may be made again at every pass (on a
+CPU a slot's is kept while the window covers it), every row proceeds at its own pace, and temperature
+0 is ordinary (greedy) Jacobi decoding.
 """
 
 from __future__ import annotations

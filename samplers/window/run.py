@@ -30,6 +30,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.window.recorder import StepRecorder
+from mmaccel.samplers.window.rolling_noise import RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, StepRunner, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
@@ -143,6 +144,7 @@ class WindowRun:
         self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
         self._summary = n_generated.new_zeros(4)  # see `_count`
+        self._rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
         self._held: dict[str, Tensor] = {}
         self._held_names: set[str] = set()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
@@ -263,6 +265,15 @@ class WindowRun:
             drafts = torch.where(forced >= 0, forced, drafts)
         buffer.tokens.scatter_(1, columns, drafts)
         return drafts
+
+    def frozen_noise(self) -> Tensor:
+        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`."""
+        slots, is_greedy = self.buffer.slots, self.params.temperature == 0
+        if is_greedy or self.runner.is_static or slots.device.type != "cpu":
+            return self.noise.frozen(slots, self.vocab_size, self.params.temperature)
+        if self._rolling is None:
+            self._rolling = RollingNoise(self.noise, self.vocab_size, self.chooser.widest)
+        return self._rolling.take(slots)
 
     def next_positions(self) -> Tensor:
         """`[R]` int64, the position at which the next pass of every row starts."""
@@ -458,6 +469,7 @@ class WindowRun:
         self._ended[batch_slots] = False
         self.counters.restart(batch_slots)
         self.noise.refill(noise)
+        self._rolling = None
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
@@ -467,6 +479,7 @@ class WindowRun:
         self.buffer.keep_rows(batch_slots, prompt)
         self._lengths, self._ended = prompt.lengths, self._ended[batch_slots]
         self._n_new, self.noise = self._n_new[batch_slots], self.noise.rows(batch_slots)
+        self._rolling = None
         self._held = {name: value[batch_slots] for name, value in self._held.items()}
         self.counters.keep_rows(batch_slots)
 

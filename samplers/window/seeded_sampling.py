@@ -59,7 +59,7 @@ class StepwiseDraws:
 
     def __init__(self, run: WindowRun) -> None:
         self._run = run
-        self._noise = run.noise.frozen(run.buffer.slots, run.vocab_size, run.params.temperature)
+        self._noise = run.frozen_noise()
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""

@@ -112,7 +112,7 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
         p_last, first = run.held("p_target"), run.held("first slot")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         if coarse is not None:
-            noise = run.noise.frozen(slots, run.vocab_size, run.params.temperature)
+            noise = run.frozen_noise()
             drafts, p_draft = coarse.redraft_with_law(run, drafts, p_draft, noise[:, :-1])
         scores = run.forward()  # [B, W, V]
         if coarse is not None:

@@ -1,0 +1,56 @@
+"""Noise kept between passes is the noise that is made anew; each slot's is made once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.window import rolling_noise
+from mmaccel.samplers.window.rolling_noise import RollingNoise
+
+V, WIDEST = 11, 6
+
+
+@pytest.mark.parametrize("ahead", [0, 2, 100], ids=lambda n: f"{n}-slots-ahead")
+def test_it_is_the_noise_of_the_slots_however_rows_move_on(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rolling_noise, "_AHEAD", ahead * V)
+    noise = Noise.from_seed([3, 2**63 + 1, 3], 3)
+    rolling = RollingNoise(noise, V, WIDEST)
+    rng = torch.Generator().manual_seed(0)
+    first = torch.zeros(3, dtype=torch.int64)
+    for _ in range(40):
+        width = int(torch.randint(1, WIDEST + 1, (), generator=rng))
+        slots = first[:, None] + torch.arange(width)
+        assert torch.equal(rolling.take(slots), noise.gumbel(slots, V))
+        first = first + torch.randint(0, width + 1, (3,), generator=rng)
+    back = torch.arange(WIDEST).expand(3, -1)  # rows may also go back
+    assert torch.equal(rolling.take(back), noise.gumbel(back, V))
+
+
+def test_the_noise_of_a_slot_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []
+    gumbel = Noise.gumbel
+
+    def count(self: Noise, slots: torch.Tensor, *rest: int) -> torch.Tensor:
+        pairs = zip(self.seeds.tolist(), slots[:, 0].tolist(), strict=True)
+        made.extend(pairs)
+        return gumbel(self, slots, *rest)
+
+    noise = Noise.from_seed([5, 6], 2)
+    rolling = RollingNoise(noise, V, WIDEST)
+    monkeypatch.setattr(Noise, "gumbel", count)
+    for start in range(0, 60, 2):
+        rolling.take(torch.tensor([[start], [2 * start]]) + torch.arange(WIDEST))
+    assert len(made) == len(set(made))
+    assert len(made) <= (58 + 2 * WIDEST) + (116 + 2 * WIDEST)
+
+
+def test_what_is_taken_is_the_callers() -> None:
+    noise = Noise.from_seed([1], 1)
+    rolling = RollingNoise(noise, V, WIDEST)
+    slots = torch.arange(WIDEST)[None]
+    rolling.take(slots).zero_()
+    assert torch.equal(rolling.take(slots), noise.gumbel(slots, V))
