@@ -11,7 +11,6 @@ import mmaccel
 from mmaccel.handle import family_of
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from tests.fixtures.tiny_vlms import (
-    CONFIGS,
     build_vlm,
     draw_prompts,
     draw_videos,
@@ -21,11 +20,6 @@ from tests.fixtures.tiny_vlms import (
 N_NEW = 12
 GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
 SAMPLED = dict(max_new_tokens=N_NEW, do_sample=True, temperature=1.1, top_k=40)
-
-
-@pytest.fixture(scope="module", params=CONFIGS)
-def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    return request.param, build_vlm(request.param)
 
 
 @pytest.mark.parametrize("per_row", [(2, 0, 1), (1,), (0, 3)], ids=str)

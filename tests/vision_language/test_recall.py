@@ -15,10 +15,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DivPrune, ILRe
-from mmaccel.pipelines.vision_language import recall, reduction
+from mmaccel.pipelines.vision_language import recall
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.plan import Plan
-from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
+from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts, encodes_first
 
 pytestmark = pytest.mark.skipif(
     not encodes_first(),
@@ -27,24 +27,6 @@ pytestmark = pytest.mark.skipif(
 
 N_NEW = 8
 GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
-
-
-@pytest.fixture(scope="module", params=CONFIGS)
-def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    return request.param, build_vlm(request.param)
-
-
-@pytest.fixture
-def stays(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The columns that each reduced call keeps."""
-    found, take = [], reduction._take_columns
-
-    def record(call: Any, kept: Tensor, others: Any) -> Any:
-        found.append(kept)
-        return take(call, kept, others)
-
-    monkeypatch.setattr(reduction, "_take_columns", record)
-    return found
 
 
 def answer(model: Any, method: Any, inputs: Any, policy: Any = None) -> tuple[Tensor, Any]:

@@ -1,0 +1,30 @@
+"""Tiny models of all classes, and which columns of a prompt reduced calls keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from mmaccel.pipelines.vision_language import reduction
+from tests.fixtures.tiny_vlms import CONFIGS, build_vlm
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """The name of a class, and a model of it."""
+    return request.param, build_vlm(request.param)
+
+
+@pytest.fixture
+def stays(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The columns that each reduced call keeps."""
+    found, take = [], reduction._take_columns
+
+    def record(call: Any, kept: Tensor, others: Any) -> Any:
+        found.append(kept)
+        return take(call, kept, others)
+
+    monkeypatch.setattr(reduction, "_take_columns", record)
+    return found
