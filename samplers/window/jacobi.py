@@ -11,8 +11,8 @@ side was guessed right is final. The result is the sequential one whatever the g
 window, batch and draft source change the speed and nothing else.
 
 Departures: the noise is a function of a counter, so that it may be made again at every pass (on a
-CPU a slot's is kept while the window covers it), every row proceeds at its own pace, and temperature
-0 is ordinary (greedy) Jacobi decoding.
+CPU a slot's is kept while the window covers it), every row proceeds at its own pace, and
+temperature 0 is ordinary (greedy) Jacobi decoding.
 """
 
 from __future__ import annotations
