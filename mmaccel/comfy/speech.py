@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.comfy.media import LoadedMedia, generate, load_node
+from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.media import generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import (
     AUDIO,
@@ -51,14 +52,14 @@ LOAD_SPEAKER = load_node(
     extra=(
         Widget(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
-            choices=(AUTO, *SPEECH), stands_for=((AUTO, None),),
+            choices=(AUTO, *SPEECH), stands_for=((AUTO, None),), is_advanced=True,
         ),
     ),
 )  # fmt: skip
 
 
 def generate_speech(
-    host: Host, *, speech_model: LoadedMedia, policy: NamedPolicy | None, text: str, voice: str,
+    host: Host, *, speech_model: LoadedModel, policy: NamedPolicy | None, text: str, voice: str,
     seed: int, **options: Any,
 ) -> NodeResult:  # fmt: skip
     """Speak texts, as `mmaccel speak` does with these settings.
@@ -133,7 +134,7 @@ SPEAK = NodeSpec(
         Widget(
             "repetition_penalty", "float", -1.0,
             f"Makes tokens that occurred less likely; 1 is none. {OWN}",
-            -1, 10, 0.05, stands_for=NO_FLOAT,
+            -1, 10, 0.05, stands_for=NO_FLOAT, is_advanced=True,
         ),
     ),
     outputs=(

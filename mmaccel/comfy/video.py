@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.comfy.media import LoadedMedia, generate, load_node
+from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.media import generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import (
     ANIMATOR,
@@ -44,7 +45,7 @@ LOAD_ANIMATOR = load_node(
 
 
 def generate_video(
-    host: Host, *, video_model: LoadedMedia, policy: NamedPolicy | None, start: Tensor,
+    host: Host, *, video_model: LoadedModel, policy: NamedPolicy | None, start: Tensor,
     **options: Any,
 ) -> NodeResult:  # fmt: skip
     """Continue frames, as `mmaccel animate` does with these settings.

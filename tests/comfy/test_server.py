@@ -91,7 +91,7 @@ def test_every_node_is_listed_and_the_templates_too(talk: Any, base: Path) -> No
 def test_a_workflow_makes_the_command_lines_pixels(
     talk: Any, base: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    graph = tiny_graph("mmaccel_generate", tiny_folder, seed=11, count=3)
+    graph = tiny_graph("mmaccel_generate", tiny_folder, seed=11, num_images=3)
     graph["2"]["inputs"]["window"] = 5
     first, again = talk({"graph": graph}, {"graph": graph})["jobs"]
     assert [event[0] for event in first["events"]][-1] == "execution_success"
@@ -240,7 +240,7 @@ def test_an_interrupt_ends_the_run_and_the_next_one_runs(
 ) -> None:
     slow = tiny_graph("mmaccel_generate", Path("scenes"), prompt="a red circle on grass")
     slow["2"] = {"class_type": "MMAccelAutoregressivePolicy", "inputs": {}}
-    slow["3"]["inputs"] |= {"count": 64, "batch_size": 1, "seed": time.time_ns() % 2**32}
+    slow["3"]["inputs"] |= {"num_images": 64, "batch_size": 1, "seed": time.time_ns() % 2**32}
     after = copy.deepcopy(tiny_graph("mmaccel_generate", tiny_folder, seed=5))
     before = set((base / "output").iterdir())
     stopped, next_one = talk({"graph": slow, "interrupt": True}, {"graph": after})["jobs"]
@@ -263,7 +263,7 @@ def test_previews_reach_the_page(talk: Any) -> None:
 
 
 def test_the_executor_alone(base: Path, tiny_folder: Path) -> None:
-    graph = tiny_graph("mmaccel_generate", tiny_folder, count=2)
+    graph = tiny_graph("mmaccel_generate", tiny_folder, num_images=2)
     graph["2"] = {"class_type": "MMAccelAutoregressivePolicy", "inputs": {}}
     bad, stop_at = bad_graphs(tiny_folder)["window"][0], 5
     done = subprocess.run(
