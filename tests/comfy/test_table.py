@@ -220,6 +220,17 @@ def test_tooltips_come_from_the_nearest_class_that_documents_a_field() -> None:
     assert field_tooltips(Parent)["b"] == "Parent b, in two lines."
 
 
+def test_widgets_stay_where_saved_workflows_have_them() -> None:
+    """The page saves their values by place, those of required inputs first."""
+    for name in ("MMAccelGenerateImage", "MMAccelCompare"):
+        given = v1_class(NODES[name]).INPUT_TYPES()  # type: ignore[attr-defined]
+        shown = [*given["required"], *given["optional"]]
+        assert [each for each in shown if each not in ("model", "policy")] == [
+            "prompt", "negative_prompt", "seed", "num_images", "batch_size", "guidance_scale",
+            "temperature", "top_k", "top_p", "min_p",
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)
 def test_first_schema(spec: NodeSpec) -> None:
     cls: Any = v1_class(spec)
