@@ -18,7 +18,6 @@ from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import (
     IMAGE,
     MODEL,
-    POLICY,
     PREFIX,
     STATS,
     Host,
@@ -28,7 +27,16 @@ from mmaccel.comfy.table import (
     Socket,
     Widget,
 )
-from mmaccel.comfy.widgets import NO_FLOAT, OWN, SEEDS, read_prompts, sampling_widgets, seed_widget
+from mmaccel.comfy.widgets import (
+    NO_FLOAT,
+    OWN,
+    POLICY_INPUT,
+    SEEDS,
+    STATS_OUTPUT,
+    read_prompts,
+    sampling_widgets,
+    seed_widget,
+)
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.contact_sheet import (
     describe_difference,
@@ -200,7 +208,7 @@ def _inputs(most: int) -> tuple[Widget | Socket, ...]:
     )  # fmt: skip
     return (
         Socket("model", MODEL, "From MMAccel Load Model."),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        POLICY_INPUT,
         Widget(
             "prompt", "text", "a red circle above a small blue square on grass",
             "What to draw. One prompt a line: several lines make a batch.", is_multiline=True,
@@ -216,7 +224,7 @@ GENERATE = NodeSpec(
     inputs=_inputs(_MOST),
     outputs=(
         Output("images", IMAGE, "One image per prompt and count."),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=generate_images,
     check=check_inputs,

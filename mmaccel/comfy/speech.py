@@ -12,10 +12,8 @@ from mmaccel.comfy.media import generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import (
     AUDIO,
-    POLICY,
     PREFIX,
     SPEAKER,
-    STATS,
     Host,
     NodeResult,
     NodeSpec,
@@ -27,7 +25,9 @@ from mmaccel.comfy.widgets import (
     AUTO,
     NO_FLOAT,
     OWN,
+    POLICY_INPUT,
     SEEDS,
+    STATS_OUTPUT,
     read_prompts,
     sampling_widgets,
     seed_widget,
@@ -110,7 +110,7 @@ SPEAK = NodeSpec(
     summary="Says texts under a decoding policy.",
     inputs=(
         Socket("speech_model", SPEAKER, "From MMAccel Load Speech Model."),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        POLICY_INPUT,
         Widget(
             "text", "text", "Dealing with family secrets is never easy.",
             "What to say. One utterance a line: several lines make a batch, the shorter ones "
@@ -139,7 +139,7 @@ SPEAK = NodeSpec(
     ),
     outputs=(
         Output("audio", AUDIO, "One sound per line."),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=generate_speech,
     check=check_speech,

@@ -16,9 +16,7 @@ from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import (
     IMAGE,
-    POLICY,
     PREFIX,
-    STATS,
     TEXT,
     VISION,
     VISUAL_TOKENS,
@@ -31,7 +29,9 @@ from mmaccel.comfy.table import (
 )
 from mmaccel.comfy.widgets import (
     CUDA_GRAPHS,
+    POLICY_INPUT,
     SEEDS,
+    STATS_OUTPUT,
     device_widgets,
     read_prompts,
     sampling_widgets,
@@ -265,7 +265,7 @@ ANSWER = NodeSpec(
     inputs=(
         Socket("vision_model", VISION, "From MMAccel Load Vision-Language Model."),
         Socket("image", IMAGE, "What is asked about; several images belong to one question."),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        POLICY_INPUT,
         Socket(
             "visual_tokens", VISUAL_TOKENS, "Which visual tokens stay; without one, all.",
             is_optional=True,
@@ -292,7 +292,7 @@ ANSWER = NodeSpec(
             "kept", IMAGE,
             "The patches that stay, one picture a question; the image itself where all stay.",
         ),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=answer_questions,
     check=check_answer,

@@ -1,10 +1,10 @@
-"""Widgets and text inputs that several nodes share."""
+"""Inputs and outputs that several nodes share."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mmaccel.comfy.table import Widget
+from mmaccel.comfy.table import POLICY, STATS, Output, Socket, Widget
 from mmaccel.pipelines.loading.placement import AUTO
 from mmaccel.results import EXACT_DTYPE
 
@@ -12,6 +12,10 @@ SEEDS = 2**64
 OWN = "-1 takes what the model's authors recommend."
 NO_FLOAT = ((-1.0, None),)
 
+POLICY_INPUT = Socket(
+    "policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True
+)
+STATS_OUTPUT = Output("stats", STATS, "For MMAccel Stats.")
 CUDA_GRAPHS = Widget(
     "cuda_graphs", "choice", AUTO,
     "Whether forward passes are captured in CUDA graphs; auto does where that works.",

@@ -82,7 +82,7 @@ def test_every_node_is_listed_and_the_templates_too(talk: Any, base: Path) -> No
         assert node["display_name"] == NODES[name].title
         assert node["output"] == [output.kind for output in NODES[name].outputs]
     log = (base / "server.log").read_text(encoding="utf-8")
-    assert "IMPORT FAILED" not in log and "Cannot import" not in log
+    assert not [line for line in log.splitlines() if "mmaccel" in line and "IMPORT FAILED" in line]
     if (base / "custom_nodes" / "mmaccel-nodes" / "example_workflows").is_dir():
         names = {file.stem for file in WORKFLOWS.glob("*.json")}
         assert set(found["templates"]["mmaccel-nodes"]) == names
