@@ -29,6 +29,12 @@ class _ComfyUI:
         rate = Fraction(fps).limit_denominator(1001)
         return VideoFromComponents(VideoComponents(images=frames, audio=None, frame_rate=rate))
 
+    def graph(self) -> Any:
+        """See `Host.graph`."""
+        from comfy_execution.graph_utils import GraphBuilder
+
+        return GraphBuilder()
+
     def device(self) -> str:
         """Where ComfyUI computes."""
         from comfy import model_management

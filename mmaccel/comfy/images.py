@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import (
     IMAGE,
     MODEL,
-    POLICY,
     PREFIX,
     STATS,
     Host,
@@ -28,7 +27,16 @@ from mmaccel.comfy.table import (
     Socket,
     Widget,
 )
-from mmaccel.comfy.widgets import NO_FLOAT, OWN, SEEDS, read_prompts, sampling_widgets, seed_widget
+from mmaccel.comfy.widgets import (
+    NO_FLOAT,
+    OWN,
+    POLICY_INPUT,
+    SEEDS,
+    STATS_OUTPUT,
+    read_prompts,
+    sampling_widgets,
+    seed_widget,
+)
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.contact_sheet import (
     describe_difference,
@@ -38,7 +46,7 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
 )
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, warm_up
+from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -76,7 +84,7 @@ class ImageJob:
         """All images under a policy; `progress` is called after every pass."""
         progress.begin(self.requests)
         settings = GenerationSettings(self.chosen.name, policy, self.params)
-        return self.model.generator.draw(
+        return ImageGenerator(self.model.pipe).draw(
             self.requests, settings, self.batch_size, progress, progress.finish
         )
 
@@ -97,9 +105,9 @@ def read_job(
     policy: NamedPolicy | None,
     prompt: str,
     seed: int,
-    count: int | None,
+    num_images: int | None,
     batch_size: int,
-    negative: str,
+    negative_prompt: str,
     **params: Any,
 ) -> ImageJob:
     """The inputs of a node as a job. Image k has seed `seed + k`, as on the command line.
@@ -117,8 +125,8 @@ def read_job(
         )
     prompts = read_prompts(prompt)
     requests = [
-        Request(text, (seed + k) % SEEDS, k, negative.strip() or None)
-        for k, text in enumerate(text for text in prompts for _ in range(count or 1))
+        Request(text, (seed + k) % SEEDS, k, negative_prompt.strip() or None)
+        for k, text in enumerate(text for text in prompts for _ in range(num_images or 1))
     ]
     own = choose_params(model.pipe.image_model.params, **params)
     return ImageJob(model, chosen, requests, own, batch_size)
@@ -171,30 +179,25 @@ def compare_images(host: Host, **inputs: Any) -> NodeResult:
 
 
 def _inputs(most: int) -> tuple[Widget | Socket, ...]:
-    """The inputs of both nodes, for up to `most` images."""
-    return (
-        Socket("model", MODEL, "From MMAccel Load Model."),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+    """The inputs of both nodes, for up to `most` images; a graph needs a model and a prompt."""
+    optional = (
         Widget(
-            "prompt", "text", "a red circle above a small blue square on grass",
-            "What to draw. One prompt a line: several lines make a batch.", is_multiline=True,
-        ),
-        Widget(
-            "negative", "text", "",
+            "negative_prompt", "text", "",
             "What to steer away from, in all images; empty is the model's own. Needs a "
             "guidance_scale other than 1, and a model that takes it.", is_multiline=True,
+            old_name="negative",
         ),
         seed_widget(
             "Of the first image; the second has seed + 1, and so on, as with mmaccel generate."
         ),
         Widget(
-            "count", "int", 1, "Images of each prompt; 0 is one too.", 0, most, 1,
-            stands_for=((0, None),),
+            "num_images", "int", 1, "Images of each prompt; 0 is one too.", 0, most, 1,
+            stands_for=((0, None),), old_name="count",
         ),
         Widget(
             "batch_size", "int", 1,
             "Images decoded together: more take more memory, and less time each.",
-            1, most, 1,
+            1, most, 1, is_advanced=True,
         ),
         Widget(
             "guidance_scale", "float", -1.0,
@@ -202,6 +205,15 @@ def _inputs(most: int) -> tuple[Widget | Socket, ...]:
             -1, 100, 0.1, stands_for=NO_FLOAT,
         ),
         *sampling_widgets(),
+    )  # fmt: skip
+    return (
+        Socket("model", MODEL, "From MMAccel Load Model."),
+        POLICY_INPUT,
+        Widget(
+            "prompt", "text", "a red circle above a small blue square on grass",
+            "What to draw. One prompt a line: several lines make a batch.", is_multiline=True,
+        ),
+        *(replace(widget, is_optional=True) for widget in optional),
     )  # fmt: skip
 
 
@@ -212,7 +224,7 @@ GENERATE = NodeSpec(
     inputs=_inputs(_MOST),
     outputs=(
         Output("images", IMAGE, "One image per prompt and count."),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=generate_images,
     check=check_inputs,

@@ -1,4 +1,4 @@
-"""The node that loads an image model, and the cache of loaded models."""
+"""The node that loads an image model, and the cache of loaded models that all load nodes share."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
-
-import torch
 
 from mmaccel.catalog import MODELS
 from mmaccel.comfy.table import MODEL, PREFIX, Host, NodeResult, NodeSpec, Output, Widget
 from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
 from mmaccel.errors import OptionError
-from mmaccel.loading import DTYPES
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import is_hub_id
-from mmaccel.pipelines.loading.placement import choose_placement
+from mmaccel.pipelines.loading.placement import choose_dtype, choose_placement, name_dtype
 from mmaccel.pipelines.loading.sources import content_files
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
-from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator, TextToImage
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source
 
 _MEMORY_PER_BYTE = 2  # files of 16 bits may be read as 32, and passes need memory too
 _SIDE = 16384  # pixels; no model draws more
-_Model = TypeVar("_Model")
 
 
-class ModelCache(Generic[_Model]):
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A loaded model, with its codec or processor.
+
+    Attributes:
+        name: as it was asked for.
+        dtype: of the token model, as results name it.
+        pipe: a `TextToImage`, `TextToSpeech`, `ImageToVideo` or `ImageToText`.
+    """
+
+    name: str
+    dtype: str
+    pipe: Any
+
+
+class ModelCache:
     """Loaded models by what they were loaded with, held weakly.
 
     The same model is loaded once. ComfyUI's cache of outputs holds it, so freeing that cache frees
@@ -38,13 +49,13 @@ class ModelCache(Generic[_Model]):
     """
 
     def __init__(self) -> None:
-        self._models: WeakValueDictionary[Hashable, _Model] = WeakValueDictionary()
+        self._models: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
         self._lock = Lock()
 
     def find(
         self, key: Hashable, host: Host, device: str, files: Sequence[Path],
-        load: Callable[[], _Model],
-    ) -> _Model:  # fmt: skip
+        load: Callable[[], LoadedModel],
+    ) -> LoadedModel:  # fmt: skip
         """A cached model, or one that is loaded now.
 
         Args:
@@ -68,9 +79,39 @@ class ModelCache(Generic[_Model]):
         """Models that somebody holds."""
         return len(self._models)
 
-    def __iter__(self) -> Iterator[_Model]:
+    def __iter__(self) -> Iterator[LoadedModel]:
         """Models that somebody holds."""
         return iter(list(self._models.values()))
+
+
+_cache = ModelCache()
+
+
+def load_pipeline(
+    host: Host, pipeline: Any, files: Sequence[Path], *, model: str, device: str, dtype: str,
+    **options: Any,
+) -> NodeResult:  # fmt: skip
+    """Load a model, or return it from the cache.
+
+    Args:
+        host: says what device "auto" is.
+        pipeline: class whose `from_pretrained` loads the model.
+        files: what the model is loaded from.
+        model, device, dtype: of the widgets.
+        **options: further arguments of `from_pretrained`.
+
+    Raises:
+        OptionError: no such device, or see `from_pretrained`.
+        UnsupportedModelError: see `from_pretrained`.
+    """
+    device, kind = choose_placement(host.device() if device == AUTO else device, dtype)
+    key = (pipeline, model, device, kind, *sorted(options.items()), describe_files(files))
+
+    def load() -> LoadedModel:
+        pipe = pipeline.from_pretrained(model, device=device, dtype=kind, **options)
+        return LoadedModel(model, name_dtype(kind), pipe)
+
+    return NodeResult((_cache.find(key, host, device, files, load),))
 
 
 def describe_files(files: Sequence[Path]) -> str:
@@ -79,74 +120,34 @@ def describe_files(files: Sequence[Path]) -> str:
     return repr(sorted(facts))
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A loaded image model.
-
-    Attributes:
-        name: as it was asked for.
-        dtype: of the generator.
-        generator: generates images.
-    """
-
-    name: str
-    dtype: str
-    generator: ImageGenerator
-
-    @property
-    def pipe(self) -> TextToImage:
-        """The pipeline."""
-        return self.generator.pipe
-
-
-_cache: ModelCache[LoadedModel] = ModelCache()
-
-
 def load_model(
-    host: Host,
-    *,
-    model: str,
-    device: str,
-    dtype: str,
-    width: int | None,
-    height: int | None,
-    decoder: str,
-    family: str | None,
-    cuda_graphs: UseGraphs,
+    host: Host, *, model: str, width: int | None, height: int | None, decoder: str, **options: Any
 ) -> NodeResult:
-    """Load a model, or return it from the cache.
+    """Load an image model, or return it from the cache.
 
     Raises:
         OptionError: no such model, device or size; a file is missing.
         UnsupportedModelError: files of no known model.
     """
-    where = host.device() if device == AUTO else device
     files = content_files(find_source(model), Path(decoder) if decoder else None)
-    key = (model, where, dtype, width, height, decoder, family, cuda_graphs, describe_files(files))
-
-    def load() -> LoadedModel:
-        pipe = TextToImage.from_pretrained(
-            model,
-            device=where,
-            dtype=getattr(torch, dtype),
-            size=None if width is None or height is None else (width, height),
-            decoder=decoder or None,
-            family=family,
-            cuda_graphs=cuda_graphs,
-        )
-        return LoadedModel(model, dtype, ImageGenerator(pipe))
-
-    return NodeResult((_cache.find(key, host, where, files, load),))
+    size = None if width is None or height is None else (width, height)
+    return load_pipeline(
+        host, TextToImage, files, model=model, size=size, decoder=decoder or None, **options
+    )
 
 
 def check_engine(device: str, dtype: str, cuda_graphs: UseGraphs) -> None:
-    """Refuse a device that does not exist, or that cannot do what is asked; "auto" is not checked.
+    """Refuse a device that does not exist, or that cannot do what is asked.
+
+    What "auto" is, only the running node asks, because starting a GPU takes a while.
 
     Raises:
-        OptionError: no such device.
+        OptionError: no such device or dtype.
         MissingBackendError: CUDA graphs on a CPU.
     """
-    if device != AUTO and dtype in DTYPES:
+    if device == AUTO:
+        choose_dtype(dtype)
+    else:
         choose_placement(device, dtype)
         Engine(cuda_graphs).check(device)
 
@@ -205,10 +206,13 @@ LOAD = NodeSpec(
         *device_widgets("generator"),
         _size("width"),
         _size("height"),
-        Widget("decoder", "path", "", "A file with the image decoder, for checkpoints without."),
+        Widget(
+            "decoder", "path", "", "A file with the image decoder, for checkpoints without.",
+            is_advanced=True,
+        ),
         Widget(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
-            choices=(AUTO, *IMAGE_MODELS), stands_for=((AUTO, None),),
+            choices=(AUTO, *IMAGE_MODELS), stands_for=((AUTO, None),), is_advanced=True,
         ),
         CUDA_GRAPHS,
     ),

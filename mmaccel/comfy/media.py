@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmaccel.catalog import find_policy
-from mmaccel.comfy.load_model import ModelCache, check_engine, describe_files
+from mmaccel.comfy.load_model import LoadedModel, check_engine, describe_files, load_pipeline
 from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.progress import MediaProgress
 from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import PREFIX, Host, NodeResult, NodeSpec, Output, Widget
-from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
+from mmaccel.comfy.widgets import CUDA_GRAPHS, device_widgets
 from mmaccel.pipelines.loading.hub import is_hub_id
 from mmaccel.pipelines.loading.sources import content_files, find_model
 from mmaccel.pipelines.runner.engine import UseGraphs
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedMedia:
-    """A loaded model with its codec.
-
-    Attributes:
-        name: as it was asked for.
-        dtype: of the token model.
-        pipe: a `TextToSpeech` or an `ImageToVideo`.
-    """
-
-    name: str
-    dtype: str
-    pipe: Any
 
 
 def load_node(
@@ -51,30 +33,10 @@ def load_node(
         pipeline: class whose `from_pretrained` loads it.
         extra: widgets for further arguments of `from_pretrained`.
     """
-    cache: ModelCache[LoadedMedia] = ModelCache()
 
-    def load(
-        host: Host,
-        *,
-        model: str,
-        codec: str,
-        device: str,
-        dtype: str,
-        cuda_graphs: UseGraphs,
-        **own: Any,
-    ) -> NodeResult:
-        where = host.device() if device == AUTO else device
+    def load(host: Host, *, model: str, codec: str, **options: Any) -> NodeResult:
         files = _files(model, codec)
-        key = (model, codec, where, dtype, *own.items(), cuda_graphs, describe_files(files))
-
-        def open_model() -> LoadedMedia:
-            pipe = pipeline.from_pretrained(
-                model, codec=codec or None, device=where, dtype=getattr(torch, dtype),
-                cuda_graphs=cuda_graphs, **own,
-            )  # fmt: skip
-            return LoadedMedia(model, dtype, pipe)
-
-        return NodeResult((cache.find(key, host, where, files, open_model),))
+        return load_pipeline(host, pipeline, files, model=model, codec=codec or None, **options)
 
     note = "A folder, or an id of the Hugging Face hub such as owner/name, which is downloaded."
     return NodeSpec(
@@ -125,7 +87,7 @@ def _files(model: str, codec: str) -> list[Path]:
 
 
 def generate(
-    host: Host, model: LoadedMedia, policy: NamedPolicy | None, inputs: Any, rows: int,
+    host: Host, model: LoadedModel, policy: NamedPolicy | None, inputs: Any, rows: int,
     line: Callable[[Any], str], **options: Any,
 ) -> tuple[Any, RunRecord]:  # fmt: skip
     """Run a pipeline with interrupts and progress.

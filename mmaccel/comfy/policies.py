@@ -119,17 +119,21 @@ def default_policy(model: Any) -> NamedPolicy:
     return NamedPolicy(name, pick_policy(None, model))
 
 
+def policy_id(name: str) -> str:
+    """The id of a policy's node."""
+    return f"{PREFIX}{name.title().replace('-', '')}Policy"
+
+
 def policy_node(name: str) -> NodeSpec:
     """The node of a policy, by its short name."""
     entry = POLICIES[name]
-    camel = "".join(word.capitalize() for word in name.split("-"))
     exactness = make_policy(name).exactness
 
     def run(host: Host, **fields: Any) -> NodeResult:
         return choose_policy(host, name, **fields)
 
     return NodeSpec(
-        id=f"{PREFIX}{camel}Policy",
+        id=policy_id(name),
         title=f"MMAccel Policy: {name}",
         summary=f"{entry.summary[0].upper()}{entry.summary[1:]}. Exactness {exactness}: "
         f"{_EXACTNESS[exactness]}. For models that are decoded {_HOW[entry.kind]}.",

@@ -13,7 +13,9 @@ from typing import Any
 from mmaccel.comfy.hosts import V1Host, V3Host
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import NodeSpec, Output, Socket, Widget
-from mmaccel.comfy.values import refusal, run_node, to_arguments
+from mmaccel.comfy.values import read_old_names, refusal, run_node, to_arguments
+
+_GRAPH, _NODE = "whole_graph", "own_id"  # inputs that ComfyUI fills, in the first schema
 
 _V1_TYPES = {
     **{"int": "INT", "float": "FLOAT", "bool": "BOOLEAN"},
@@ -29,6 +31,7 @@ _V3_NAMES = (
     "Boolean",
     "String",
     "Audio",
+    "Hidden",
 )
 
 
@@ -41,11 +44,13 @@ def v1_class(spec: NodeSpec) -> type:
     """A node's class in the first schema."""
 
     def input_types(cls: type) -> dict[str, dict[str, Any]]:
-        required = {
-            e.name: _v1_input(e) for e in spec.inputs if not getattr(e, "is_optional", False)
-        }
-        optional = {s.name: _v1_input(s) for s in spec.sockets if s.is_optional}
-        return {"required": required, **({"optional": optional} if optional else {})}
+        groups: dict[str, dict[str, Any]] = {"required": {}}
+        for entry in spec.inputs:
+            group = groups.setdefault("optional" if entry.is_optional else "required", {})
+            group[entry.name] = _v1_input(entry)
+        if spec.has_old_names:
+            groups["hidden"] = {_GRAPH: "PROMPT", _NODE: "UNIQUE_ID"}
+        return groups
 
     def validate_inputs(cls: type, **values: Any) -> bool | str:
         return refusal(spec, values) or True
@@ -55,10 +60,14 @@ def v1_class(spec: NodeSpec) -> type:
         return spec.fingerprint(**to_arguments(spec, values))
 
     def execute(self: Any, **values: Any) -> Any:
-        result = run_node(spec, V1Host(), values)
-        if result.text is None:
-            return result.values
-        return {"ui": {"text": (result.text,)}, "result": result.values}
+        graph, node = values.pop(_GRAPH, {}), values.pop(_NODE, "")
+        result = run_node(spec, V1Host(), read_old_names(spec, values, graph, node))
+        extra: dict[str, Any] = {}
+        if result.text is not None:
+            extra["ui"] = {"text": (result.text,)}
+        if result.graph is not None:
+            extra["expand"] = result.graph
+        return {"result": result.values, **extra} if extra else result.values
 
     members: dict[str, Any] = {
         "__doc__": spec.summary,
@@ -92,6 +101,8 @@ def _v1_input(entry: Widget | Socket) -> tuple[Any, dict[str, Any]]:
     if isinstance(entry, Socket):
         return entry.kind, options
     options["default"] = entry.default
+    if entry.is_advanced:
+        options["advanced"] = True
     if entry.kind in ("int", "float"):
         options |= {"min": entry.least, "max": entry.most, "step": entry.step}
     if entry.kind == "float":
@@ -127,12 +138,16 @@ def v3_class(spec: NodeSpec) -> Any:
             inputs=[_v3_input(io, entry) for entry in spec.inputs],
             outputs=[_v3_output(io, output) for output in spec.outputs],
             is_output_node=spec.is_output,
+            enable_expand=spec.is_graph,
+            hidden=[io.Hidden.prompt, io.Hidden.unique_id] if spec.has_old_names else [],
         )
 
     def execute(cls: Any, **values: Any) -> Any:
+        if spec.has_old_names:
+            values = read_old_names(spec, values, cls.hidden.prompt, cls.hidden.unique_id)
         result = run_node(spec, V3Host(), values)
         text = None if result.text is None else {"text": (result.text,)}
-        return io.NodeOutput(*result.values, ui=text)
+        return io.NodeOutput(*result.values, ui=text, expand=result.graph)
 
     def validate_inputs(cls: Any, **values: Any) -> bool | str:
         return refusal(spec, values) or True
@@ -181,6 +196,9 @@ def _v3_input(io: Any, entry: Widget | Socket) -> Any:
         socket = _v3_type(io, entry.kind)
         return socket.Input(entry.name, optional=entry.is_optional, tooltip=entry.tooltip)
     options: dict[str, Any] = {"tooltip": entry.tooltip, "default": entry.default}
+    options["optional"] = entry.is_optional
+    if entry.is_advanced:
+        options["extra_dict"] = {"advanced": True}
     if entry.kind == "choice":
         return io.Combo.Input(entry.name, options=list(entry.choices), **options)
     if entry.kind == "bool":

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.comfy.media import LoadedMedia, generate, load_node
+from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.media import generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import (
     AUDIO,
-    POLICY,
     PREFIX,
     SPEAKER,
-    STATS,
     Host,
     NodeResult,
     NodeSpec,
@@ -26,7 +25,9 @@ from mmaccel.comfy.widgets import (
     AUTO,
     NO_FLOAT,
     OWN,
+    POLICY_INPUT,
     SEEDS,
+    STATS_OUTPUT,
     read_prompts,
     sampling_widgets,
     seed_widget,
@@ -51,14 +52,14 @@ LOAD_SPEAKER = load_node(
     extra=(
         Widget(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
-            choices=(AUTO, *SPEECH), stands_for=((AUTO, None),),
+            choices=(AUTO, *SPEECH), stands_for=((AUTO, None),), is_advanced=True,
         ),
     ),
 )  # fmt: skip
 
 
 def generate_speech(
-    host: Host, *, speech_model: LoadedMedia, policy: NamedPolicy | None, text: str, voice: str,
+    host: Host, *, speech_model: LoadedModel, policy: NamedPolicy | None, text: str, voice: str,
     seed: int, **options: Any,
 ) -> NodeResult:  # fmt: skip
     """Speak texts, as `mmaccel speak` does with these settings.
@@ -109,7 +110,7 @@ SPEAK = NodeSpec(
     summary="Says texts under a decoding policy.",
     inputs=(
         Socket("speech_model", SPEAKER, "From MMAccel Load Speech Model."),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        POLICY_INPUT,
         Widget(
             "text", "text", "Dealing with family secrets is never easy.",
             "What to say. One utterance a line: several lines make a batch, the shorter ones "
@@ -133,12 +134,12 @@ SPEAK = NodeSpec(
         Widget(
             "repetition_penalty", "float", -1.0,
             f"Makes tokens that occurred less likely; 1 is none. {OWN}",
-            -1, 10, 0.05, stands_for=NO_FLOAT,
+            -1, 10, 0.05, stands_for=NO_FLOAT, is_advanced=True,
         ),
     ),
     outputs=(
         Output("audio", AUDIO, "One sound per line."),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=generate_speech,
     check=check_speech,

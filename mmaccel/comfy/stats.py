@@ -17,7 +17,7 @@ class RunRecord:
     """A finished run without what it generated; `str()` is the text of the Stats node.
 
     Attributes:
-        model: a `LoadedModel` or `LoadedMedia`.
+        model: a `LoadedModel`.
         chosen: the policy.
         stats: of the whole run.
         lines: one line of text for each image, utterance or clip.

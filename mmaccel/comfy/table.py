@@ -36,6 +36,10 @@ class Widget:
         stands_for: values that mean something a widget cannot hold, such as 0 for None.
         is_multiline: of a text.
         is_seed: whether the page offers to change it after every run.
+        is_optional: whether a graph may leave it out, which counts as the default.
+        is_advanced: whether a page that can hides it until it is asked for.
+        is_open: of a choice: whether the node's check takes more than the choices.
+        old_name: its name in graphs that were saved before it was renamed.
     """
 
     name: str
@@ -49,6 +53,10 @@ class Widget:
     stands_for: tuple[tuple[Any, Any], ...] = ()
     is_multiline: bool = False
     is_seed: bool = False
+    is_optional: bool = False
+    is_advanced: bool = False
+    is_open: bool = False
+    old_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,10 +80,17 @@ class Output:
 
 @dataclass(frozen=True)
 class NodeResult:
-    """What a node returns: its outputs in order, and a text for the page or None."""
+    """What a node returns.
+
+    Attributes:
+        values: its outputs in order.
+        text: for the page.
+        graph: nodes that are to run now, in the API format; `values` are links to their outputs.
+    """
 
     values: tuple[Any, ...]
     text: str | None = None
+    graph: Mapping[str, Any] | None = None
 
 
 class Host(Protocol):
@@ -92,6 +107,9 @@ class Host(Protocol):
 
     def device(self) -> str:
         """Where the host computes, as torch names it."""
+
+    def graph(self) -> Any:
+        """An empty `GraphBuilder` of ComfyUI, for a node that runs other nodes."""
 
     def free_memory(self, size: int, device: str) -> None:
         """Let the host free `size` bytes on a device."""
@@ -111,6 +129,7 @@ class NodeSpec:
         fingerprint: `fingerprint(**widgets)`, a text that changes when equal inputs give another
             result.
         is_output: whether it runs although no other node uses its outputs.
+        is_graph: whether it runs other nodes, see `NodeResult.graph`.
         folder: where the page lists it, below the pack's own.
     """
 
@@ -123,6 +142,7 @@ class NodeSpec:
     check: Callable[..., None]
     fingerprint: Callable[..., str] | None = None
     is_output: bool = False
+    is_graph: bool = False
     folder: str = ""
 
     @property
@@ -134,6 +154,11 @@ class NodeSpec:
     def sockets(self) -> tuple[Socket, ...]:
         """Its inputs that are links."""
         return tuple(entry for entry in self.inputs if isinstance(entry, Socket))
+
+    @property
+    def has_old_names(self) -> bool:
+        """Whether one of its widgets was renamed."""
+        return any(widget.old_name for widget in self.widgets)
 
     @property
     def category(self) -> str:

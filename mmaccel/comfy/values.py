@@ -48,6 +48,24 @@ def to_arguments(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
     return {widget.name: to_argument(widget, value) for widget, value in given.items()}
 
 
+def read_old_names(
+    spec: NodeSpec, values: Mapping[str, Any], graph: Mapping[str, Any], node: str
+) -> dict[str, Any]:
+    """The values of a node, with those that its graph has under an old name.
+
+    ComfyUI hands over values under names that the node has, so others are looked up in the graph.
+
+    Args:
+        spec: the node.
+        values: what ComfyUI hands over, of which links have any name.
+        graph: the whole graph in the API format.
+        node: the node's id in it, which has none while another node runs it.
+    """
+    saved = {**graph.get(node, {}).get("inputs", {}), **values}
+    old = {w.name: saved[w.old_name] for w in spec.widgets if w.old_name in saved}
+    return {**old, **values}
+
+
 def refusal(spec: NodeSpec, values: Mapping[str, Any]) -> str | None:
     """Why a node cannot run with these values of its widgets; None if it can.
 
@@ -108,7 +126,7 @@ def check_widget(widget: Widget, value: Any) -> None:
     Raises:
         OptionError: such a value.
     """
-    if widget.choices and value not in widget.choices:
+    if widget.choices and not widget.is_open and value not in widget.choices:
         raise OptionError(
             f"{widget.name}: expected one of {', '.join(widget.choices)}, received {show(value)}; "
             "choose one of these"

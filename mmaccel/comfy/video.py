@@ -6,14 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.comfy.media import LoadedMedia, generate, load_node
+from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.media import generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.table import (
     ANIMATOR,
     IMAGE,
-    POLICY,
     PREFIX,
-    STATS,
     VIDEO,
     Host,
     NodeResult,
@@ -21,7 +20,7 @@ from mmaccel.comfy.table import (
     Output,
     Socket,
 )
-from mmaccel.comfy.widgets import sampling_widgets, seed_widget
+from mmaccel.comfy.widgets import POLICY_INPUT, STATS_OUTPUT, sampling_widgets, seed_widget
 from mmaccel.pipelines.image_to_video.pipeline import CODEC, ImageToVideo
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import choose_params
@@ -44,7 +43,7 @@ LOAD_ANIMATOR = load_node(
 
 
 def generate_video(
-    host: Host, *, video_model: LoadedMedia, policy: NamedPolicy | None, start: Tensor,
+    host: Host, *, video_model: LoadedModel, policy: NamedPolicy | None, start: Tensor,
     **options: Any,
 ) -> NodeResult:  # fmt: skip
     """Continue frames, as `mmaccel animate` does with these settings.
@@ -86,14 +85,14 @@ ANIMATE = NodeSpec(
             "What the clip begins with: one image, or frames in a row, of which the last nine "
             "count. They are made to fit, and cut where they are too wide or too high.",
         ),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        POLICY_INPUT,
         seed_widget("The same as with mmaccel animate."),
         *sampling_widgets(),
     ),
     outputs=(
         Output("video", VIDEO, "The clip, the given frames first."),
         Output("frames", IMAGE, "The same, frame by frame."),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=generate_video,
     check=check_video,

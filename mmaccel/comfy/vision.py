@@ -7,20 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from mmaccel.catalog import REDUCERS, find_policy, make_reducer
 from mmaccel.comfy.images import to_tensor
-from mmaccel.comfy.load_model import ModelCache, check_engine, describe_files
-from mmaccel.comfy.media import LoadedMedia
+from mmaccel.comfy.load_model import LoadedModel, check_engine, describe_files, load_pipeline
 from mmaccel.comfy.policies import NamedPolicy
 from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import (
     IMAGE,
-    POLICY,
     PREFIX,
-    STATS,
     TEXT,
     VISION,
     VISUAL_TOKENS,
@@ -32,9 +28,10 @@ from mmaccel.comfy.table import (
     Widget,
 )
 from mmaccel.comfy.widgets import (
-    AUTO,
     CUDA_GRAPHS,
+    POLICY_INPUT,
     SEEDS,
+    STATS_OUTPUT,
     device_widgets,
     read_prompts,
     sampling_widgets,
@@ -56,29 +53,16 @@ if TYPE_CHECKING:
 
 _FOLDER = "vision"
 _MOST_TOKENS = 2**16
-_cache: ModelCache[LoadedMedia] = ModelCache()
 
 
-def load_vision(
-    host: Host, *, model: str, device: str, dtype: str, cuda_graphs: UseGraphs
-) -> NodeResult:
+def load_vision(host: Host, *, model: str, **options: Any) -> NodeResult:
     """Load a model with its processor, or return it from the cache.
 
     Raises:
         OptionError: no such model or device.
         UnsupportedModelError: a model that reads no images.
     """
-    where = host.device() if device == AUTO else device
-    files = _files(model)
-    key = (model, where, dtype, cuda_graphs, describe_files(files))
-
-    def load() -> LoadedMedia:
-        pipe = ImageToText.from_pretrained(
-            model, device=where, dtype=getattr(torch, dtype), cuda_graphs=cuda_graphs
-        )
-        return LoadedMedia(model, dtype, pipe)
-
-    return NodeResult((_cache.find(key, host, where, files, load),))
+    return load_pipeline(host, ImageToText, _files(model), model=model, **options)
 
 
 def _files(model: str) -> list[Path]:
@@ -196,7 +180,7 @@ REDUCE = NodeSpec(
 
 
 def answer_questions(
-    host: Host, *, vision_model: LoadedMedia, image: Tensor, policy: NamedPolicy | None,
+    host: Host, *, vision_model: LoadedModel, image: Tensor, policy: NamedPolicy | None,
     visual_tokens: Reducers | None, question: str, seed: int, max_tokens: int, batch_size: int,
     **params: Any,
 ) -> NodeResult:  # fmt: skip
@@ -281,7 +265,7 @@ ANSWER = NodeSpec(
     inputs=(
         Socket("vision_model", VISION, "From MMAccel Load Vision-Language Model."),
         Socket("image", IMAGE, "What is asked about; several images belong to one question."),
-        Socket("policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True),
+        POLICY_INPUT,
         Socket(
             "visual_tokens", VISUAL_TOKENS, "Which visual tokens stay; without one, all.",
             is_optional=True,
@@ -308,7 +292,7 @@ ANSWER = NodeSpec(
             "kept", IMAGE,
             "The patches that stay, one picture a question; the image itself where all stay.",
         ),
-        Output("stats", STATS, "For MMAccel Stats."),
+        STATS_OUTPUT,
     ),
     run=answer_questions,
     check=check_answer,

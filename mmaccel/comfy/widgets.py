@@ -1,41 +1,49 @@
-"""Widgets and text inputs that several nodes share."""
+"""Inputs and outputs that several nodes share."""
 
 from __future__ import annotations
 
-from mmaccel.comfy.table import Widget
-from mmaccel.loading import DTYPES
+from dataclasses import replace
+
+from mmaccel.comfy.table import POLICY, STATS, Output, Socket, Widget
+from mmaccel.pipelines.loading.placement import AUTO
 from mmaccel.results import EXACT_DTYPE
 
-AUTO = "auto"
 SEEDS = 2**64
 OWN = "-1 takes what the model's authors recommend."
 NO_FLOAT = ((-1.0, None),)
 
+POLICY_INPUT = Socket(
+    "policy", POLICY, "How to decode; without one, an exact policy.", is_optional=True
+)
+STATS_OUTPUT = Output("stats", STATS, "For MMAccel Stats.")
 CUDA_GRAPHS = Widget(
     "cuda_graphs", "choice", AUTO,
     "Whether forward passes are captured in CUDA graphs; auto does where that works.",
-    choices=(AUTO, "on", "off"), stands_for=(("on", True), ("off", False)),
+    choices=(AUTO, "on", "off"), stands_for=(("on", True), ("off", False)), is_advanced=True,
 )  # fmt: skip
 
 
 def device_widgets(part: str) -> tuple[Widget, Widget]:
     """The device and dtype of a `part` of a model."""
     note = (
-        f"Of the {part}. {EXACT_DTYPE} keeps every guarantee bit for bit, the others up to "
-        "rounding."
+        f"Of the {part}. auto is bfloat16 on a GPU that computes it and {EXACT_DTYPE} on a CPU. "
+        f"{EXACT_DTYPE} keeps every guarantee bit for bit, the others up to rounding."
     )
     return (
         Widget(
             "device", "choice", AUTO, "Where it runs; auto is where ComfyUI computes.",
-            choices=(AUTO, "cpu", "cuda"),
+            choices=(AUTO, "cpu", "cuda", "mps", "xpu"), is_open=True,  # such as cuda:1
         ),
-        Widget("dtype", "choice", EXACT_DTYPE, note, choices=DTYPES),
+        Widget(
+            "dtype", "choice", AUTO, note,
+            choices=(AUTO, EXACT_DTYPE, "bfloat16", "float16"), is_open=True,  # such as bf16
+        ),
     )  # fmt: skip
 
 
 def sampling_widgets(own: str = OWN) -> tuple[Widget, ...]:
     """Temperature, top-k, top-p and min-p; `own` says what -1 is."""
-    return (
+    widgets = (
         Widget(
             "temperature", "float", -1.0,
             "How freely tokens are drawn: 0 always takes the likeliest, 1 the model's own "
@@ -57,6 +65,7 @@ def sampling_widgets(own: str = OWN) -> tuple[Widget, ...]:
             -1, 1, 0.01, stands_for=NO_FLOAT,
         ),
     )  # fmt: skip
+    return tuple(replace(widget, is_advanced=True) for widget in widgets)
 
 
 def seed_widget(note: str) -> Widget:

@@ -185,6 +185,10 @@ _STATS = (
 _PROMPTS = "a red circle above a small blue square on grass\na large yellow star at night"
 
 EXAMPLES: dict[str, tuple[WorkflowNode, ...]] = {
+    "mmaccel_text_to_image": (
+        WorkflowNode("MMAccelTextToImage", 0, {"seed": 7}, extra_height=220),
+        WorkflowNode("SaveImage", 1, links={"images": (0, "images")}, extra_height=220),
+    ),
     "mmaccel_generate": (
         _LOAD,
         _POLICY,

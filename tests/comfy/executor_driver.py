@@ -37,7 +37,7 @@ def main() -> None:
     asyncio.set_event_loop(loop)
     prompt_server = server.PromptServer(loop)
     loop.run_until_complete(nodes.init_extra_nodes(init_api_nodes=False))
-    options: dict[str, Any] = {"cache_args": {"lru": 0, "ram": 0.0}}
+    options: dict[str, Any] = {"cache_args": {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}}
     if "cache_args" not in inspect.signature(execution.PromptExecutor).parameters:  # before 0.8
         options = {}
     executor = execution.PromptExecutor(prompt_server, **options)

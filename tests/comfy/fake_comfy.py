@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -56,14 +57,41 @@ def _type(name: str) -> Any:
 
 
 class _ComfyNode:
+    hidden = SimpleNamespace(prompt={}, unique_id="")
+
     @classmethod
     def GET_SCHEMA(cls) -> Any:
         return cls.define_schema()  # type: ignore[attr-defined]
 
 
 class _NodeOutput:
-    def __init__(self, *args: Any, ui: Any = None) -> None:
-        self.args, self.ui = args, ui
+    def __init__(self, *args: Any, ui: Any = None, expand: Any = None) -> None:
+        self.args, self.ui, self.expand = args, ui, expand
+
+
+class _GraphNode:
+    def __init__(self, id: str, name: str, inputs: dict[str, Any]) -> None:
+        self.id, self.name, self.inputs = id, name, inputs
+
+    def out(self, index: int) -> list[Any]:
+        return [self.id, index]
+
+    def set_input(self, name: str, value: Any) -> None:
+        self.inputs[name] = value
+
+
+class GraphBuilder:
+    """ComfyUI's own numbers its nodes below the id of the one that runs."""
+
+    def __init__(self) -> None:
+        self.nodes: list[_GraphNode] = []
+
+    def node(self, name: str, **inputs: Any) -> _GraphNode:
+        self.nodes.append(_GraphNode(f"9.0.0.{len(self.nodes) + 1}", name, inputs))
+        return self.nodes[-1]
+
+    def finalize(self) -> dict[str, Any]:
+        return {n.id: {"class_type": n.name, "inputs": n.inputs} for n in self.nodes}
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
@@ -95,6 +123,8 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
         "comfy.model_management": vars(management),
     }
     modules |= {
+        "comfy_execution": {},
+        "comfy_execution.graph_utils": {"GraphBuilder": GraphBuilder},
         "comfy_api": {},
         "comfy_api.input_impl": {"VideoFromComponents": lambda parts: parts},
         "comfy_api.util": {"VideoComponents": SimpleNamespace},
@@ -104,6 +134,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
             ComfyNode=_ComfyNode,
             Schema=lambda **options: SimpleNamespace(**options),
             NodeOutput=_NodeOutput,
+            Hidden=SimpleNamespace(prompt="PROMPT", unique_id="UNIQUE_ID"),
             Custom=_type,
             Image=_type("IMAGE"),
             Audio=_type("AUDIO"),
@@ -144,6 +175,9 @@ class Host:
     def device(self) -> str:
         return "cpu"
 
+    def graph(self) -> GraphBuilder:
+        return GraphBuilder()
+
     def free_memory(self, size: int, device: str) -> None:
         self.freed.append((size, device))
 
@@ -156,19 +190,61 @@ def run(name: str, host: Host | None = None, **values: Any) -> NodeResult:
     return run_node(NODES[f"{PREFIX}{name}"], host or Host(), values)
 
 
+def run_graph(graph: dict[str, Any], node: str, host: Host, cache: dict[str, Any]) -> Any:
+    """The outputs of a node of a graph in the API format, as ComfyUI's executor runs it.
+
+    Args:
+        graph: nodes that a node adds are added to it.
+        node: the one that is wanted.
+        host: of all nodes.
+        cache: outputs of nodes by what they were made from, kept between runs of a graph.
+    """
+
+    def value_of(given: Any) -> Any:
+        return (
+            run_graph(graph, given[0], host, cache)[given[1]] if isinstance(given, list) else given
+        )
+
+    def signature(given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        source = graph[given[0]]
+        return (
+            source["class_type"],
+            {k: signature(v) for k, v in source["inputs"].items()},
+            given[1],
+        )
+
+    asked = graph[node]
+    key = repr(signature([node, 0]))
+    if key not in cache:
+        values = {name: value_of(given) for name, given in asked["inputs"].items()}
+        made = run_node(NODES[asked["class_type"]], host, values)
+        graph.update(made.graph or {})
+        cache[key] = tuple(map(value_of, made.values)) if made.graph else made.values
+    return cache[key]
+
+
 def policy(name: str, **values: Any) -> NamedPolicy:
     """The output of a policy's node."""
     chosen: NamedPolicy = run(f"{name}Policy", **values).values[0]
     return chosen
 
 
-def call(with_v3: bool, name: str, **values: Any) -> Any:
-    """Run a node through its class in one of the schemas; its outputs and its text."""
-    spec = NODES[f"{PREFIX}{name}"]
+def call(
+    with_v3: bool, name: str, graph: Mapping[str, Any] | None = None, **values: Any
+) -> Any:  # fmt: skip
+    """Run node "3" of a graph through its class in one of the schemas; its outputs and its text."""
+    spec, graph = NODES[f"{PREFIX}{name}"], graph or {}
     if with_v3:
-        output = v3_class(spec).execute(**values)
+        cls: Any = v3_class(spec)
+        cls.hidden = SimpleNamespace(prompt=graph, unique_id="3")
+        output = cls.execute(**values)
         return output.args, output.ui and output.ui["text"]
-    cls: Any = v1_class(spec)
+    cls = v1_class(spec)
+    asked = cls.INPUT_TYPES().get("hidden", {})
+    filled = {"PROMPT": graph, "UNIQUE_ID": "3"}
+    values |= {name: filled[kind] for name, kind in asked.items()}
     output = getattr(cls(), cls.FUNCTION)(**values)
     if isinstance(output, dict):
         return output["result"], output["ui"]["text"]

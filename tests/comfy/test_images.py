@@ -75,7 +75,7 @@ def test_pixels_are_the_command_lines(
     files = sorted(file for file in tmp_path.glob("0*.png"))
     made = run(
         "GenerateImage", model=model, policy=policy(node, window=5),
-        prompt="\n\n".join(CAPTIONS[:2]) + "\n", seed=7, count=3, temperature=0.9,
+        prompt="\n\n".join(CAPTIONS[:2]) + "\n", seed=7, num_images=3, temperature=0.9,
     )  # fmt: skip
     images, record = made.values
     assert images.shape[0] == len(files) == 6 and images.dtype == torch.float32
@@ -115,7 +115,7 @@ def test_no_pass_is_begun_after_an_interrupt(
     begun, host = count_passes(monkeypatch, model), Host(stop_at)
     asked = dict(model=model, policy=policy(chosen[0], **chosen[1]), prompt=CAPTIONS[0])
     with pytest.raises(Interrupted):
-        run(node, host, **asked, count=2)
+        run(node, host, **asked, num_images=2)
     assert len(begun) == passes and host.checks == stop_at
     assert run("GenerateImage", **asked).values[0].shape[0] == 1  # the model is free again
 
@@ -126,7 +126,10 @@ def test_a_model_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) 
     state, first = cls.IS_CHANGED(model=str(folder)), run("LoadModel", model=str(folder)).values[0]
     assert state == cls.IS_CHANGED(model=str(folder)) != ""
     assert run("LoadModel", model=str(folder)).values[0] is first
-    half = run("LoadModel", model=str(folder), dtype="bfloat16").values[0]
+    for dtype in ("auto", "float32", "fp32"):  # the same on a CPU
+        assert run("LoadModel", model=str(folder), dtype=dtype).values[0] is first
+    assert first.dtype == "float32"
+    half = run("LoadModel", model=str(folder), dtype="bf16").values[0]
     assert half is not first and half.dtype == "bfloat16"
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
@@ -155,13 +158,13 @@ def test_an_interrupt_is_heard_between_two_images_of_a_batch(
     host = Host(stop_at=1 + N_TOKENS + 1)  # before the first pass, after each, after an image
     with pytest.raises(Interrupted):
         run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
-            prompt=CAPTIONS[0], count=3, batch_size=3)  # fmt: skip
+            prompt=CAPTIONS[0], num_images=3, batch_size=3)  # fmt: skip
     assert len(drawn) == 1
 
 
 def test_the_batch_size_changes_nothing(model: LoadedModel) -> None:
     asked = dict(
-        model=model, policy=policy("Jacobi", window=3), prompt="\n".join(CAPTIONS), count=5
+        model=model, policy=policy("Jacobi", window=3), prompt="\n".join(CAPTIONS), num_images=5
     )
     alone = run("GenerateImage", **asked, seed=4)
     passes = passes_of(alone.values[1])
@@ -179,14 +182,14 @@ def test_a_negative_prompt_is_the_command_lines(model: LoadedModel, tmp_path: Pa
     )
     (file,) = tmp_path.glob("0*.png")
     asked = dict(model=model, prompt=CAPTIONS[0], seed=5, guidance_scale=3.0)
-    images, record = run("GenerateImage", **asked, negative=f" {CAPTIONS[2]}\n").values
+    images, record = run("GenerateImage", **asked, negative_prompt=f" {CAPTIONS[2]}\n").values
     with Image.open(file) as opened:
         written = np.asarray(opened)
     assert np.array_equal((images[0] * 255).round().to(torch.uint8).numpy(), written)
     assert not torch.equal(run("GenerateImage", **asked).values[0], images)
     assert f"negative     {CAPTIONS[2]}\n" in str(record)
     with pytest.raises(OptionError, match="negative prompt: expected a guidance_scale other than"):
-        run("GenerateImage", **{**asked, "guidance_scale": 1.0}, negative=CAPTIONS[2])
+        run("GenerateImage", **{**asked, "guidance_scale": 1.0}, negative_prompt=CAPTIONS[2])
 
 
 def test_a_model_nobody_holds_is_gone_before_the_next_is_loaded(
@@ -226,6 +229,14 @@ def test_the_host_frees_memory_before_a_model_is_loaded(comfy: FakeComfy, tmp_pa
     assert comfy.freed == [(size, torch.device("cpu"))]
     V1Host().free_memory(10, "cuda")  # which this ComfyUI does not compute on
     assert len(comfy.freed) == 1
+
+
+def test_auto_is_where_comfyui_computes(tiny_folder: Path) -> None:
+    host = Host()
+    host.device = lambda: "cuda:77"  # type: ignore[method-assign]
+    with pytest.raises(OptionError, match="device: expected a device .* received 'cuda:77'"):
+        run("LoadModel", host, model=str(tiny_folder))
+    assert run("LoadModel", host, model=str(tiny_folder), device="cpu").values[0].dtype == "float32"
 
 
 def test_an_interrupt_is_heard_before_a_model_is_loaded(
@@ -340,6 +351,32 @@ def test_a_comparison_generates_both_sides_and_says_how_they_compare(
 def test_lines_are_prompts() -> None:
     assert read_prompts(" a b \r\n\n c\n") == ["a b", "c"]
     assert read_prompts("") == read_prompts(" \n\n") == [""]
+
+
+@pytest.mark.parametrize("with_v3", [False, True])
+def test_a_graph_with_the_old_names_makes_the_same_images(
+    with_v3: bool, monkeypatch: pytest.MonkeyPatch, model: LoadedModel
+) -> None:
+    """ComfyUI hands over no value whose name the node does not have, but the graph has it."""
+    install(monkeypatch, with_v3=with_v3)
+    asked = dict(prompt=CAPTIONS[0], guidance_scale=3.0)
+    old = {"negative": CAPTIONS[2], "count": 2}
+    graph = {"3": {"class_type": "MMAccelGenerateImage", "inputs": {**asked, **old}}}
+    named = dict(negative_prompt=CAPTIONS[2], num_images=2)
+    wanted = run("GenerateImage", model=model, **asked, **named).values[0]
+    (images, _), _ = call(with_v3, "GenerateImage", graph=graph, model=model, **asked)
+    assert len(images) == 2 and torch.equal(images, wanted)
+    values = {**asked, "num_images": 1}
+    (images, _), _ = call(with_v3, "GenerateImage", graph=graph, model=model, **values)
+    assert torch.equal(images, wanted[:1])
+    text = CAPTIONS[1]  # another node writes it, so it comes under its old name
+    (images, _), _ = call(
+        with_v3, "GenerateImage", graph=graph, model=model, **asked, negative=text
+    )
+    assert not torch.equal(images, wanted)
+    graph["3"]["inputs"]["count"] = -1
+    with pytest.raises(OptionError, match="num_images: expected a number in 0..4096, received -1"):
+        call(with_v3, "GenerateImage", graph=graph, model=model, **asked)
 
 
 @pytest.mark.parametrize("with_v3", [False, True])

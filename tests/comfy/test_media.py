@@ -16,7 +16,8 @@ from PIL import Image
 
 from mmaccel import ImageToVideo, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.comfy.media import LoadedMedia, describe_model_files
+from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.media import describe_model_files
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
 from mmaccel.comfy.speech import pad_sounds
@@ -58,13 +59,13 @@ class Nodes:
         """The input that takes the loaded model."""
         return f"{self.word.lower()}_model"
 
-    def load(self, host: Host | None = None, **values: Any) -> LoadedMedia:
+    def load(self, host: Host | None = None, **values: Any) -> LoadedModel:
         """The loaded model."""
         own = {"model": str(self.parts[0]), "codec": f'"{self.parts[1]}"'} | values
-        opened: LoadedMedia = run(f"Load{self.word}Model", host, **own).values[0]
+        opened: LoadedModel = run(f"Load{self.word}Model", host, **own).values[0]
         return opened
 
-    def make(self, model: LoadedMedia, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
+    def make(self, model: LoadedModel, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
         """The generating node's outputs."""
         own = {self.socket: model} | self.inputs | values
         return run(f"Generate{self.word}", host, **own).values
@@ -88,11 +89,11 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def model(nodes: Nodes) -> LoadedMedia:
+def model(nodes: Nodes) -> LoadedModel:
     return nodes.load()
 
 
-def test_payloads_are_the_command_lines(nodes: Nodes, model: LoadedMedia, tmp_path: Path) -> None:
+def test_payloads_are_the_command_lines(nodes: Nodes, model: LoadedModel, tmp_path: Path) -> None:
     values = nodes.make(model, policy=policy("Jacobi", window=6))
     if nodes.word == "Speech":
         arguments = ["speak", *TEXTS, "--seed", "3", "--max-seconds", str(SECONDS)]
@@ -139,7 +140,7 @@ def read_webp(file: Path) -> torch.Tensor:
     return torch.stack(frames)
 
 
-def test_fields_are_passed_to_the_pipeline(nodes: Nodes, model: LoadedMedia) -> None:
+def test_fields_are_passed_to_the_pipeline(nodes: Nodes, model: LoadedModel) -> None:
     base = nodes.content(nodes.make(model))
     more = torch.rand(12, 20, 30, 4, generator=torch.Generator().manual_seed(1))
     changes: list[dict[str, Any]] = [dict(seed=8), dict(temperature=0.2), dict(top_k=2)]
@@ -161,7 +162,7 @@ def test_fields_are_passed_to_the_pipeline(nodes: Nodes, model: LoadedMedia) -> 
         assert "9 of them given" in run("Stats", stats=nodes.make(model, start=more)[-1]).text
 
 
-def test_no_pass_is_begun_after_an_interrupt(nodes: Nodes, model: LoadedMedia) -> None:
+def test_no_pass_is_begun_after_an_interrupt(nodes: Nodes, model: LoadedModel) -> None:
     passes: list[object] = []
     hook = model.pipe.model.model.register_forward_pre_hook(lambda *_: passes.append(_))
     try:
@@ -174,7 +175,7 @@ def test_no_pass_is_begun_after_an_interrupt(nodes: Nodes, model: LoadedMedia) -
 
 
 def test_progress_ends_full(
-    nodes: Nodes, model: LoadedMedia, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = nodes.rows * nodes.length
     for seconds in (-1.0, 1e9):
@@ -242,7 +243,7 @@ def test_bad_values_are_refused_before_anything_is_loaded(nodes: Nodes) -> None:
 
 
 def test_what_only_the_model_knows_is_said_in_its_node(
-    nodes: Nodes, model: LoadedMedia, tiny_folder: Path
+    nodes: Nodes, model: LoadedModel, tiny_folder: Path
 ) -> None:
     with pytest.raises(OptionError, match="policy: expected one of"):
         nodes.make(model, policy=policy("EntropyBounded"))
@@ -308,7 +309,7 @@ def test_widgets_are_passed_to_the_loader_and_the_cache_is_weak(
     first = nodes.load(**chosen)
     wanted = dict(device="cpu", dtype=torch.bfloat16, cuda_graphs=False, **own)
     assert asked == [(str(nodes.parts[0]), wanted | {"codec": str(nodes.parts[1])})]
-    assert nodes.load(**chosen) is first
+    assert nodes.load(**chosen) is nodes.load(**chosen | {"dtype": "bf16"}) is first
     others = [{"dtype": "float16"}, {"cuda_graphs": "auto"}]
     others += [{"family": "llasa"}] if own else []
     loaded = [nodes.load(**(chosen | other)) for other in others]
@@ -322,7 +323,7 @@ def test_widgets_are_passed_to_the_loader_and_the_cache_is_weak(
 
 
 def test_seeds_wrap_around_and_batches_and_voices_are_passed_on(
-    nodes: Nodes, model: LoadedMedia, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if nodes.word == "Video":
         record = nodes.make(model, seed=2**64 - 2)[-1]

@@ -41,16 +41,19 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["mmaccel_generate", "mmaccel_compare"])
-def test_an_image_of_the_screen(name: str, page: Page, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "saving"),
+    [("mmaccel_text_to_image", 2), ("mmaccel_generate", 4), ("mmaccel_compare", 4)],
+)
+def test_an_image_of_the_screen(name: str, saving: int, page: Page, tmp_path: Path) -> None:
     """As it is shown in docs/comfyui.md: the workflow as it is, with what it made."""
     folder = Path(os.environ.get("MMACCEL_SCREENSHOTS") or tmp_path)
     page.open(read(WORKFLOWS / f"{name}.json"), name)
     page.save(tmp_path / "before.png")
     said, data = page.run()
     assert said == "execution_success", data
-    page.sizes_shown(4)
-    file = folder / f"{name.replace('mmaccel_', 'comfyui-')}.png"
+    page.sizes_shown(saving)
+    file = folder / f"{name.replace('mmaccel_', 'comfyui-').replace('_', '-')}.png"
     page.save(file)
     with Image.open(file) as after, Image.open(tmp_path / "before.png") as before:
         assert after.size == before.size and after.width >= 1400

@@ -109,7 +109,7 @@ def test_structural_columns_stay_where_they_are() -> None:
 
 
 def test_previews_change_nothing(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = dict(model=model, policy=policy("Jacobi", window=2), prompt=CAPTIONS[1], count=2)
+    asked = dict(model=model, policy=policy("Jacobi", window=2), prompt=CAPTIONS[1], num_images=2)
     asked |= {"batch_size": 2}
     plain = run("GenerateImage", **asked)
     preview_every_pass(monkeypatch)
@@ -158,7 +158,7 @@ def test_progress_counts_tokens_and_ends_full(
     preview_every_pass(monkeypatch)
     host = Host()
     run("GenerateImage", host, model=model, policy=policy("Autoregressive"), prompt=CAPTIONS[0],
-        count=3, batch_size=2)  # fmt: skip
+        num_images=3, batch_size=2)  # fmt: skip
     done = [value for value, _, _ in host.reports]
     assert {total for _, total, _ in host.reports} == {3 * N_TOKENS}
     steps = [2 * k for k in range(1, N_TOKENS + 1)]  # two rows, then the third

@@ -29,13 +29,14 @@ def named(pair: Any) -> str:
     return f"{pair[0]}.{pair[1].name}"
 
 
-def test_there_is_a_node_for_every_policy_and_eleven_more() -> None:
+def test_there_is_a_node_for_every_policy_and_twelve_more() -> None:
     others = {"MMAccelLoadModel", "MMAccelGenerateImage", "MMAccelCompare", "MMAccelStats"}
+    others |= {"MMAccelTextToImage"}
     others |= {"MMAccelLoadSpeechModel", "MMAccelGenerateSpeech"}
     others |= {"MMAccelLoadVideoModel", "MMAccelGenerateVideo"}
     others |= {"MMAccelLoadVisionModel", "MMAccelVisualTokens", "MMAccelAnswerQuestion"}
     assert set(NODES) == others | {spec.id for spec in _POLICY_NODES.values()}
-    assert len(NODES) == len(POLICIES) + 11
+    assert len(NODES) == len(POLICIES) + 12
     assert _POLICY_NODES["mc-sjd"].id == "MMAccelMcSjdPolicy"
     assert all(re.fullmatch(r"MMAccel[A-Za-z]+", name) for name in NODES)
 
@@ -156,7 +157,10 @@ def test_values_that_stand_for_others() -> None:
         ("LoadModel", dict(width=64), "expected both or neither, received 64 and 0"),
         ("LoadModel", dict(model="no-such-model"), "received 'no-such-model'"),
         ("LoadModel", dict(model="owner/name"), None),  # only the hub can say
-        ("LoadModel", dict(dtype="int8"), "dtype: expected one of float32"),
+        ("LoadModel", dict(dtype="int8"), "dtype: expected auto, float32, bfloat16"),
+        ("LoadModel", dict(dtype="bf16"), None),
+        ("LoadModel", dict(device="cpu", dtype="torch.float16"), None),
+        ("LoadModel", dict(device="tpu"), "device: expected a device of this machine, received"),
         ("LoadModel", dict(decoder="/no/file"), "decoder: expected a file, received '/no/file'"),
         (
             "LoadModel",
@@ -166,7 +170,7 @@ def test_values_that_stand_for_others() -> None:
         ("LoadModel", dict(device="auto", cuda_graphs="on"), None),  # only ComfyUI knows where
         ("GenerateImage", dict(temperature=-0.5), "temperature"),
         ("GenerateImage", dict(top_p=0.0), "top_p"),
-        ("GenerateImage", dict(count=5000), "count: expected a number in 0..4096"),
+        ("GenerateImage", dict(num_images=5000), "num_images: expected a number in 0..4096"),
         ("GenerateImage", dict(seed=2**64 - 1), None),
         (
             "GenerateImage",
@@ -216,6 +220,17 @@ def test_tooltips_come_from_the_nearest_class_that_documents_a_field() -> None:
     assert field_tooltips(Parent)["b"] == "Parent b, in two lines."
 
 
+def test_widgets_stay_where_saved_workflows_have_them() -> None:
+    """The page saves their values by place, those of required inputs first."""
+    for name in ("MMAccelGenerateImage", "MMAccelCompare"):
+        given = v1_class(NODES[name]).INPUT_TYPES()  # type: ignore[attr-defined]
+        shown = [*given["required"], *given["optional"]]
+        assert [each for each in shown if each not in ("model", "policy")] == [
+            "prompt", "negative_prompt", "seed", "num_images", "batch_size", "guidance_scale",
+            "temperature", "top_k", "top_p", "min_p",
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)
 def test_first_schema(spec: NodeSpec) -> None:
     cls: Any = v1_class(spec)
@@ -237,7 +252,7 @@ def test_first_schema(spec: NodeSpec) -> None:
     if "seed" in shown:
         assert shown["seed"][1]["control_after_generate"] is True
         assert shown["seed"][1]["max"] == 2**64 - 1
-        assert "policy" in given["optional"]
+        assert "policy" in given["optional"] or spec.is_graph
 
 
 def test_the_third_schema_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +264,8 @@ def test_the_third_schema_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         schema, first = cls.GET_SCHEMA(), v1_class(spec).INPUT_TYPES()
         assert (schema.node_id, schema.display_name) == (spec.id, spec.title)
         assert schema.is_output_node is spec.is_output and schema.category == spec.category
+        assert schema.enable_expand is spec.is_graph
+        assert schema.hidden == list(first.pop("hidden", {}).values())
         flat = {**first["required"], **first.get("optional", {})}
         assert [entry.id for entry in schema.inputs] == [entry.name for entry in spec.inputs]
         for entry in schema.inputs:
@@ -258,6 +275,8 @@ def test_the_third_schema_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None
                 assert entry.options["options"] == kind
             is_optional = entry.id in first.get("optional", {})
             assert entry.options.get("optional", False) is is_optional
+            extra = entry.options.get("extra_dict") or {}
+            assert extra.get("advanced") == options.get("advanced")
             for name in ("default", "min", "max", "step", "round", "tooltip"):
                 assert entry.options.get(name) == options.get(name), (spec.id, entry.id, name)
             seed = entry.options.get("control_after_generate")

@@ -16,7 +16,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import OptionError
 from mmaccel.cli import main
-from mmaccel.comfy.media import LoadedMedia
+from mmaccel.comfy.load_model import LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
 from mmaccel.comfy.values import refusal
@@ -39,12 +39,12 @@ def to_image(*indices: int) -> torch.Tensor:
     return torch.from_numpy(pixels).float() / 255
 
 
-def load(folder: Path, host: Host | None = None, **values: Any) -> LoadedMedia:
-    opened: LoadedMedia = run("LoadVisionModel", host, model=str(folder), **values).values[0]
+def load(folder: Path, host: Host | None = None, **values: Any) -> LoadedModel:
+    opened: LoadedModel = run("LoadVisionModel", host, model=str(folder), **values).values[0]
     return opened
 
 
-def ask(model: LoadedMedia, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
+def ask(model: LoadedModel, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
     own = dict(vision_model=model, image=to_image(0), question=QUESTION, max_tokens=N_NEW)
     return run("AnswerQuestion", host, **(own | values)).values
 
@@ -59,13 +59,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> LoadedMedia:
+def model(folder: Path) -> LoadedModel:
     return load(folder)
 
 
 @reduces
 def test_the_answer_is_the_command_lines(
-    model: LoadedMedia, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = [str(file) for file in save_scenes(tmp_path)]
@@ -86,7 +86,7 @@ def test_the_answer_is_the_command_lines(
     assert f"{QUESTION} {text} (cut): 260 of 1040 visual tokens, 6 tokens, " in said
 
 
-def test_one_answer_a_line_and_the_image_where_all_stays(model: LoadedMedia) -> None:
+def test_one_answer_a_line_and_the_image_where_all_stays(model: LoadedModel) -> None:
     image = to_image(0)
     rgba = torch.cat([image, torch.zeros(1, 80, 80, 1)], -1) + 1e-7
     text, kept, stats = ask(model, image=rgba, question=QUESTIONS, batch_size=2)
@@ -98,14 +98,14 @@ def test_one_answer_a_line_and_the_image_where_all_stays(model: LoadedMedia) -> 
 
 
 @reduces
-def test_a_picture_for_each_question(model: LoadedMedia) -> None:
+def test_a_picture_for_each_question(model: LoadedModel) -> None:
     _, kept, _ = ask(model, question=QUESTIONS, visual_tokens=tokens("fastv", keep=0.3))
     assert kept.shape == (3, 528, 1024, 3) and kept.dtype == torch.float32
     assert not torch.equal(kept[0], kept[1])  # what stays depends on the question
 
 
 @reduces
-def test_methods_of_two_stages_in_a_chain(model: LoadedMedia) -> None:
+def test_methods_of_two_stages_in_a_chain(model: LoadedModel) -> None:
     first = tokens("hired", keep=0.5)
     both = tokens("fastv", n_keep=40, visual_tokens=first)
     assert both.methods == (mmaccel.HiRED(keep=0.5), mmaccel.FastV(n_keep=40))
@@ -115,7 +115,7 @@ def test_methods_of_two_stages_in_a_chain(model: LoadedMedia) -> None:
         tokens("divprune", keep=0.5, visual_tokens=first)
 
 
-def test_progress_and_interrupts(model: LoadedMedia) -> None:
+def test_progress_and_interrupts(model: LoadedModel) -> None:
     host = Host()
     ask(model, host, question=QUESTIONS, policy=policy("Autoregressive"))
     done = [report[0] for report in host.reports]
@@ -139,7 +139,9 @@ def test_progress_and_interrupts(model: LoadedMedia) -> None:
 def test_a_model_is_loaded_once_and_held_weakly(folder: Path) -> None:
     host = Host()
     first = load(folder, host, dtype="bfloat16")
-    assert load(folder, host, dtype="bfloat16") is first and len(host.freed) == 1
+    assert load(folder, host, dtype="bf16") is first and len(host.freed) == 1
+    assert load(folder, host, dtype="fp32") is load(folder, host) is not first
+    host.freed.clear()
     assert load(folder, host, dtype="float16") is not first
     assert first.pipe.model.dtype == torch.bfloat16
     before = describe_model_files(model=str(folder))
@@ -175,7 +177,7 @@ def test_bad_values_are_refused_before_anything_runs(tmp_path: Path) -> None:
 
 @reduces
 def test_what_only_the_model_knows_is_said_in_its_node(
-    model: LoadedMedia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(OptionError, match="visual_tokens: expected Autoregressive.. with LazyLLM"):
         ask(model, visual_tokens=tokens("lazy-llm", keep=0.5))
