@@ -14,7 +14,7 @@ source scripts/environment.sh
 run_pytest() { .venv/bin/python -m pytest "$@"; }
 style() { .venv/bin/ruff check . && .venv/bin/ruff format --check .; }
 types() { bash scripts/types.sh .venv/bin/mypy; }
-documentation() { .venv/bin/mkdocs build --quiet --strict --site-dir "$logs/site"; }
+documentation() { .venv/bin/mkdocs build --strict --site-dir "$logs/site"; }
 tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@"; }
 # the two lanes below need a setting before Triton is imported, so a process of their own
 interpreted() { TRITON_INTERPRET=1 run_pytest -q tests/kernels/interpreted; }
