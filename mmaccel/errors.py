@@ -39,7 +39,7 @@ class NumericsError(MMAccelError, ArithmeticError):
     """The model returned NaN, or a filter left no token to choose from.
 
     Args:
-        message: see above.
+        message: what was expected and received, and what helps.
         rows: the rows of the prompt concerned, if known; the others may be decoded again.
     """
 

@@ -233,6 +233,12 @@ def supports(target: Any) -> Support:
     It is `attach` that decides, by the same function: where this is false, calls under an attached
     policy run the original with this reason, and `attach(..., strict=True)` raises it. The first
     call for a model runs a short self-check.
+
+    Args:
+        target: what `attach` takes.
+
+    Returns:
+        An object that is true where policies decode, and holds the reason where they do not.
     """
     try:
         own = find_pipeline(target)

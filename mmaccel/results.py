@@ -116,7 +116,7 @@ class Stats:
             self.dtype, self.exactness = dtype, exactness_in(self.exactness, dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, `tokens_per_pass` and `kept_by_slot`, ready for JSON."""
+        """All fields, `tokens_per_pass`, and `acceptance_by_slot` as `kept_by_slot`, for JSON."""
         derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.acceptance_by_slot}
         return {**asdict(self), **derived}
 

@@ -21,8 +21,7 @@ def load_demo(
     """Opens an embedded vision-language model and its processor.
 
     >>> model, processor = mmaccel.load_demo("scenes-vqa")
-    >>> inputs = processor(images=[image], text=["<image> what colour is the star?"], padding=True,
-    ...                    return_tensors="pt")
+    >>> inputs = processor(images=[image], text=["<image> what is here?"], return_tensors="pt")
     >>> answer = model.generate(**inputs, max_new_tokens=4)[:, inputs["input_ids"].shape[1] :]
     >>> processor.batch_decode(answer, skip_special_tokens=True)
 

@@ -68,7 +68,7 @@ def recent_tokens(
         window: most tokens of a prefix.
         size: V; replaces ids outside the vocabulary (padding, for example) and columns before the
             prefix.
-        start: >= 0; columns before this one do not count.
+        start: at least 0; columns before this one do not count.
 
     Returns:
         `[B, W, K]` int64 in 0..V with K = min(window, N).
@@ -176,8 +176,8 @@ class WindowedRepetitionPenalty(WindowRule):
     the last bit, padding ids included.
 
     Args:
-        penalty: > 0; above 1 against repetition, 1 changes nothing.
-        window: >= 1, recent tokens that count.
+        penalty: above 0; more than 1 works against repetition, 1 changes nothing.
+        window: at least 1, the recent tokens that count.
 
     Raises:
         OptionError: for a value outside its domain.
@@ -216,7 +216,7 @@ def penalize_prefix(
         scores: `[B, W, V]`, any float dtype.
         tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
         columns: `[B, W]` int64, length of each position's prefix in `tokens`.
-        penalty: > 0.
+        penalty: above 0.
         ignored: leading columns that do not count.
 
     Returns:

@@ -32,7 +32,9 @@ from mmaccel.samplers.canvas.selector import AtLeast, Selector, SelectorState
 
 @dataclass(frozen=True)
 class AdaptiveBlock(SelectorPolicy):
-    """Reference decoder: `Stepwise("confidence")` over the same blocks.
+    """Commits confident slots, in blocks that end where the model ends a step.
+
+    Reference decoder: `Stepwise("confidence")` over the same blocks.
 
     Args:
         delimiters: tokens that end a step, such as a tokenizer's newline; without any, blocks are

@@ -36,7 +36,9 @@ from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, Sele
 
 @dataclass(frozen=True)
 class ConfidentParallel(SelectorPolicy):
-    """Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 or factor 0.
+    """Commits all slots whose likeliest token is likely enough.
+
+    Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 or factor 0.
 
     Args:
         threshold: least probability of a slot's likeliest token, for rule "threshold".

@@ -31,7 +31,9 @@ from mmaccel.samplers.canvas.selector import LogitsOnly, Selector, SelectorState
 
 @dataclass(frozen=True)
 class EntropyBounded(SelectorPolicy):
-    """Reference decoder: `Stepwise("entropy")`; each pass diverges from it by `gamma` nats at most,
+    """Commits as many slots a pass as a bound in nats allows.
+
+    Reference decoder: `Stepwise("entropy")`; each pass diverges from it by `gamma` nats at most,
     or the whole row by `budget_nats`, relative to the model's own conditionals.
 
     Args:

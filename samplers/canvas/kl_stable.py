@@ -25,7 +25,9 @@ from mmaccel.samplers.canvas.selector import And, AtLeast, LogitsOnly, Selector,
 
 @dataclass(frozen=True)
 class KLStable(SelectorPolicy):
-    """Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 or kl 0.
+    """Commits confident slots whose distribution no longer changes from pass to pass.
+
+    Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 or kl 0.
 
     Args:
         threshold: least probability of a slot's likeliest token.

@@ -24,7 +24,9 @@ from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, Sele
 
 @dataclass(frozen=True)
 class LocalLeap(SelectorPolicy):
-    """Reference decoder: `Stepwise("confidence")`, which it is with anchor 1.
+    """Commits confident slots, and near them slots that are nearly as confident.
+
+    Reference decoder: `Stepwise("confidence")`, which it is with anchor 1.
 
     Args:
         anchor: probability that makes a slot an anchor.

@@ -39,12 +39,11 @@ from mmaccel.samplers.canvas.state import Canvas
 
 @dataclass(frozen=True)
 class LosslessUnmask(RunPolicy):
-    """`Stepwise` with the same order, block and cache, in fewer passes.
+    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes.
 
     Args:
         drafts: canvases that a pass computes, 1..256; 1 is `Stepwise`.
-        order: which slot is next, one of `mmaccel.samplers.canvas.orders.ORDERS` but "sampled";
-            "auto" is "halton" on the grid of an image, else "confidence".
+        order: which slot is next, as in `Stepwise`, but not "sampled".
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.

@@ -42,7 +42,9 @@ SCHEDULES = ("cosine", "arccos", "linear")
 
 @dataclass(frozen=True)
 class MaskedParallel(SelectorPolicy):
-    """Reference decoder: `Stepwise` in the same order, choosing first; with `steps` None and
+    """Commits a fixed number of slots a pass, by a schedule: MaskGIT and Halton.
+
+    Reference decoder: `Stepwise` in the same order, choosing first; with `steps` None and
     `choose` "first" it decodes the same distribution.
 
     Args:

@@ -40,7 +40,9 @@ _DEFAULTS = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}  # of `least`
 
 @dataclass(frozen=True)
 class RevisedParallel(SelectorPolicy):
-    """Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 and a reviser that
+    """Commits slots of low confidence, and takes back what later passes contradict.
+
+    Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 and a reviser that
     finds nothing.
 
     Args:

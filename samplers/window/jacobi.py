@@ -37,7 +37,7 @@ class Jacobi(WindowPolicy):
         drafts: where drafts come from: "auto" (the coarse model that ships with the model, where
             one does, else "neighbour"), "coarse" (the same, and says so where there is none),
             "online" (a linear one that is learned from the passes), a `Coarse`, or one of
-            `mmaccel.samplers.window.proposers.SOURCES`.
+            "neighbour", "left", "above", "previous-frame", "ngram" and "random".
     """
 
     window: int | str = 32

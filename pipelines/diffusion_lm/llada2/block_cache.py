@@ -33,7 +33,9 @@ MASKS = ("pipeline", "blocks")
 
 @dataclass(frozen=True)
 class CachedBlocks:
-    """The pipeline's own scheduler, steps and random numbers; only the model's calls are cheaper.
+    """For diffusers' `LLaDA2Pipeline`: keeps the keys and values of finished blocks.
+
+    Scheduler, steps and random numbers are the pipeline's own; only the model's calls are cheaper.
 
     Args:
         mask: "pipeline" is exact with respect to the pipeline as it is, which passes a 2-D mask;
