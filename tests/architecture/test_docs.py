@@ -109,7 +109,7 @@ def all_options() -> set[str]:
             yield from walk(child)
 
     found = set(walk(command_line()))
-    for folder in ("scripts", "benchmarks"):
+    for folder in ("scripts", "benchmarks", "tests/borrowed"):
         for file in (ROOT / folder).rglob("*.*"):
             if file.suffix in (".py", ".sh"):
                 found |= set(re.findall(r"--[a-z][a-z-]*", file.read_text(encoding="utf-8")))

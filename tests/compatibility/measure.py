@@ -1,0 +1,203 @@
+"""Runs every row of docs/compatibility.md and writes what happened.
+
+    python -m tests.compatibility.measure --json benchmarks/results/compatibility.json
+    python scripts/update_docs.py
+
+Each column is a run of the row's tiny model, on a CPU. "yes" means that the policy made the tokens
+of the plain loop; otherwise the cell is the first line of the error, or the reason. CUDA graphs are
+emulated (`tests/fixtures/graph_replay.py`), int8 weights are torchao's, adapters are peft's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers
+
+import mmaccel
+from mmaccel.pipelines.runner import engine
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.samplers.window.step_runner import EagerRunner
+from tests.compatibility.models import Made, Row, rows
+from tests.fixtures.graph_replay import Replay
+
+COMMAND = "python -m tests.compatibility.measure --json benchmarks/results/compatibility.json"
+COLUMNS = ("policy", "batch", "visual_tokens", "cuda_graphs", "int8", "lora")
+UNTRIED = "-"
+
+
+class OnCuda:
+    """A window that says it is on a CUDA device."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, window: Any) -> None:
+        self._window = window
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._window, name)
+
+
+def policies(target: Any) -> tuple[Any, Any]:
+    """The plain loop and a bitwise policy that `target` can be decoded with."""
+    support = mmaccel.supports(target) if not is_pipeline(target) else None
+    kind = "window"
+    if support is not None:
+        assert support, support.reason
+        kind = "window" if "jacobi" in support.policies else "canvas"
+    elif getattr(target.model, "mask_token", None) is not None:
+        kind = "canvas"
+    if kind == "window":
+        return mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)
+    if support is not None and "lossless-unmask" not in support.policies:
+        return mmaccel.Stepwise(), mmaccel.Stepwise()
+    return mmaccel.Stepwise(), mmaccel.LosslessUnmask(drafts=4)
+
+
+def is_pipeline(target: Any) -> bool:
+    return isinstance(target, mmaccel.TextToImage | mmaccel.TextToSpeech | mmaccel.ImageToVideo)
+
+
+def same(first: Made, second: Made) -> bool:
+    return all(a.equal(b) for a, b in zip(first[0], second[0], strict=True))
+
+
+def check_policy(row: Row, target: Any) -> str:
+    """Tokens of the plain loop, in fewer passes."""
+    plain, fast = policies(target)
+    reference, made = row.call(target, plain, 3), row.call(target, fast, 3)
+    if not same(reference, made):
+        return "other tokens"
+    name = type(fast).__name__
+    if plain != fast and made[1].row_passes >= reference[1].row_passes:
+        return f"{name}, in as many passes"
+    return name
+
+
+def check_batch(row: Row, target: Any) -> str:
+    """The first row of three has the tokens that it has alone."""
+    _, fast = policies(target)
+    together, alone = row.call(target, fast, 3)[0][0], row.call(target, fast, 1)[0][0]
+    n = min(together.shape[-1], alone.shape[-1])
+    return "yes" if n and together[..., -n:].equal(alone[..., -n:]) else "other tokens"
+
+
+def check_visual_tokens(row: Row, target: Any) -> str:
+    """Two policies agree on half of the visual tokens of the prompt."""
+    if not row.has_images:
+        return UNTRIED
+    plain, fast = policies(target)
+    method = mmaccel.DivPrune(keep=0.5)
+    made = [row.call(target, policy, 3, visual_tokens=method) for policy in (plain, fast)]
+    return "yes" if same(*made) and "visual tokens" in made[1][1].reference else "other tokens"
+
+
+def check_cuda_graphs(row: Row, target: Any) -> str:
+    """Passes that are recorded and replayed make the tokens of eager ones; or why none are."""
+    _, fast = policies(target)
+    eager, reasons = row.call(target, fast, 3), []
+
+    def runner(self: Engine, window: Any, *others: Any) -> Any:
+        reason = engine.find_obstacle(OnCuda(window), *others)  # type: ignore[arg-type]
+        if reason is None:
+            return Replay(self.sync_every, self.cache)
+        reasons.append(reason)
+        return EagerRunner(self.sync_every, reason)
+
+    with (
+        mock.patch.object(Engine, "runner", runner),
+        mock.patch.object(engine, "_check_sync", lambda *_: None),
+    ):
+        made = row.call(target, fast, 3)
+    if reasons:
+        return reasons[0]
+    if not made[1].captures:
+        return "canvas passes run eagerly" if fast.kind == "canvas" else "nothing captured"
+    return "yes" if same(eager, made) else "other tokens"
+
+
+def check_int8(row: Row, target: Any) -> str:
+    """Tokens of the plain loop on weights that torchao made int8."""
+    if row.module is None:
+        return UNTRIED
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(row.module(target).float(), Int8WeightOnlyConfig())
+    return _same_on(row, target)
+
+
+def check_lora(row: Row, target: Any) -> str:
+    """Tokens of the plain loop with an adapter on every linear layer."""
+    if row.module is None or row.module(target) is not target:
+        return UNTRIED
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    return _same_on(row, get_peft_model(target, config).eval())
+
+
+def _same_on(row: Row, target: Any) -> str:
+    plain, fast = policies(target)
+    return "yes" if same(row.call(target, plain, 3), row.call(target, fast, 3)) else "other tokens"
+
+
+CHECKS: dict[str, Callable[[Row, Any], str]] = {
+    "policy": check_policy, "batch": check_batch, "visual_tokens": check_visual_tokens,
+    "cuda_graphs": check_cuda_graphs, "int8": check_int8, "lora": check_lora,
+}  # fmt: skip
+
+
+def find_source(row: Row, target: Any) -> str:
+    """Whose classes the network of a row is made of."""
+    network = getattr(target, "image_model", None) or getattr(target, "model", target)
+    for name in ("window", "model"):
+        network = getattr(network, name, None) or network
+    owner = type(network).__module__.partition(".")[0]
+    return {"tests": "stand-in", "mmaccel": "own class"}.get(owner, owner)
+
+
+def measure(row: Row) -> dict[str, str]:
+    """What happened in each column."""
+    found = {"section": row.section, "name": row.name, "title": row.title}
+    for column, check in CHECKS.items():
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target = row.build(Path(folder))
+            found.setdefault("source", find_source(row, target))
+            try:
+                found[column] = check(row, target)
+            except Exception as error:
+                found[column] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--only", default="", help="names of rows")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    measured = []
+    for row in rows():
+        if not options.only or row.name in options.only.split(","):
+            measured.append(measure(row))
+            print(*measured[-1].values(), sep=" | ", flush=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    for package in ("diffusers", "torchao", "peft"):
+        versions[package] = __import__(package).__version__
+    report = {"command": COMMAND, "machine": {"versions": versions}, "compatibility": measured}
+    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
