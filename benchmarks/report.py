@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.choosing_table import choosing_tables
 from benchmarks.coarse_tables import coarse_study_tables
+from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.gpu.tables import GPU_TABLES
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables, visual_tokens_tables
@@ -274,6 +276,8 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
 _OWN = {
     "coarse-study": coarse_study_tables,
     "canvas": canvas_tables,
+    "choosing": choosing_tables,
+    "compatibility": compatibility_tables,
     "draft-study": draft_study_tables,
     "visual-prefill": visual_prefill_tables,
     "fastv-eager": fastv_eager_tables,

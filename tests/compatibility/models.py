@@ -25,12 +25,13 @@ from tests.fixtures.media import image
 from tests.fixtures.speech import SECONDS, TEXTS, build_speech
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.fixtures.tiny_model import CAPTIONS, build_tiny, masked_beside_plain
-from tests.fixtures.tiny_vlms import CONFIGS, build_vlm, draw_prompts
+from tests.fixtures.tiny_vlms import CONFIGS, build_vlm, draw_prompts, draw_videos
 from tests.fixtures.video import build_video
 
 PROMPTS = [[26, 27, 28, 29], [30, 31], [33, 32, 31, 30, 29, 28]]
 LM_TITLE = "decoder-only language models"
 LMS = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "cohere", "mistral", "olmo3", "gpt2")
+READ_VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SEEDS = [3, 4, 5]
 Made = tuple[list[Tensor], Stats]
 
@@ -97,8 +98,12 @@ def _image_model(name: str) -> Callable[..., Made]:
 
 
 def _vision_language(name: str) -> Callable[..., Made]:
-    def call(model: Any, policy: Any, n: int, **own: Any) -> Made:
-        inputs = draw_prompts(name, unwrap(model), (2, 0, 1)[:n])
+    def call(model: Any, policy: Any, n: int, videos: bool = False, **own: Any) -> Made:
+        if videos:
+            frames = (3, 3, 3) if name == "llava_onevision" else (3, 1, 2)
+            inputs = draw_videos(name, unwrap(model), frames[:n])
+        else:
+            inputs = draw_prompts(name, unwrap(model), (2, 0, 1)[:n])
         options: dict[str, Any] = dict(max_new_tokens=12, do_sample=True, pad_token_id=PAD)
         return attached(
             model, policy, SEEDS[:n], lambda: model.generate(**inputs, **options)[:, -12:], **own
