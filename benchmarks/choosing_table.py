@@ -11,6 +11,7 @@ from mmaccel.results import exactness_in
 Report = dict[str, Any]
 _HEADS = ("generated", "policy", "exactness", "passes without", "passes with", "in seconds")
 _BATCH_1, _BATCH_8 = "scenes-cpu-batch1", "scenes-cpu-batch8"
+_MASKED = "scenes-masked-cpu-canvas-exact"
 _WINDOWS = (  # report, heading, (policy, window, dtype)
     (_BATCH_1, "images token by token, batch 1", ("jacobi", 32, "float32")),
     (_BATCH_1, "", ("mc-sjd", 32, "float32")),
@@ -20,7 +21,12 @@ _WINDOWS = (  # report, heading, (policy, window, dtype)
     (_BATCH_8, "", ("jacobi", 32, "bfloat16")),
 )
 _CANVASES = (  # report, heading, plain loop, policy
-    ("scenes-masked-cpu-canvas-exact", "masked images", "stepwise halton", "lossless-unmask halton"),
+    (
+        "scenes-masked-cpu-canvas-exact",
+        "masked images",
+        "stepwise halton",
+        "lossless-unmask halton",
+    ),
     ("grammar-masked-cpu-canvas", "masked text", "stepwise", "lossless-unmask"),
     ("grammar-masked-cpu-canvas", "", "stepwise", "entropy-bounded 0.5"),
 )
@@ -44,8 +50,9 @@ def _window_rows(reports: dict[str, Report]) -> Iterator[tuple[str, ...]]:
                 policy, window, dtype,
             ):  # fmt: skip
                 words = f", {dtype}" if dtype != "float32" else ""
+                exactness = exactness_in(row["exactness"], dtype)
                 yield (
-                    heading, f"`{policy}`, window {window}{words}", exactness_in(row["exactness"], dtype),
+                    heading, f"`{policy}`, window {window}{words}", exactness,
                     f"{plain[0]['passes']:.0f}", f"{row['passes']:.1f}", f"{row['speed_up']:.2f}×",
                 )  # fmt: skip
 

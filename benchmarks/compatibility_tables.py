@@ -54,9 +54,7 @@ def _section(rows: list[dict[str, str]], heads: tuple[str, ...]) -> list[str]:
         return f"no ({reasons.index(value) + 1})"
 
     heads = (heads[0], "name", *heads[1:], "batch", "classes")
-    lines = [
-        (row["title"], *(cell(row, head) for head in heads[1:])) for row in _merged(rows)
-    ]
+    lines = [(row["title"], *(cell(row, head) for head in heads[1:])) for row in _merged(rows)]
     notes = "; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1))
     return [grid(heads, lines), *([f"{notes}."] if notes else [])]
 

@@ -1,7 +1,7 @@
 """What mkdocs needs beyond `mkdocs.yml`: the models' cards as pages, and the layout of the sources.
 
-`on_files` and `on_page_markdown` are hooks of mkdocs; `Layout` is an extension of griffe, the part of
-mkdocstrings that reads Python files and imports none.
+`on_files` and `on_page_markdown` are hooks of mkdocs; `Layout` is an extension of griffe, the part
+of mkdocstrings that reads Python files and imports none.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Layout(griffe.Extension):
 
 def split_parameters(text: str) -> str:
     """A docstring in which parameters that share an entry (`device, dtype: …`) have one each."""
-    return _TOGETHER.sub(
-        lambda m: "\n".join(m[1] + name + m[3] for name in m[2].split(", ")), text
-    )
+    return _TOGETHER.sub(lambda m: "\n".join(m[1] + name + m[3] for name in m[2].split(", ")), text)
 
 
 def _docstrings(item: griffe.Object) -> Iterator[griffe.Docstring]:

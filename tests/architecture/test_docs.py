@@ -66,10 +66,10 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_parameters_that_share_an_entry_are_shown_one_by_one() -> None:
     from scripts.docs_site import split_parameters
 
-    text = "Load.\n\nArgs:\n    name: of it.\n    device, dtype: where, and\n        in what.\n    size: n"
+    text = "Load.\n\nArgs:\n    name: of it.\n    device, dtype: where, and\n        in what."
     assert split_parameters(text) == (
         "Load.\n\nArgs:\n    name: of it.\n    device: where, and\n        in what.\n"
-        "    dtype: where, and\n        in what.\n    size: n"
+        "    dtype: where, and\n        in what."
     )
 
 
@@ -133,7 +133,9 @@ def test_calls_have_commands_and_options_that_exist(page: Path) -> None:
     for words in calls(page.read_text(encoding="utf-8")):
         known = options_of(find_command(words))
         used = [word.split("=")[0] for word in words if OPTION.match(word)]
-        wrong += [f"{option} in mmaccel {shlex.join(words)}" for option in used if option not in known]
+        wrong += [
+            f"{option} in mmaccel {shlex.join(words)}" for option in used if option not in known
+        ]
     assert wrong == []
 
 

@@ -3,10 +3,10 @@
     python -m tests.compatibility.measure --json benchmarks/results/compatibility.json
     python scripts/update_docs.py
 
-Each column is a run of the row's tiny model, on a CPU. "yes", the policy's name or a list of methods
-means that the policy made the tokens of the plain loop; other cells are the first line of an error,
-or a reason. CUDA graphs are emulated (`tests/fixtures/graph_replay.py`), int8 weights are torchao's,
-adapters are peft's.
+Each column is a run of the row's tiny model, on a CPU. "yes", the policy's name or a list of
+methods means that the policy made the tokens of the plain loop; other cells are the first line of
+an error, or a reason. CUDA graphs are emulated (`tests/fixtures/graph_replay.py`), int8 weights are
+torchao's, adapters are peft's.
 """
 
 from __future__ import annotations

@@ -60,7 +60,9 @@ class Row:
     has_images: bool = False
 
 
-def attached(target: Any, policy: Any, seeds: list[int], run: Callable[[], Any], **own: Any) -> Made:
+def attached(
+    target: Any, policy: Any, seeds: list[int], run: Callable[[], Any], **own: Any
+) -> Made:
     """What a call returns under an attached policy that serves it, as rows."""
     with mmaccel.attach(target, policy, seed=seeds, strict=True, **own) as handle:
         made = run()
@@ -165,16 +167,14 @@ def _denoiser(target: Any, policy: Any, n: int, **own: Any) -> Made:
     options: dict[str, Any] = dict(max_new_tokens=6, temperature=1.0)
     return attached(
         target, policy, SEEDS[:n],
-        lambda: getattr(target, "generate")(**inputs, **options)[:, -6:], **own,
+        lambda: target.generate(**inputs, **options)[:, -6:], **own,
     )  # fmt: skip
 
 
 def _llada2(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
     texts = ["hello there", "abc", "hello"][:n]
     options: dict[str, Any] = dict(gen_length=20, eos_early_stop=False, temperature=1.0)
-    return attached(
-        pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts, **options).sequences, **own
-    )
+    return attached(pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts, **options).sequences, **own)
 
 
 def _gemma_model(model: Any, policy: Any, n: int, **own: Any) -> Made:
@@ -188,9 +188,7 @@ def _gemma_model(model: Any, policy: Any, n: int, **own: Any) -> Made:
 def _gemma_pipe(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
     options: dict[str, Any] = dict(gen_length=12, eos_early_stop=False, temperature=1.0)
     texts = ["hello", "abc", "x"][:n]
-    return attached(
-        pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts, **options).sequences, **own
-    )
+    return attached(pipe, policy, SEEDS[:n], lambda: pipe(prompt=texts, **options).sequences, **own)
 
 
 def _amused(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
@@ -211,8 +209,9 @@ _VLM_TITLES = {
     "qwen3_vl": "Qwen3-VL",
 }  # fmt: skip
 _IMAGE_TITLES = {
-    "chameleon": "Chameleon, text", "emu3": "Emu3, images made", "glm_image": "GLM-Image, images made",
-    "imagegpt": "ImageGPT, images made", "janus": "Janus, images made",
+    "chameleon": "Chameleon, text", "emu3": "Emu3, images made",
+    "glm_image": "GLM-Image, images made", "imagegpt": "ImageGPT, images made",
+    "janus": "Janus, images made",
 }  # fmt: skip
 _FAMILY_TITLES = {
     "words": "`scenes`", "masked-words": "`scenes-masked`", "janus": "Janus-Pro",

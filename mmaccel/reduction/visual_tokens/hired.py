@@ -72,7 +72,8 @@ class HiRED(TokenReducer):
     @property
     def remedy(self) -> str:
         """See `TokenReducer.remedy`."""
-        return "HiRED(queries='all') needs no class token, VisionZip and DivPrune no tiles"
+        own = "HiRED(queries='all') needs no class token, " if self.queries == "cls" else ""
+        return f"{own}DivPrune needs no tiles"
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention of the late layer, or the scorer's, `[B, N]`."""

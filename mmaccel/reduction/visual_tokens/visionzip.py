@@ -54,7 +54,8 @@ class VisionZip(TokenReducer):
     @property
     def remedy(self) -> str:
         """See `TokenReducer.remedy`."""
-        return "VisionZip(queries='all') needs no class token, DivPrune no attention"
+        own = "VisionZip(queries='all') needs no class token, " if self.queries == "cls" else ""
+        return f"{own}DivPrune needs no attention"
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention received, `[B, N]`."""
