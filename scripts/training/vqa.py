@@ -38,10 +38,10 @@ from scripts.training.vqa_tower import Tower, tower_config
 WIDTH, DEPTH, HEADS, INNER = 192, 6, 6, 448
 STAGES = ("tower", "language", "full")
 PLANS = {  # 8 images a step
-    "tower": GeneratorTraining(steps=2600, fall=1000, batch=8, snapshots=(), mixed=False),
-    "language": GeneratorTraining(steps=12_000, fall=3000, batch=8, snapshots=(), mixed=False),
+    "tower": GeneratorTraining(steps=3600, fall=1000, batch=8, snapshots=(), mixed=False),
+    "language": GeneratorTraining(steps=8500, fall=1500, batch=8, snapshots=(), mixed=False),
     "full": GeneratorTraining(
-        steps=6000, fall=4000, batch=8, rate=1.5e-3, rate_rest=1e-3, snapshots=(), mixed=False
+        steps=1500, fall=1000, batch=8, rate=1.5e-3, rate_rest=1e-3, snapshots=(), mixed=False
     ),
 }
 ASKED = {  # questions of a kind about a training image: many of those that compare places

@@ -15,6 +15,7 @@ from PIL import Image
 import mmaccel
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from tests.architecture.source import ROOT
+from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.speech import build_speech
@@ -55,6 +56,9 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
+HUB = {"deepseek-community/Janus-Pro-1B": "janus"}  # ids in blocks, and a tiny model of their class
+
+
 GUIDES = (
     "coming-from", "extending", "speech", "video", "answer", "visual-tokens",
     "visual-tokens-planner", "reducers/contract",
@@ -79,6 +83,10 @@ def test_python_blocks_run_in_order(
             continue
         for name in required[1].split(", ") if required else []:
             names[name] = provide(name, tmp_path / f"{number}-{name}")
+        for model_id, family in HUB.items():
+            if model_id in block:
+                folder = build_checkpoint(family, tmp_path / f"{number}-{family}")
+                block = block.replace(model_id, str(folder))
         exec(compile(block, f"{page}, Python block {number}", "exec"), names)
 
 
