@@ -12,7 +12,9 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_config_file,
     load_model,
     load_processor,
+    refuse_device_map,
 )
+from mmaccel.pipelines.loading.moving import move_module
 from mmaccel.pipelines.loading.sources import find_model
 
 DEMO = "scenes-vqa"
@@ -35,7 +37,8 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
     if str(name) == DEMO:
         demo: Any = mmaccel.load_demo(DEMO)  # a public name, because demos are a layer above
         model, processor = demo
-        model = model.to(load_config.device, load_config.dtype)
+        refuse_device_map(load_config, DEMO)
+        move_module(model, load_config.device, load_config.dtype)
         return model, processor, Path(model.name_or_path)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
