@@ -20,6 +20,7 @@ from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe, fi
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
@@ -111,7 +112,9 @@ class ImageToVideo(MovablePipeline):
         )
         hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
+        check_task(name, "animate")
         source = find_model(name, {}, hub=hub)
+        check_task(source, "animate")
         own = replace(hub, revision=None, variant=None)
         codec_source = find_model(CODEC if codec is None else codec, {}, "codec", own)
         load_config = LoadConfig(

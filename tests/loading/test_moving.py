@@ -1,4 +1,4 @@
-"""`to`, `enable_model_cpu_offload` and `device_map` of pipelines: the same tokens, or words why not.
+"""`to`, `enable_model_cpu_offload`, `device_map` of pipelines: the same tokens, or words why not.
 
 Devices are fake ones (`tests/fixtures/fake_device.py`), on which an operation on tensors of two
 devices is an error; hooks and maps are accelerate's own.
@@ -30,7 +30,7 @@ from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
 from tests.fixtures.video import build_video
 
 pytest.importorskip("accelerate")
-OWN_LOADERS = [family for family in FAMILIES if family in ("c2i", "t2i")]
+OWN_LOADERS = [family for family in FAMILIES if family.startswith("llamagen")]
 ON_DISK = [family for family in FAMILIES if family not in (*OWN_LOADERS, "imagegpt")]
 
 
@@ -73,10 +73,9 @@ def test_to_is_as_good_as_loading_there(
         assert pipe.to("cpu", torch.bfloat16).dtype == torch.bfloat16
         assert pipe.device.type == "cpu" and make(pipe).equal(make(fresh))
     own, other = (p.image_model.window.model for p in (pipe, fresh))
-    for of_one, of_another in ((own.named_parameters(), other.named_parameters()),
-                               (own.named_buffers(), other.named_buffers())):  # fmt: skip
-        expected = dict(of_another)
-        assert all(t.dtype == expected[n].dtype and t.equal(expected[n]) for n, t in of_one)
+    expected = other.state_dict()
+    for tensor_name, tensor in own.state_dict().items():
+        assert tensor.dtype == expected[tensor_name].dtype and tensor.equal(expected[tensor_name])
 
 
 def test_forms_of_to(tiny_folder: Path) -> None:
@@ -100,12 +99,12 @@ def test_forms_of_to(tiny_folder: Path) -> None:
 
 
 def test_a_copy_of_another_size_moves_along(built: Callable[[str], Path]) -> None:
-    pipe = TextToImage.from_pretrained(built("c2i"), device="cpu", dtype="fp32")
+    pipe = TextToImage.from_pretrained(built("llamagen-c2i"), device="cpu", dtype="fp32")
     small = pipe.resize((32, 32))
-    first = draw(small, captions("c2i")[:2])
+    first = draw(small, captions("llamagen-c2i")[:2])
     with fake_device() as device:
         pipe.to(device)
-        assert small.device == device and draw(small, captions("c2i")[:2]).equal(first)
+        assert small.device == device and draw(small, captions("llamagen-c2i")[:2]).equal(first)
 
 
 def test_computed_tables_and_kept_modules_stay_in_float32() -> None:
