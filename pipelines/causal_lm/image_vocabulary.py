@@ -58,28 +58,33 @@ class ImageTokenWindow(CausalLMWindow):
         first, ids = self._every_id[0], self._every_id[:n_ids]
         is_run = ids == list(range(first, first + n_ids))
         rows: Any = slice(first, first + n_ids) if is_run else ids
-        self._weight = read_weight(head)[rows].to(self.device)  # of a device map: on another one
+        # where a device map has the head elsewhere, a copy
+        self._weight: Tensor | None = read_weight(head)[rows].to(self.device)
         self._bias = None if head.bias is None else head.bias[rows].to(self.device)
         self._matrix: Tensor | None = None
 
     def moved(self) -> None:
-        """As in `StaticModelBuffers`, with the rows of the head as they are now."""
+        """As in `StaticModelBuffers`; `begin` takes the rows of the head anew."""
         super().moved()
-        self._read_head()
+        self.ids = self.ids.to(self.device)
+        self._weight = self._bias = self._matrix = None
 
     def output_matrix(self) -> Tensor:
         """As in `CausalLMWindow`: rows of image tokens, and zeros for structural ones."""
         if self._matrix is None:
+            assert self._weight is not None, "begin comes first"
             self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))
         return self._matrix
 
     def begin(self, prompt: Prompt) -> Prompt:
         """Set the prompt of the next run, whose ids are the model's own; returns it."""
+        if self._weight is None:
+            self._read_head()
         self._lengths = prompt.lengths
         return prompt
 
     def _run(self, **inputs: Any) -> Any:
-        assert self._lengths is not None, "begin comes first"
+        assert self._lengths is not None and self._weight is not None, "begin comes first"
         tokens, n_kept = inputs["input_ids"], inputs.pop("logits_to_keep", 0)
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]

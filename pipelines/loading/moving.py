@@ -160,14 +160,14 @@ class MovablePipeline:
             BusyError: a run of this model has not ended.
         """
         check_accelerate("enable_model_cpu_offload")
-        kind = choose_device(AUTO if device is None else device)
-        name = str(kind) if gpu_id is None else f"{str(kind).partition(':')[0]}:{gpu_id}"
-        if name.startswith("cpu"):
+        kind = torch.device(choose_device(AUTO if device is None else device))
+        if kind.type == "cpu":
             raise MissingBackendError(
                 "enable_model_cpu_offload: expected an accelerator (CUDA, MPS or XPU), received a "
                 "pipeline on the CPU, where nothing is saved; leave it out on this machine"
             )
-        found, _ = choose_placement(torch.device(name), torch.float32)
+        number = (kind.index or 0) if gpu_id is None else gpu_id
+        found, _ = choose_placement(torch.device(kind.type, number), torch.float32)
         if self._offloaded is not None and found == self.device:
             return
         self._check_movable("enable_model_cpu_offload")
@@ -215,6 +215,8 @@ class MovablePipeline:
     def _at_work(self) -> Iterator[None]:
         """A run: the model is where it computes; afterwards offloaded parts wait on the CPU."""
         ready(self._parts()["model"].module)
+        if self._offloaded is not None:
+            self._moved()
         try:
             yield
         finally:
@@ -224,9 +226,9 @@ class MovablePipeline:
         """Bring offloaded parts back to the CPU."""
         if self._offloaded is None:
             return
-        self._moved()
         for hook in self._offloaded.values():
             hook.offload()
+        self._moved()
 
 
 def describe(pipe: Any) -> str:

@@ -151,6 +151,7 @@ def test_clips_move(tmp_path: Path) -> None:
     first = make(pipe)
     with fake_device() as device:
         assert make(pipe.to(device)).equal(first)
+        pipe.to("cpu")
     fresh = ImageToVideo.from_pretrained(model, codec=codec, device="cpu", dtype="bf16")
     assert make(pipe.to("cpu", "bf16")).equal(make(fresh))
     with pytest.raises(UnsupportedModelError, match="device_map: expected none for Cosmos"):
