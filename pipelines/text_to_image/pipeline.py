@@ -403,8 +403,8 @@ class TextToImage(MovablePipeline):
             )  # fmt: skip
 
     def __repr__(self) -> str:
-        family, (width, height) = self.image_model.family, self.size
-        return f"TextToImage({family}, {width}x{height}{describe(self)})"
+        name, (width, height) = type(self.image_model).__name__.removesuffix("Images"), self.size
+        return f"TextToImage({name}, {width}x{height}{describe(self)})"
 
     def _parts(self) -> dict[str, Part]:
         return find_parts(self.image_model)

@@ -137,7 +137,7 @@ def test_speech_moves(speech_folders: dict[str, tuple[Path, Path]], family: str)
         pipe.to("cpu").enable_model_cpu_offload(device="xpu")
         assert pipe.device == DEVICE and say().equal(first)
         assert not is_fake(pipe.speech.window.model) and not is_fake(pipe.speech.codec)
-    assert "fp32" in repr(pipe) or "float32" in repr(pipe)
+    assert f"of {model}, float32 on" in repr(pipe)
 
 
 def test_clips_move(tmp_path: Path) -> None:
