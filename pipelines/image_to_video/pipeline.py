@@ -16,7 +16,13 @@ from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
-from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe, find_parts
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
@@ -250,7 +256,7 @@ class ImageToVideo(MovablePipeline):
         return find_parts(self.video)
 
     def _moved(self) -> None:
-        self.model.moved()  # type: ignore[attr-defined]
+        drop_computed(self.model)
         self.engine.close()
 
     @property

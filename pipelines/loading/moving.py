@@ -245,6 +245,13 @@ def describe(pipe: Any) -> str:
     return found + ("" if pipe._cuda_graphs == "auto" else f", cuda_graphs={pipe._cuda_graphs}")
 
 
+def drop_computed(window: Any) -> None:
+    """Drop what a token model or denoiser holds beside its weights, where it says how to."""
+    moved = getattr(window, "moved", None)
+    if moved is not None:
+        moved()
+
+
 def ready(module: Any) -> torch.device:
     """Bring a part to where it computes, if `enable_model_cpu_offload` moves it.
 

@@ -24,7 +24,13 @@ from mmaccel.checks import check_choice, check_int
 from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
-from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe, find_parts
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -410,7 +416,7 @@ class TextToImage(MovablePipeline):
         return find_parts(self.image_model)
 
     def _moved(self) -> None:
-        self.model.moved()  # type: ignore[union-attr]
+        drop_computed(self.model)
         self.engine.close()
 
     @property

@@ -18,7 +18,13 @@ from mmaccel.contracts import Arrivals, FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
-from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe, find_parts
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -264,7 +270,7 @@ class TextToSpeech(MovablePipeline):
         return find_parts(self.speech)
 
     def _moved(self) -> None:
-        self.model.moved()  # type: ignore[union-attr]
+        drop_computed(self.model)
         self.engine.close()
 
     @property
