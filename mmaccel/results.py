@@ -6,7 +6,7 @@ Shapes: **B** rows, **L** tokens asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast
 
 from torch import Tensor
@@ -20,6 +20,34 @@ passes are computed in a number format in which their width changes the result."
 
 EXACT_DTYPE = "float32"
 """The dtype of commands in which `bitwise` means equal bits; float64 is the other one."""
+
+
+class ShortRepr:
+    """A dataclass whose `repr` fits a screen: shapes in place of numbers, `Stats.summary` of stats,
+    and counts of long lists.
+    """
+
+    def __repr__(self) -> str:
+        given: Any = self
+        shown = (f"{one.name}={_show(getattr(self, one.name))}" for one in fields(given))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+_MOST_SHOWN = 4  # of a list
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Stats):
+        return f"<{value.summary}>"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"<{list(value.shape)} {str(value.dtype).removeprefix('torch.')}>"
+    if isinstance(value, list | tuple) and len(value) > _MOST_SHOWN:
+        return f"<{len(value)} of {type(value[0]).__name__}>"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_show, value))}]"
+    if hasattr(value, "getbands"):  # of Pillow
+        return f"<image {value.width}x{value.height}>"
+    return repr(value)
 
 
 def exactness_in(exactness: str, dtype: str) -> RunExactness:

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -123,8 +124,10 @@ def check_devices() -> list[Finding]:
         return [Finding("devices", "needed", f"torch does not import: {error}")]
     from mmaccel.outputs.machine import cpu_name
 
-    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"
-    findings = [Finding("cpu", "yes", f"{cpu_name()}, {threads}; {_formats('cpu')}")]
+    findings = [
+        Finding("cpu", "yes", f"{cpu_name()}; {_formats('cpu')}"),
+        Finding("threads", "yes", describe_cpu_threads()),
+    ]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             name = f"cuda:{index}"
@@ -136,6 +139,30 @@ def check_devices() -> list[Finding]:
         reason = f"torch has CUDA {torch.version.cuda}, but finds no NVIDIA GPU or driver"
         findings.append(Finding("cuda", "no", reason))
     return findings
+
+
+def describe_cpu_threads() -> str:
+    """Processors, torch's threads, the load, and how commands choose the number of threads."""
+    import torch
+
+    from mmaccel.pipelines.runner.threads import is_chosen_already
+
+    own, there = torch.get_num_threads(), os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    text = f"torch takes {own} of {there} processors"
+    text += "" if usable == there else f" ({usable} for this process)"
+    if hasattr(os, "getloadavg"):
+        text += f"; load {os.getloadavg()[0]:.1f} (processes that want one, in the last minute)"
+    if "OMP_NUM_THREADS" in os.environ:
+        chosen = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} fixes their number"
+    elif is_chosen_already():
+        chosen = "one thread leaves nothing to choose"
+    else:
+        chosen = (
+            f"mmaccel generate measures a pass with 1 to {own} threads at its first passes (about "
+            "half a second) and takes the fastest"
+        )
+    return f"{text}; {chosen}; --threads N sets their number"
 
 
 def _formats(device: str) -> str:
@@ -191,10 +218,38 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
             return check_checkpoint(source, name, trust_remote_code)
         pipe = open_pipeline(name, "cpu", trust_remote_code=trust_remote_code)
         policy = make_plain(pick_policy(None, pipe.model))
-        warm_up(pipe, policy, pipe.image_model.params, pipe.image_model.examples[0], 1)
+        options = pipe.image_model.params, pipe.image_model.examples[0], 1
+        warm_up(pipe, policy, *options)
+        measured = measure_passes(lambda: warm_up(pipe, policy, *options))
     except (MMAccelError, ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
-    return Finding(f"model {name}", "yes", f"{pipe.length} tokens an image")
+    return Finding(f"model {name}", "yes", f"{pipe.length} tokens an image{measured}")
+
+
+def measure_passes(run: Callable[[], float]) -> str:
+    """Milliseconds of a pass by number of CPU threads, and which number `generate` would take.
+
+    Empty where nothing is to be chosen. Cost: two or more passes for each number, about 0.3 s.
+
+    Args:
+        run: runs a few passes and returns the seconds that one took.
+    """
+    import torch
+
+    from mmaccel.pipelines.runner.threads import (
+        choose_threads,
+        describe_threads,
+        is_chosen_already,
+        list_counts,
+        measure_threads,
+    )
+
+    if is_chosen_already():
+        return ""
+    own = torch.get_num_threads()
+    measured = measure_threads(run, list_counts(own), budget=0.3)
+    chosen = choose_threads(measured, own)
+    return f"; a pass takes, with threads {describe_threads(measured)}: {chosen} now"
 
 
 def is_checkpoint(source: Path) -> bool:

@@ -95,8 +95,8 @@ def find_device(model: Any) -> torch.device:
     for one in getattr(hook, "hooks", (hook,)):
         if getattr(one, "execution_device", None) is not None:
             return torch.device(one.execution_device)
-    device: torch.device = model.device
-    return device
+    device: torch.device | None = getattr(model, "device", None)
+    return next(model.parameters()).device if device is None else device
 
 
 def find_linear(head: Any) -> Any:

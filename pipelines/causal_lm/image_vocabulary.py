@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import read_weight
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 
@@ -38,39 +39,57 @@ class ImageTokenWindow(CausalLMWindow):
 
     def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
         super().__init__(model)
-        self.ids = torch.tensor([*ids, *structural], device=self.device)
-        self.vocab_size, self._n_structural = len(self.ids), len(structural)
-        head, first = model.get_output_embeddings(), ids[0]
+        self._every_id = [*ids, *structural]
+        self.vocab_size, self._n_structural = len(self._every_id), len(structural)
+        head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):  # rows of an adapter's head are not taken apart
             raise UnsupportedModelError(
                 f"model: expected a plain linear head, received a {type(head).__name__}; "
                 "merge the adapter, and leave the head unquantised"
             )
-        is_run = list(ids) == list(range(first, first + len(ids)))
-        rows: Any = slice(first, first + len(ids)) if is_run else self.ids[: len(ids)]
-        self._weight = head.weight[rows]  # a view where the ids follow each other
-        self._bias = None if head.bias is None else head.bias[rows]
         self._lengths: Tensor | None = None
+        self._read_head()
+
+    def _read_head(self) -> None:
+        """Take the rows of image tokens from the head; a view where the ids follow each other."""
+        head = self.model.get_output_embeddings()
+        self.ids = torch.tensor(self._every_id, device=self.device)
+        n_ids = self.vocab_size - self._n_structural
+        first, ids = self._every_id[0], self._every_id[:n_ids]
+        is_run = ids == list(range(first, first + n_ids))
+        rows: Any = slice(first, first + n_ids) if is_run else ids
+        # where a device map has the head elsewhere, a copy
+        self._weight: Tensor | None = read_weight(head)[rows].to(self.device)
+        self._bias = None if head.bias is None else head.bias[rows].to(self.device)
         self._matrix: Tensor | None = None
+
+    def moved(self) -> None:
+        """As in `StaticModelBuffers`; `begin` takes the rows of the head anew."""
+        super().moved()
+        self.ids = self.ids.to(self.device)
+        self._weight = self._bias = self._matrix = None
 
     def output_matrix(self) -> Tensor:
         """As in `CausalLMWindow`: rows of image tokens, and zeros for structural ones."""
         if self._matrix is None:
+            assert self._weight is not None, "begin comes first"
             self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))
         return self._matrix
 
     def begin(self, prompt: Prompt) -> Prompt:
         """Set the prompt of the next run, whose ids are the model's own; returns it."""
+        if self._weight is None:
+            self._read_head()
         self._lengths = prompt.lengths
         return prompt
 
     def _run(self, **inputs: Any) -> Any:
-        assert self._lengths is not None, "begin comes first"
+        assert self._lengths is not None and self._weight is not None, "begin comes first"
         tokens, n_kept = inputs["input_ids"], inputs.pop("logits_to_keep", 0)
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
-        hidden = self.model.model(**inputs).last_hidden_state[:, -n_kept:]
+        hidden = self.model.model(**inputs).last_hidden_state[:, -n_kept:].to(self.ids.device)
         if self.keeps_states:
             self.last_states = hidden
         logits = F.linear(hidden, self._weight, self._bias)

@@ -99,7 +99,8 @@ class CausalLMWindow(StaticModelBuffers):
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if has_option else {}
         self._narrow_head: str | None = None  # name of a head of which only V rows are computed
         self._n_ids = full
-        if self.vocab_size < full and isinstance(head, nn.Linear):
+        has_hook = getattr(head, "_hf_hook", None) is not None  # which brings the whole head
+        if self.vocab_size < full and isinstance(head, nn.Linear) and not has_hook:
             self._narrow_head = next(name for name, m in model.named_modules() if m is head)
         self._positions = 0
         self._kv_layout: KVCacheLayout | None = None

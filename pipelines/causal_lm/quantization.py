@@ -21,6 +21,7 @@ _WEIGHTS_ALONE = {  # quant_method of transformers' loaders whose products keep 
     "aqlm", "auto-round", "awq", "bitnet", "bitsandbytes", "compressed-tensors", "eetq", "gguf",
     "gptq", "higgs", "hqq", "mxfp4", "quanto", "spqr", "sinq", "torchao", "vptq",
 }  # fmt: skip
+_QUANTIZERS = ("bitsandbytes.", "torchao.", "torch.ao.nn.quantized", "compressed_tensors.")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,20 @@ def find_activations(model: nn.Module) -> Activations | None:
         name = str(getattr(method, "value", method) or "")
         return Activations(name, name) if name and name not in _WEIGHTS_ALONE else None
     return max(found, key=lambda one: (one.is_shared, one.format.endswith("8")))
+
+
+def find_quantization(model: nn.Module) -> str:
+    """Who quantised a model's weights, such as "bitsandbytes"; empty for plain weights."""
+    config = getattr(getattr(model, "config", None), "quantization_config", None)
+    if config is not None:
+        method = _read(config, "quant_method")
+        return str(getattr(method, "value", method) or "a quantization_config")
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        for name in (type(module).__module__, type(weight).__module__):
+            if name.startswith(_QUANTIZERS):
+                return name if name.startswith("torch.ao") else name.partition(".")[0]
+    return ""
 
 
 def describe_sharing(model: nn.Module) -> str:

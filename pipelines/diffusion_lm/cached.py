@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
@@ -165,13 +165,17 @@ class CachedDenoiser(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
-        return self.model.device
+        """Where the model takes its tokens."""
+        return find_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
         """The model's dtype."""
         return self.model.dtype
+
+    def moved(self) -> None:
+        """Drop the cache: the weights are on another device or in another dtype."""
+        self._layout = self._cache = self._predecessors = None
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """Start an empty cache; see `Denoiser.reserve`.

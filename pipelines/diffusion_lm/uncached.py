@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
 from mmaccel.pipelines.diffusion_lm.registry import (
     check_options,
     find_mask_token,
@@ -78,8 +78,8 @@ class UncachedDenoiser:
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
-        return self.model.device
+        """Where the model takes its tokens."""
+        return find_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:

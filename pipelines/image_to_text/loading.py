@@ -12,8 +12,11 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_config_file,
     load_model,
     load_processor,
+    refuse_device_map,
 )
+from mmaccel.pipelines.loading.moving import move_module
 from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.tasks import check_task
 
 DEMO = "scenes-vqa"
 
@@ -35,11 +38,14 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
     if str(name) == DEMO:
         demo: Any = mmaccel.load_demo(DEMO)  # a public name, because demos are a layer above
         model, processor = demo
-        model = model.to(load_config.device, load_config.dtype)
+        refuse_device_map(load_config, DEMO)
+        move_module(model, load_config.device, load_config.dtype)
         return model, processor, Path(model.name_or_path)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    source = find_model(name, {}, hub=load_config.hub)
+    check_task(name, "answer")
+    source = find_model(name, {DEMO: find_vision_source(DEMO)}, hub=load_config.hub)
+    check_task(source, "answer")
     _check_kind(source, load_config)
     processor = load_processor(AutoProcessor, source, load_config)
     check_processor(processor, f"in {source}")
@@ -54,7 +60,8 @@ def find_vision_source(name: str | Path) -> Path:
     """
     if str(name) == DEMO:
         return Path(mmaccel.__file__).parent / "demo" / "weights" / DEMO
-    return find_model(name, {})
+    check_task(name, "answer")
+    return find_model(name, {DEMO: find_vision_source(DEMO)})
 
 
 def check_model(source: str | Path, trust_remote_code: bool = False) -> None:
@@ -68,6 +75,7 @@ def check_model(source: str | Path, trust_remote_code: bool = False) -> None:
         OptionError: no such folder.
         UnsupportedModelError: a folder with another kind of model.
     """
+    check_task(source, "answer")
     if str(source) != DEMO:
         _check_kind(find_model(source, {}), LoadConfig(trust_remote_code=trust_remote_code))
 

@@ -27,6 +27,7 @@ from mmaccel.pipelines.image_to_text.types import Answer, Answers
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import pick_max_num_seqs
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS = 64
 
 
-class ImageToText:
+class ImageToText(MovablePipeline):
     """Answers questions about images, by any window policy. One run at a time.
 
     Args:
@@ -98,6 +99,8 @@ class ImageToText:
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        device_map: Any = None,
+        offload_folder: str | Path | None = None,
     ) -> ImageToText:
         """Load a model and its processor from disk or from the Hugging Face hub.
 
@@ -111,18 +114,28 @@ class ImageToText:
             torch_dtype: another name of `dtype`.
             revision, variant, token, local_files_only: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
+            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
+                of modules of the model that predicts tokens; other parts are on the first device
+                that computes. Not for families that transformers does not load.
+            offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
             OptionError: no such model, device, dtype, policy or method; "scenes-vqa" without its
                 weights.
             UnsupportedModelError: a model that reads no images, files that are missing or do not
                 fit, code that is not trusted, or a model without what a method needs.
+            MissingBackendError: a device map, and the package accelerate is not installed.
         """
         reducers = None if visual_tokens is None else check_reducers(visual_tokens)
-        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        device, dtype = choose_placement(
+            device, dtype if torch_dtype is None else torch_dtype, device_map
+        )
         hub = HubOptions(revision, token, variant, local_files_only)
         Engine(cuda_graphs).check(device)
-        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
+        load_config = LoadConfig(
+            device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
+            offload_folder=offload_folder,
+        )  # fmt: skip
         model, processor, source = open_vision_language(name, load_config)
         return cls(
             model, processor, policy=policy, visual_tokens=reducers, cuda_graphs=cuda_graphs,
@@ -179,7 +192,7 @@ class ImageToText:
         n_rows = pick_max_num_seqs(batch_size, len(questions))
         read_seconds = time.perf_counter() - began
         batches = []
-        with alone(self.model):
+        with alone(self.model), self._at_work():
             for first in range(0, len(questions), n_rows):
                 rows = slice(first, first + n_rows)
                 own = questions[rows], own_images[rows], seeds[rows]
@@ -190,6 +203,24 @@ class ImageToText:
             read_seconds + sum(batch.seconds for batch in batches),
             read_seconds + sum(batch.first_seconds for batch in batches),
         )
+
+    def __repr__(self) -> str:
+        kind, reducers = type(self.model).__name__, "".join(f", {one!r}" for one in self.reducers)
+        return f"ImageToText({kind}{describe(self)}, {self.policy!r}{reducers})"
+
+    def _parts(self) -> dict[str, Part]:
+        return {"model": Part(self.model)}
+
+    def _moved(self) -> None:
+        """Nothing: every call attaches its policy anew."""
+
+    @property
+    def _cuda_graphs(self) -> UseGraphs:
+        return self.cuda_graphs
+
+    @property
+    def _lock(self) -> Any:
+        return self.model
 
     def _attach(self, seed: int | Sequence[int]) -> Any:
         # a public name, because handles are a layer above
@@ -213,7 +244,7 @@ class ImageToText:
         inputs = make_inputs(self.processor, questions, images)
         ids = inputs["input_ids"]
         self._check_length(ids.shape[1], max_new_tokens)
-        inputs = inputs.to(self.model.device, self.model.dtype)
+        inputs = inputs.to(self.device, self.dtype)
         clock = _Clock(on_token)
         with self._attach(seeds) as run, torch.no_grad():
             made = self.model.generate(

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mmaccel.results import Stats
+from mmaccel.results import ShortRepr, Stats
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, eq=False)
-class ImageTokens:
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageTokens(ShortRepr):
     """The visual tokens of one image, and where they stand in the views that the model reads.
 
     A view is what the encoder sees at once: the whole image, or one tile of it. The pixels are the
@@ -48,8 +48,8 @@ class ImageTokens:
         return int(self.kept.sum())
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer(ShortRepr):
     """One answered question.
 
     Attributes:
@@ -83,8 +83,8 @@ class Answer:
         return draw_kept(self.images)
 
 
-@dataclass(frozen=True)
-class Answers:
+@dataclass(frozen=True, repr=False)
+class Answers(ShortRepr):
     """Answers in the order of the questions, and what they cost.
 
     Attributes:

@@ -16,9 +16,17 @@ from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
@@ -37,7 +45,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
 
 
-class ImageToVideo:
+class ImageToVideo(MovablePipeline):
     """Clips that begin with given frames, by any window policy. One run at a time: the model has
     one cache.
 
@@ -73,6 +81,8 @@ class ImageToVideo:
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        device_map: Any = None,
+        offload_folder: str | Path | None = None,
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -89,22 +99,34 @@ class ImageToVideo:
             torch_dtype: another name of `dtype`.
             revision, variant, token, local_files_only: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
+            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
+                of modules of the model that predicts tokens; other parts are on the first device
+                that computes. Not for families that transformers does not load.
+            offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
             OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
             UnsupportedModelError: files of another model, missing or surplus tensors, files that
                 cannot be read or do not fit each other, or code that is not trusted.
+            MissingBackendError: a device map, and the package accelerate is not installed.
         """
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
         engine = Engine(cuda_graphs)
-        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        device, dtype = choose_placement(
+            device, dtype if torch_dtype is None else torch_dtype, device_map
+        )
         hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
+        check_task(name, "animate")
         source = find_model(name, {}, hub=hub)
+        check_task(source, "animate")
         own = replace(hub, revision=None, variant=None)
         codec_source = find_model(CODEC if codec is None else codec, {}, "codec", own)
-        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
+        load_config = LoadConfig(
+            device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
+            offload_folder=offload_folder,
+        )  # fmt: skip
         with refusing(
             f"a Cosmos model in {source} and its codec in {codec_source}",
             "files that do not fit", "copy both folders again",
@@ -206,7 +228,7 @@ class ImageToVideo:
         def finish(row: FinishedRow) -> Clip:
             return finish_clip(video, given, len(frames), seeds[row.row], row)
 
-        with alone(model), torch.no_grad():
+        with alone(model), torch.no_grad(), self._at_work():
             given = video.encode(frames)  # [f, h, w]
             rows = given.flatten().expand(len(seeds), -1).to(model.device)
             lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
@@ -225,6 +247,25 @@ class ImageToVideo:
     def model(self) -> TokenModel:
         """The model that predicts the tokens."""
         return self.video.window
+
+    def __repr__(self) -> str:
+        kind, (width, height) = type(self.video).__name__.removesuffix("Video"), self.video.size
+        return f"ImageToVideo({kind}, {width}x{height}{describe(self)})"
+
+    def _parts(self) -> dict[str, Part]:
+        return find_parts(self.video)
+
+    def _moved(self) -> None:
+        drop_computed(self.model)
+        self.engine.close()
+
+    @property
+    def _cuda_graphs(self) -> UseGraphs:
+        return self.engine.cuda_graphs
+
+    @property
+    def _lock(self) -> Any:
+        return self.model
 
 
 def finish_clip(

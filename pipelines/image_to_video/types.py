@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from mmaccel.contracts import TokenModel
-from mmaccel.results import Stats
+from mmaccel.results import ShortRepr, Stats
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
@@ -58,8 +58,8 @@ class VideoModel(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Clip:
+@dataclass(frozen=True, repr=False)
+class Clip(ShortRepr):
     """One clip.
 
     Attributes:
@@ -86,8 +86,8 @@ class Clip:
     total_variation: float = 0.0
 
 
-@dataclass(frozen=True)
-class Clips:
+@dataclass(frozen=True, repr=False)
+class Clips(ShortRepr):
     """Finished clips in the order of the seeds, and the stats of the run."""
 
     clips: list[Clip]

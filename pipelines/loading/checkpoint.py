@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmaccel.checks import show
 from mmaccel.config_files import shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.headers import (
@@ -42,6 +43,9 @@ class LoadConfig:
         decoder: a file with the image decoder, for checkpoints that have none.
         trust_remote_code: whether Python code that a checkpoint brings may run.
         hub: of a download, and the variant of the weights.
+        device_map: of accelerate, for the model that predicts tokens; the other parts are on
+            `device`.
+        offload_folder: where the weights go that a device map puts on the "disk".
 
     Raises:
         OptionError: a size that is not a pair of positive integers, a missing file, or a
@@ -54,6 +58,8 @@ class LoadConfig:
     decoder: Path | None = None
     trust_remote_code: bool = False
     hub: HubOptions = USUAL
+    device_map: Any = None
+    offload_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
         size: Any = self.size
@@ -103,7 +109,9 @@ def load_model(
     """
     check_folder(folder, option)
     hub, dtype = load_config.hub, load_config.dtype
-    check_sizes(kind, folder, dtype, option, hub.variant, load_config.device)
+    is_mapped = load_config.device_map is not None
+    place = None if is_mapped else load_config.device
+    check_sizes(kind, folder, dtype, option, hub.variant, place)
     options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # refused below, with names
     options |= {} if load_config.hub.variant is None else {"variant": load_config.hub.variant}
@@ -112,6 +120,9 @@ def load_model(
     else:
         options["dtype"], options["weights_only"] = load_config.dtype, True
         options["trust_remote_code"] = load_config.trust_remote_code
+    if is_mapped:
+        options["device_map"] = load_config.device_map
+        options["offload_folder"] = load_config.offload_folder
     with refusing(
         f"the {kind.__name__} in {folder}", "one that transformers refuses",
         "give the folder that save_pretrained wrote", option=option, folder=folder,
@@ -130,7 +141,20 @@ def load_model(
                 f"{option}: expected the tensors of {kind.__name__} in {folder}, received "
                 f"{len(names)} {what}, such as {names[0]}; copy the folder again"
             )
-    return model.to(load_config.device).eval()
+    return (model if is_mapped else model.to(load_config.device)).eval()
+
+
+def refuse_device_map(load_config: LoadConfig, family: str) -> None:
+    """Refuse a device map for a family whose files transformers does not load.
+
+    Raises:
+        UnsupportedModelError: there is one.
+    """
+    if load_config.device_map is not None:
+        raise UnsupportedModelError(
+            f"device_map: expected none for {family}, whose files are not loaded by transformers, "
+            f"received {show(load_config.device_map)}; give device="
+        )
 
 
 @contextmanager

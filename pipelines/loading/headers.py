@@ -312,7 +312,7 @@ def check_sizes(
         dtype: of the model.
         option: name of the option in messages.
         variant: of the weights, such as "fp16".
-        device: where the model will be.
+        device: where the model will be; None leaves the memory to accelerate.
 
     Raises:
         UnsupportedModelError: heads that do not divide a width, more layers or numbers than the
@@ -325,7 +325,8 @@ def check_sizes(
     _check_layers(config, header, file, option)
     outline = None if config.get("auto_map") else build_outline(kind, folder)
     if outline is None:
-        check_memory(header.n_bytes, str(folder), option)
+        if device is not None:
+            check_memory(header.n_bytes, str(folder), option)
         return
     shapes = {name: tuple(p.shape) for name, p in outline.named_parameters()}
     tables = sum(b.numel() * b.element_size() for b in outline.buffers())
@@ -338,7 +339,8 @@ def check_sizes(
             f"{file} that asks for {wanted}{_largest(shapes, header.shapes)} and "
             f"{tables} bytes of tables; copy config.json again"
         )
-    check_memory(wanted * dtype.itemsize + tables, str(folder), option, dtype, device)
+    if device is not None:
+        check_memory(wanted * dtype.itemsize + tables, str(folder), option, dtype, device)
 
 
 def build_outline(kind: Any, folder: Path) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from mmaccel.checks import show
-from mmaccel.errors import OptionError
+from mmaccel.errors import MissingBackendError, OptionError
 
 AUTO = "auto"
 DTYPES = {  # every name that is understood, by the one that is written into results
@@ -16,6 +18,7 @@ DTYPES = {  # every name that is understood, by the one that is written into res
     "float16": ("float16", "fp16", "half"),
     "float64": ("float64", "fp64", "double"),
 }
+_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 _BY_NAME = {name: own for own, names in DTYPES.items() for name in names}
 
 
@@ -69,13 +72,29 @@ def _usual_dtype(device: torch.device) -> torch.dtype:
     return torch.float16 if device.type == "mps" else torch.bfloat16
 
 
-def choose_placement(device: Any = AUTO, dtype: Any = AUTO) -> tuple[Any, torch.dtype]:
+def choose_placement(
+    device: Any = AUTO, dtype: Any = AUTO, device_map: Any = None
+) -> tuple[Any, torch.dtype]:
     """Device and dtype of a model; see `choose_device` and `choose_dtype`.
+
+    Args:
+        device, dtype: see there.
+        device_map: of accelerate, for the model that predicts tokens; see `find_main_device`. The
+            device returned is that of the other parts, such as a codec.
 
     Raises:
         OptionError: a device that this machine does not have, with the reason from torch; another
-            dtype.
+            dtype; both a device and a device map, or a device map of another kind.
+        MissingBackendError: a device map, and the package accelerate is not installed.
     """
+    if device_map is not None:
+        if not (isinstance(device, str) and device == AUTO):
+            raise OptionError(
+                f"device: expected none with a device_map, which says where everything is, "
+                f"received {show(device)} and {show(device_map)}; leave one of them out"
+            )
+        check_accelerate("device_map")
+        device = find_main_device(device_map)
     device = choose_device(device)
     kind = choose_dtype(torch.float32 if dtype == AUTO else dtype)
     try:
@@ -87,6 +106,51 @@ def choose_placement(device: Any = AUTO, dtype: Any = AUTO) -> tuple[Any, torch.
             f"({reason}); auto takes {choose_device()}"
         ) from error
     return device, choose_dtype(dtype, device)
+
+
+def find_main_device(device_map: Any) -> Any:
+    """The device that a device map runs a model on, where inputs and the other parts are.
+
+    Args:
+        device_map: a strategy of accelerate ("auto", "balanced", "balanced_low_0", "sequential"),
+            one device for everything, or devices by names of modules: names such as "cuda:1" and
+            "cpu", numbers of accelerators, or "disk".
+
+    Returns:
+        Of several devices the first that computes, as accelerate chooses.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if isinstance(device_map, str) and device_map in _STRATEGIES:
+        return choose_device()
+    if isinstance(device_map, str | int | torch.device) and not isinstance(device_map, bool):
+        return _name_device(device_map)
+    places = list(device_map.values()) if isinstance(device_map, Mapping) else []
+    if not places or not all(isinstance(p, str | int | torch.device) for p in places):
+        raise OptionError(
+            f"device_map: expected {', '.join(_STRATEGIES)}, a device, or devices by names of "
+            f"modules, received {show(device_map)}; auto fills one device after the other"
+        )
+    names = [str(_name_device(place)) for place in places]
+    return next((name for name in names if name not in ("cpu", "disk")), "cpu")
+
+
+def _name_device(place: Any) -> Any:
+    return f"{choose_device()}:{place}" if isinstance(place, int) else place
+
+
+def check_accelerate(what: str) -> None:
+    """Refuse an option that needs the package accelerate where it is not installed.
+
+    Raises:
+        MissingBackendError: with the command that installs it.
+    """
+    if find_spec("accelerate") is None:
+        raise MissingBackendError(
+            f"{what}: expected the package accelerate, which places and moves models, received "
+            "none; pip install accelerate"
+        )
 
 
 def name_dtype(dtype: torch.dtype) -> str:

@@ -38,6 +38,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     read_weights,
 )
 from mmaccel.pipelines.loading.headers import read_shapes
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -69,6 +70,7 @@ class ChameleonImages(ImageModel):
     no_negatives = "whose authors use an unconditional row without a text"
     params = SamplingParams(guidance_scale=3.0, temperature=0.7, top_p=0.9)
     window: ImageTokenWindow
+    float32_parts = ("decoder",)
 
     def __init__(
         self,
@@ -114,7 +116,8 @@ class ChameleonImages(ImageModel):
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
         grid = tokens.view(-1, self.layout.rows, self.layout.columns)[..., : self.layout.width]
-        return self.decoder.decode(self._codes[grid.flatten(1)])
+        codes = self._codes.to(tokens.device)[grid.flatten(1)]
+        return self.decoder.decode(codes.to(ready(self.decoder)))
 
     def find(self, name: str) -> int:
         """The id of a special token.

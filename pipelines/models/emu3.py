@@ -26,6 +26,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_model,
     load_processor,
 )
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -88,6 +89,7 @@ class Emu3Images(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
+        ready(self.model)
         ids = F.pad(self.window.ids[tokens], (0, _N_CLOSING))
         parts = [  # one by one: the decoder needs more memory than the transformer
             self.model.decode_image_tokens(

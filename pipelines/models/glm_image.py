@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +38,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_model,
 )
 from mmaccel.pipelines.loading.headers import check_folder
+from mmaccel.pipelines.loading.moving import Part
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 _CALL_STATE = ("rope_deltas", "_cached_decode_position_ids", "_prefill_len")  # of the model
 _STEP = 32  # pixels a token
 _SIDE = 1024
+_GENERATOR = "vision_language_encoder"  # the component that predicts tokens
 
 
 class GlmImage(CausalLM):
@@ -185,6 +188,11 @@ class GlmImageImages(ImageModel):
         self._n_large = int(self._grids[0].prod())
         self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
 
+    def parts(self) -> dict[str, Part]:
+        """See `mmaccel.pipelines.loading.moving.find_parts`: the components of the pipeline."""
+        names = ("text_encoder", "transformer", "vae")
+        return {"model": Part(self.model)} | {n: Part(getattr(self.pipe, n)) for n in names}
+
     def encode(self, text: str) -> list[int]:
         """Ids of the prompt as a user message, of both grids' sizes and the image's start."""
         checked = check_prompt(text, self.pipe.processor.tokenizer)
@@ -263,12 +271,13 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
     _check_parts(folder, load_config)
+    first, others = load_config, replace(load_config, device_map=None)
     with warnings.catch_warnings():  # older versions of diffusers need "torch_dtype"
         warnings.simplefilter("ignore", FutureWarning)
         parts = {
-            name: load_model(kind, folder / name, load_config)
+            name: load_model(kind, folder / name, first if name == _GENERATOR else others)
             for name, kind in (
-                ("vision_language_encoder", GlmImageForConditionalGeneration),
+                (_GENERATOR, GlmImageForConditionalGeneration),
                 ("text_encoder", T5EncoderModel),
                 ("transformer", GlmImageTransformer2DModel),
                 ("vae", AutoencoderKL),

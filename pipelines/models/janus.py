@@ -40,6 +40,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_model,
     load_processor,
 )
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
@@ -237,7 +238,7 @@ class JanusImages(ImageModel):
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
         """See `ImageModel.make_prompt`. The library builds the unconditional rows."""
         longest = max(map(len, encoded))
-        device = self.window.device
+        device = ready(self.model)
         padded = [[0] * (longest - len(row)) + row for row in encoded]
         real = [[0] * (longest - len(row)) + [1] * len(row) for row in encoded]
         ids, mask = torch.tensor(padded, device=device), torch.tensor(real, device=device)
@@ -253,6 +254,7 @@ class JanusImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
+        ready(self.model)
         pixels = self.model.decode_image_tokens(tokens).float().permute(0, 3, 1, 2)
         return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_model
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
@@ -45,6 +46,7 @@ class LlasaSpeech:
     params = SamplingParams(temperature=0.8, top_k=50)  # 50: default of the authors' `generate`
     repetition_penalty = 1.0
     voices: tuple[str, ...] = ()
+    float32_parts = ("codec",)
 
     def __init__(self, window: TokenModel, tokenizer: Any, codec: Any) -> None:
         self.window, self.tokenizer, self.codec = window, tokenizer, codec
@@ -89,7 +91,7 @@ class LlasaSpeech:
     def render(self, tokens: Tensor, seed: int) -> Tensor:
         """See `SpeechModel.render`; the codec is deterministic."""
         codes = (tokens - self._first)[None, None]  # [1, 1, n]
-        sound = self.codec.decode(codes.to(self.codec.device)).audio_values.flatten()
+        sound = self.codec.decode(codes.to(ready(self.codec))).audio_values.flatten()
         return sound.float().clamp(-1, 1).cpu()
 
 

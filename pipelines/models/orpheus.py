@@ -26,6 +26,7 @@ from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, read_weights
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -58,6 +59,7 @@ class OrpheusSpeech:
 
     params = SamplingParams(temperature=0.6, top_p=0.8)
     repetition_penalty = 1.3
+    float32_parts = ("codec",)
     voices = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 
     def __init__(self, window: TokenModel, tokenizer: Any, codec: Any) -> None:
@@ -99,7 +101,7 @@ class OrpheusSpeech:
         """See `SpeechModel.render`; `seed` determines the codec's noise."""
         slots = torch.arange(len(tokens), device=tokens.device) % _SLOTS
         frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
-        device = next(self.codec.parameters()).device
+        device = ready(self.codec)
         codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
         with _seeded(device, seed):
             sound = self.codec.decode(codes).flatten()

@@ -18,6 +18,7 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.scenes_vocabulary import (
     FILE,
     CaptionWords,
@@ -41,6 +42,7 @@ class WordImages(ImageModel):
 
     no_negatives = None
     params = SamplingParams(guidance_scale=2.0)
+    float32_parts = ("tokenizer",)
 
     def __init__(
         self, window: TokenModel | Denoiser, tokenizer: VisualTokenizer, words: CaptionWords
@@ -64,7 +66,7 @@ class WordImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
-        return self.tokenizer.decode(tokens)
+        return self.tokenizer.decode(tokens.to(ready(self.tokenizer)))
 
 
 def load_words(folder: Path, load_config: LoadConfig) -> WordImages:

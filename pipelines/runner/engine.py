@@ -151,6 +151,8 @@ def find_obstacle(
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)
+    if hasattr(getattr(model, "_hf_hook", None), "prev_module_hook"):
+        return "a model that enable_model_cpu_offload moves between calls"
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
         return f"a model spread over {len(devices)} devices"

@@ -48,6 +48,14 @@ class StaticModelBuffers:
         own = {name: value for name, value in vars(self).items() if name not in left_out}
         return own | {"_kv_layout": None, "runner": None}
 
+    def moved(self) -> None:
+        """Drop buffers and what was computed from the weights, which are on another device or in
+        another dtype; `reserve` comes first, as always.
+        """
+        state = self.__getstate__()
+        vars(self).clear()
+        vars(self).update(state | {"last_states": None} | dict.fromkeys(self.row_inputs))
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """See `GraphModel.graph_key`."""
         return self.model, model_state(self.model), self.graph_options()

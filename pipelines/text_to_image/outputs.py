@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
-from mmaccel.results import Exactness, RunExactness, Stats
+from mmaccel.results import Exactness, RunExactness, ShortRepr, Stats
 from mmaccel.samplers.noise import check_seed
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Request:
     negative: str | None = None
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+@dataclass(frozen=True, repr=False)
+class RequestOutput(ShortRepr):
     """A finished image and its cost.
 
     Attributes:
@@ -68,8 +68,8 @@ class RequestOutput:
         return {"passes": self.passes, **(divergence if exactness == "relaxed" else {})}
 
 
-@dataclass(frozen=True)
-class ImageOutput:
+@dataclass(frozen=True, repr=False)
+class ImageOutput(ShortRepr):
     """Finished images and their cost.
 
     Attributes:

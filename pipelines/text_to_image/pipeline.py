@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
@@ -23,6 +24,13 @@ from mmaccel.checks import check_choice, check_int
 from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -57,7 +65,7 @@ AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
 """What `mmaccel.catalog.read_policy` takes."""
 
 
-class TextToImage:
+class TextToImage(MovablePipeline):
     """Images from prompts, by any policy. One run at a time: the model has one cache.
 
     Args:
@@ -89,6 +97,8 @@ class TextToImage:
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        device_map: Any = None,
+        offload_folder: str | Path | None = None,
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
 
@@ -108,19 +118,28 @@ class TextToImage:
             torch_dtype: another name of `dtype`.
             revision, variant, token, local_files_only: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
+            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
+                of modules of the model that predicts tokens; other parts are on the first device
+                that computes. Not for families that transformers does not load.
+            offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
             OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`; a file
                 is missing.
             UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
                 be read or do not fit each other, or code that is not trusted.
+            MissingBackendError: a device map, and the package accelerate is not installed.
         """
         engine = Engine(cuda_graphs, sync_every)
-        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        device, dtype = choose_placement(
+            device, dtype if torch_dtype is None else torch_dtype, device_map
+        )
         hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
         file = Path(decoder) if isinstance(decoder, str) else decoder
-        load_config = LoadConfig(device, dtype, size, file, trust_remote_code, hub)
+        load_config = LoadConfig(
+            device, dtype, size, file, trust_remote_code, hub, device_map, offload_folder
+        )
         return cls(*open_images(name, load_config, family), engine)
 
     @property
@@ -150,7 +169,9 @@ class TextToImage:
             OptionError: a size that the model does not have; most models have one.
         """
         image_model = self.image_model.resize(LoadConfig(size=size).size or self.size)
-        return type(self)(image_model, self.source, replace(self.engine))
+        resized = type(self)(image_model, self.source, replace(self.engine))
+        resized._offloaded = self._offloaded
+        return resized
 
     def __call__(
         self,
@@ -276,7 +297,7 @@ class TextToImage:
             for first in range(0, len(prompts), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
-                with alone(self.model), torch.no_grad():
+                with alone(self.model), torch.no_grad(), self._at_work():
                     prompt = self._prompt(encoded[part], params)
                     self.engine.prepare(self.model, prompt, chosen, params)
                     made = chosen.sample(
@@ -284,9 +305,7 @@ class TextToImage:
                     )
                 began = time.perf_counter()
                 seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                images = (
-                    self.image_model.render(made.tokens, prompts[part], seeds) if has_pixels else []
-                )
+                images = self._render(made.tokens, prompts[part], seeds) if has_pixels else []
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield ImageOutput(images, tokens, passes, made.stats, prompts[part], first)
@@ -371,7 +390,7 @@ class TextToImage:
             seeds = [request.seed for request in asked]
             return Arrivals(prompt, Noise.from_seed(seeds, len(asked), self.model.device))
 
-        with alone(self.model):
+        with alone(self.model), self._at_work():
             with torch.no_grad():
                 prompt = self._prompt(encoded, params)
             limit = getattr(self.model, "max_positions", None)
@@ -390,9 +409,30 @@ class TextToImage:
             )  # fmt: skip
 
     def __repr__(self) -> str:
-        family, (width, height) = self.image_model.family, self.size
-        where = "" if self.source is None else f" of {self.source}"
-        return f"TextToImage({family}{where}, {width}x{height}, on {self.model.device})"
+        name, (width, height) = type(self.image_model).__name__.removesuffix("Images"), self.size
+        return f"TextToImage({name}, {width}x{height}{describe(self)})"
+
+    def _parts(self) -> dict[str, Part]:
+        return find_parts(self.image_model)
+
+    def _moved(self) -> None:
+        drop_computed(self.model)
+        self.engine.close()
+
+    @property
+    def _cuda_graphs(self) -> UseGraphs:
+        return self.engine.cuda_graphs
+
+    @property
+    def _lock(self) -> Any:
+        return self.model
+
+    def _render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
+        """Images of a finished batch; offloaded parts wait on the CPU afterwards."""
+        try:
+            return self.image_model.render(tokens, prompts, seeds)
+        finally:
+            self._rest()
 
     def _prompt(self, encoded: Encoded, params: SamplingParams) -> Prompt:
         """Token rows of encoded prompts, with unconditional rows where guidance is on."""

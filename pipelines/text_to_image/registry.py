@@ -6,13 +6,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mmaccel
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
 from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.tasks import check_task, find_demos
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
 if TYPE_CHECKING:  # both need torch, which a listing of families does not
@@ -57,7 +57,9 @@ def open_images(
         raise OptionError(
             f"family: expected one of {', '.join(IMAGE_MODELS)}, received {family!r}; leave it out"
         )
+    check_task(name, "generate")
     source = find_source(name, load_config.hub)
+    check_task(source, "generate")
     family = family or find_image_family(source, name)
     if load_config.decoder is not None and family not in _WITH_DECODER:
         raise OptionError(
@@ -88,9 +90,7 @@ def find_source(name: str | Path, hub: HubOptions = USUAL) -> Path:
     Raises:
         OptionError: no such model; with the names of demo models.
     """
-    weights = Path(mmaccel.__file__).parent / "demo" / "weights"
-    shipped = sorted(file.parent for file in weights.glob("*/config.json"))
-    return find_model(name, {folder.name: folder for folder in shipped}, hub=hub)
+    return find_model(name, find_demos(), hub=hub)
 
 
 def find_image_family(source: Path, name: str | Path) -> str:

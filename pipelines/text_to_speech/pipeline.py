@@ -18,6 +18,13 @@ from mmaccel.contracts import Arrivals, FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -29,7 +36,7 @@ from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, SpeechRe
 from mmaccel.results import OnStep, Stats
 
 
-class TextToSpeech:
+class TextToSpeech(MovablePipeline):
     """Speech from text, by any window policy. One run at a time: the model keeps one cache.
 
     Args:
@@ -65,6 +72,8 @@ class TextToSpeech:
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        device_map: Any = None,
+        offload_folder: str | Path | None = None,
     ) -> TextToSpeech:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -81,18 +90,28 @@ class TextToSpeech:
             torch_dtype: another name of `dtype`.
             revision, variant, token, local_files_only: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
+            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
+                of modules of the model that predicts tokens; other parts are on the first device
+                that computes. Not for families that transformers does not load.
+            offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
             OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
             UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
                 be read or do not fit each other, or code that is not trusted.
-            MissingBackendError: a package that the family's codec needs is not installed.
+            MissingBackendError: a package that the family's codec needs is not installed, or
+                accelerate for a device map.
         """
         engine = Engine(cuda_graphs)
-        device, dtype = choose_placement(device, dtype if torch_dtype is None else torch_dtype)
+        device, dtype = choose_placement(
+            device, dtype if torch_dtype is None else torch_dtype, device_map
+        )
         hub = HubOptions(revision, token, variant, local_files_only)
         engine.check(device)
-        load_config = LoadConfig(device, dtype, trust_remote_code=trust_remote_code, hub=hub)
+        load_config = LoadConfig(
+            device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
+            offload_folder=offload_folder,
+        )  # fmt: skip
         speech, source, codec_source = open_speech(name, codec, load_config, family)
         return cls(speech, source, engine, codec_source)
 
@@ -158,7 +177,7 @@ class TextToSpeech:
         def finish(row: FinishedRow) -> Utterance:
             return finish_utterance(self.speech, plan, row)
 
-        with alone(model):
+        with alone(model), self._at_work():
             stats = decode_rows(
                 model, self.engine, chosen, plan, finish=finish, deliver=collect, on_step=on_step
             )
@@ -224,7 +243,7 @@ class TextToSpeech:
             running.update((next(numbers), each) for each in asked)
             return Arrivals(*join_plans([own for _, own in asked]))
 
-        with alone(model):
+        with alone(model), self._at_work():
             limit = getattr(model, "max_positions", None)
             length = first[0].length
             width = prompt_width if limit is None else min(prompt_width, limit - length + 1)
@@ -242,6 +261,25 @@ class TextToSpeech:
     def model(self) -> TokenModel:
         """The model that predicts the tokens."""
         return self.speech.window
+
+    def __repr__(self) -> str:
+        kind = type(self.speech).__name__.removesuffix("Speech")
+        return f"TextToSpeech({kind}{describe(self)})"
+
+    def _parts(self) -> dict[str, Part]:
+        return find_parts(self.speech)
+
+    def _moved(self) -> None:
+        drop_computed(self.model)
+        self.engine.close()
+
+    @property
+    def _cuda_graphs(self) -> UseGraphs:
+        return self.engine.cuda_graphs
+
+    @property
+    def _lock(self) -> Any:
+        return self.model
 
 
 def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) -> Utterance:

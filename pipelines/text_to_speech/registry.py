@@ -11,6 +11,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
 SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
@@ -48,7 +49,9 @@ def open_speech(
         raise OptionError(
             f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
         )
+    check_task(name, "speak")
     source = find_model(name, {}, hub=load_config.hub)
+    check_task(source, "speak")
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)
     hub = replace(load_config.hub, revision=None, variant=None)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mmaccel.contracts import TokenModel
-from mmaccel.results import Stats
+from mmaccel.results import ShortRepr, Stats
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
@@ -75,8 +75,8 @@ class SpeechRequest:
     tag: Any = None
 
 
-@dataclass(frozen=True)
-class Utterance:
+@dataclass(frozen=True, repr=False)
+class Utterance(ShortRepr):
     """One spoken text.
 
     Attributes:
@@ -110,8 +110,8 @@ class Utterance:
         return len(self.waveform) / self.sample_rate
 
 
-@dataclass(frozen=True)
-class Speech:
+@dataclass(frozen=True, repr=False)
+class Speech(ShortRepr):
     """Finished utterances in the order of the texts, and the stats of the run."""
 
     utterances: list[Utterance]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,25 @@ def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert main(["models"]) == 0
     said = capsys.readouterr().out
     assert "scenes" in said and "gsd" in said and "relaxed" in said
+
+
+@pytest.mark.parametrize(("fixed", "own"), [(None, 2), ("2", 2), (None, 1)])
+def test_doctor_explains_threads(
+    fixed: str | None, own: int, tiny_folder: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if fixed is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", fixed)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: own)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
+    said = _flat(capsys)
+    assert f"torch takes {own} of {os.cpu_count()} processors" in said and "load " in said
+    assert "--threads N sets their number" in said
+    measures = fixed is None and own == 2
+    assert ("measures a pass with 1 to 2 threads" in said) == measures
+    assert ("a pass takes, with threads 1: " in said) == measures
+    assert ("OMP_NUM_THREADS=2 fixes" in said) == (fixed is not None)
 
 
 def test_doctor_says_whether_policies_can_be_attached(tmp_path: Path, capsys) -> None:

@@ -26,6 +26,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, count_layers, fill, read_weights
+from mmaccel.pipelines.loading.moving import move_module
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def load_cosmos_window(
     theta, head_dim = _number(config, "rope_theta", 500000), int(model.config.head_dim)
     yarn = _yarn_of(config, len(model.model.layers))
     model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
-    model = model.to(load_config.device, load_config.dtype).eval().requires_grad_(False)
+    move_module(model, load_config.device, load_config.dtype).eval().requires_grad_(False)
     window = CausalLMWindow(model)
     check_windows(model, window)
     return window, shape

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from mmaccel.config_files import shorten
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import NumericsError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, refuse_device_map
 from mmaccel.pipelines.loading.headers import check_memory
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
@@ -67,6 +68,14 @@ class JitCodec:
         for name in ("_encoder", "_decoder"):
             content = io.BytesIO(state[name])
             vars(self)[name] = torch.jit.load(content, map_location=self._load_config.device)
+
+    def to(self, device: Any, dtype: torch.dtype | None) -> JitCodec:
+        """Read both files again for another device or dtype: their constants do not move."""
+        old = self._load_config
+        config = replace(old, device=device or old.device, dtype=dtype or old.dtype)
+        self._encoder, self._decoder = (_load(self._folder / name, config) for name in FILES)
+        self._load_config = config
+        return self
 
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
@@ -203,6 +212,7 @@ def load_cosmos(source: Path, codec: Path, load_config: LoadConfig) -> CosmosVid
         UnsupportedModelError: files that are missing or of another model, or parts that do not
             belong together.
     """
+    refuse_device_map(load_config, "Cosmos")
     frames = JitCodec(codec, load_config)
     window, shape = load_cosmos_window(source, load_config)
     return CosmosVideo(window, shape, frames)

@@ -29,8 +29,10 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_model,
     load_processor,
     read_weights,
+    refuse_device_map,
     shape_of,
 )
+from mmaccel.pipelines.loading.moving import move_module, ready
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from mmaccel.pipelines.models.llamagen.transformer import (
@@ -59,6 +61,7 @@ class LlamaGenImages(ImageModel):
     family = "LlamaGen"
     no_negatives = "whose authors use a learned unconditional row"
     window: LlamaGenWindow
+    float32_parts = ("tokenizer",)
 
     def __init__(self, window: LlamaGenWindow, tokenizer: VQGAN) -> None:
         (rows, columns), step = tokenizer.grid, tokenizer.step
@@ -76,7 +79,7 @@ class LlamaGenImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         """See `ImageModel.decode`."""
-        return self.tokenizer.decode(tokens)
+        return self.tokenizer.decode(tokens.to(ready(self.tokenizer)))
 
 
 class ClassImages(LlamaGenImages):
@@ -101,7 +104,7 @@ class ClassImages(LlamaGenImages):
 
     def make_prompt(self, encoded: Sequence[int], guided: bool, negatives: Any) -> Prompt:
         """See `ImageModel.make_prompt`."""
-        labels = torch.tensor(list(encoded), device=self.window.device)
+        labels = torch.tensor(list(encoded), device=ready(self.window.model))
         return replace(self.window.condition(labels, guided), layout=self.layout)
 
 
@@ -148,6 +151,7 @@ class PromptImages(LlamaGenImages):
         features = torch.stack(
             [row.roll(width - len(ids), 0) for row, ids in zip(outputs, encoded)]
         )
+        ready(self.window.model)
         prompt = self.window.condition_on_text(features, mask.flip(1), guided)
         return replace(prompt, layout=self.layout)
 
@@ -164,6 +168,7 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
         OptionError: no such file, several of them, or a size that is not square.
         UnsupportedModelError: tensors that are missing, surplus or of another shape.
     """
+    refuse_device_map(load_config, "LlamaGen")
     folder = source if source.is_dir() else source.parent
     file = _only(folder, r"[ct]2i", "transformer", "c2i_L_256.pt") if source.is_dir() else source
     decoder = load_config.decoder or _only(
@@ -283,7 +288,7 @@ def load_transformer(
     with torch.device("meta"):
         model = LlamaGenTransformer(config)
     fill(model, weights)
-    return model.to(device, dtype).eval().requires_grad_(False)
+    return move_module(model, device, dtype).eval().requires_grad_(False)
 
 
 def load_tokenizer(

@@ -12,7 +12,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.causal_lm.compatibility import check_attention
+from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_masks
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
@@ -57,8 +57,8 @@ class LlamaGenWindow(StaticModelBuffers):
 
     @property
     def device(self) -> torch.device:
-        """The device of the model's weights."""
-        return self.model.output.weight.device
+        """Where the model takes its tokens."""
+        return find_device(self.model)
 
     def condition(self, labels: Tensor, guided: bool) -> Prompt:
         """Set the class labels of the next run.
@@ -104,6 +104,7 @@ class LlamaGenWindow(StaticModelBuffers):
             raise OptionError(
                 f"rows: expected {rows} conditions, received {received}; call condition first"
             )
+        self._rotations = self._rotations.to(self.device)  # the model may have been moved
         self._kv_layout = KVCacheLayout(rows, positions + 1)
         self.attention_reason = self._find_reason(rows, positions + 1)
         if self.attention != "model":

@@ -1,0 +1,80 @@
+"""Which command a model is for: one that is given to another command is named, with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mmaccel
+from mmaccel.config_files import read_json
+from mmaccel.errors import OptionError
+
+
+class Task(NamedTuple):
+    """What a command does, the pipeline of the same, and a model to try, "" where none ships."""
+
+    does: str
+    pipeline: str
+    demo: str = ""
+
+
+_TEXTS = "bench --family canvas"
+TASKS = {
+    "generate": Task("makes images from prompts", "TextToImage", "scenes"),
+    "answer": Task("answers questions about images", "ImageToText", "scenes-vqa"),
+    "speak": Task("speaks texts", "TextToSpeech"),
+    "animate": Task("continues images to clips", "ImageToVideo"),
+    _TEXTS: Task("fills in short texts", "docs/canvas.md"),
+}
+_MAKES_IMAGES = ("janus", "emu3", "chameleon", "chameleon_xllmx", "imagegpt")  # some also answer
+_PIPELINES = ("GlmImagePipeline",)
+
+
+def find_demos() -> dict[str, Path]:
+    """Folders of the demo models by name."""
+    weights = Path(mmaccel.__file__).parent / "demo" / "weights"
+    return {file.parent.name: file.parent for file in sorted(weights.glob("*/config.json"))}
+
+
+def check_task(name: Any, command: str, option: str = "model") -> None:
+    """Refuse a demo model or a folder that is known to be for another command.
+
+    Args:
+        name: of a demo model, or a path; anything else is left to the loader.
+        command: a key of `TASKS`.
+        option: name of the option in messages.
+
+    Raises:
+        OptionError: what the model is, the command that takes it, and what this one takes.
+    """
+    folder = find_demos().get(str(name), Path(str(name)))
+    own = find_command(folder)
+    if own is None or own == command:
+        return
+    wanted, found = TASKS[command], TASKS[own]
+    instead = f"give --model {wanted.demo}, or run" if wanted.demo else "run"
+    raise OptionError(
+        f"{option}: expected a model that {wanted.does} ({wanted.pipeline}), received {name}, "
+        f"which {found.does} ({found.pipeline}); {instead} mmaccel {own} --model {name}"
+    )
+
+
+def find_command(folder: Path) -> str | None:
+    """The command that a folder's model is for; None where its files do not tell, or tell several.
+
+    Raises:
+        UnsupportedModelError: a configuration that cannot be read.
+    """
+    if (folder / "words.json").is_file():
+        return _TEXTS if "tasks" in _read(folder / "words.json") else "generate"
+    if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:
+        return "generate"
+    config = _read(folder / "config.json")
+    is_reader = isinstance(config.get("vision_config"), Mapping)
+    return "answer" if is_reader and config.get("model_type") not in _MAKES_IMAGES else None
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    found: Any = read_json(file) if file.is_file() else {}
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,281 @@
+"""`to`, `enable_model_cpu_offload`, `device_map` of pipelines: the same tokens, or words why not.
+
+Devices are fake ones (`tests/fixtures/fake_device.py`), on which an operation on tensors of two
+devices is an error; hooks and maps are accelerate's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmaccel import ImageToText, ImageToVideo, Jacobi, TextToImage, TextToSpeech
+from mmaccel.demo.scenes_vqa.processor import make_processor
+from mmaccel.errors import BusyError, MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading import placement
+from mmaccel.pipelines.loading.moving import move_module
+from mmaccel.pipelines.loading.placement import choose_placement, find_main_device
+from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
+from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
+from tests.fixtures.speech import FAMILIES as SPEAKERS
+from tests.fixtures.speech import SECONDS, TEXTS
+from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
+from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
+from tests.fixtures.video import build_video
+
+pytest.importorskip("accelerate")
+OWN_LOADERS = [family for family in FAMILIES if family.startswith("llamagen")]
+ON_DISK = [family for family in FAMILIES if family not in (*OWN_LOADERS, "imagegpt")]
+
+
+def draw(pipe: TextToImage, prompts: Any = CAPTIONS[:2]) -> Tensor:
+    made = pipe(prompts, policy=Jacobi(4), seed=[3, 4], output_type="np")
+    assert made.images.shape[0] == 2
+    return made.tokens.cpu()
+
+
+def is_fake(module: torch.nn.Module) -> bool:
+    return {isinstance(p, FakeTensor) for p in module.parameters()} == {True}
+
+
+# --- to -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "words", "masked-words"])
+def test_to_is_as_good_as_loading_there(
+    built: Callable[[str], Path], tiny_folder: Path, tmp_path: Path, family: str
+) -> None:
+    """Moved after a run, whose cache, prompts and rows of the head were elsewhere."""
+    name = tiny_folder if family == "words" else None
+    name = masked_beside_plain(tmp_path)[0] if family == "masked-words" else name
+    name = name or built(family)
+    prompts = CAPTIONS[:2] if "words" in family else captions(family)[:2]
+    policy = "stepwise" if family == "masked-words" else Jacobi(4)
+
+    def make(pipe: TextToImage) -> Tensor:
+        made = pipe(prompts, policy=policy, seed=[3, 4], output_type="np")
+        assert made.images.shape[0] == 2
+        return made.tokens.cpu()
+
+    size = SIZES.get(family)
+    pipe = TextToImage.from_pretrained(name, size=size, device="cpu", dtype="fp32")
+    first = make(pipe)
+    fresh = TextToImage.from_pretrained(name, size=size, device="cpu", dtype="bf16")
+    with fake_device() as device:
+        assert pipe.to(device) is pipe and pipe.device == device
+        assert make(pipe).equal(first)
+        assert pipe.to("cpu", torch.bfloat16).dtype == torch.bfloat16
+        assert pipe.device.type == "cpu" and make(pipe).equal(make(fresh))
+    own, other = (p.image_model.window.model for p in (pipe, fresh))
+    expected = other.state_dict()
+    for tensor_name, tensor in own.state_dict().items():
+        assert tensor.dtype == expected[tensor_name].dtype and tensor.equal(expected[tensor_name])
+
+
+def test_forms_of_to(tiny_folder: Path) -> None:
+    pipe = TextToImage.from_pretrained(tiny_folder, device="cpu", dtype="fp32")
+    for args, named in (
+        (("bf16",), {}), ((torch.bfloat16, "cpu"), {}), ((torch.device("cpu"), "bfloat16"), {}),
+        ((), {"dtype": "torch.bfloat16"}), (("cpu",), {"dtype": torch.bfloat16}),
+    ):  # fmt: skip
+        assert pipe.to(*args, **named).dtype == torch.bfloat16
+        assert next(pipe.image_model.tokenizer.parameters()).dtype == torch.float32
+        pipe.to(torch.float32)
+    for wrong in ((), ("cpu", "cpu"), ("bf16", "fp16"), ("nowhere",), ("cuda:99",), (torch.int8,)):
+        with pytest.raises(OptionError, match=r"expected a dev|expected auto"):
+            pipe.to(*wrong)
+    pipe.engine.cache  # noqa: B018
+    with pytest.raises(BusyError):
+        pipe(CAPTIONS[0], on_step=lambda _: pipe.to("bf16"))
+    captured = TextToImage(pipe.image_model, engine=type(pipe.engine)(True))
+    with pytest.raises(MissingBackendError, match="cuda_graphs=True"):
+        captured.to("cpu")
+
+
+def test_a_copy_of_another_size_moves_along(built: Callable[[str], Path]) -> None:
+    pipe = TextToImage.from_pretrained(built("llamagen-c2i"), device="cpu", dtype="fp32")
+    small = pipe.resize((32, 32))
+    first = draw(small, captions("llamagen-c2i")[:2])
+    with fake_device() as device:
+        pipe.to(device)
+        assert small.device == device and draw(small, captions("llamagen-c2i")[:2]).equal(first)
+
+
+def test_computed_tables_and_kept_modules_stay_in_float32() -> None:
+    import transformers as hf
+
+    shape = dict(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20)
+    model = hf.T5EncoderModel(hf.T5Config(**shape))
+    model.register_buffer("table", torch.ones(2), persistent=False)
+    model.register_buffer("stored", torch.ones(2))
+    move_module(model, None, torch.float16)
+    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
+    assert {d for n, d in dtypes.items() if ".wo." in n} == {torch.float32}
+    assert {d for n, d in dtypes.items() if ".wo." not in n} == {torch.float16}
+    assert (model.table.dtype, model.stored.dtype) == (torch.float32, torch.float16)
+    assert model.shared.weight is model.encoder.embed_tokens.weight  # tied still
+
+
+@pytest.mark.parametrize("family", SPEAKERS)
+def test_speech_moves(speech_folders: dict[str, tuple[Path, Path]], family: str) -> None:
+    model, codec = speech_folders[family]
+    pipe = TextToSpeech.from_pretrained(model, codec=codec, device="cpu", dtype="fp32")
+
+    def say() -> Tensor:
+        said = pipe(TEXTS, seed=[1, 2, 3], batch_size=2, max_seconds=SECONDS[family])
+        return torch.cat([made.waveform for made in said.utterances])
+
+    first = say()
+    with fake_device() as device:
+        assert say().equal(first) and pipe.to(device).device == device and say().equal(first)
+        pipe.to("cpu").enable_model_cpu_offload(device="xpu")
+        assert pipe.device == DEVICE and say().equal(first)
+        assert not is_fake(pipe.speech.window.model) and not is_fake(pipe.speech.codec)
+    assert f"of {model}, float32 on" in repr(pipe)
+
+
+def test_clips_move(tmp_path: Path) -> None:
+    model, codec = build_video(tmp_path)
+    start = Image.new("RGB", (48, 32), "red")
+    pipe = ImageToVideo.from_pretrained(model, codec=codec, device="cpu", dtype="fp32")
+
+    def make(pipe: ImageToVideo) -> Tensor:
+        return torch.stack([c.frames for c in pipe(start, seed=[1, 2, 3], batch_size=2).clips])
+
+    first = make(pipe)
+    with fake_device() as device:
+        assert make(pipe.to(device)).equal(first)
+        pipe.to("cpu")
+    fresh = ImageToVideo.from_pretrained(model, codec=codec, device="cpu", dtype="bf16")
+    assert make(pipe.to("cpu", "bf16")).equal(make(fresh))
+    with pytest.raises(UnsupportedModelError, match="device_map: expected none for Cosmos"):
+        ImageToVideo.from_pretrained(model, codec=codec, device_map="auto")
+
+
+def test_answers_move() -> None:
+    pipe = ImageToText(build_vqa(), make_processor())
+
+    def ask() -> list[int]:
+        return pipe(scene(), QUESTION, max_new_tokens=6).answers[0].tokens.tolist()
+
+    first = ask()
+    with fake_device() as device:
+        assert pipe.to(device).device == device and ask() == first
+        pipe.to("cpu").enable_model_cpu_offload(device="xpu")
+        assert ask() == first and not is_fake(pipe.model)
+
+
+# --- offload --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "words"])
+def test_parts_are_on_the_accelerator_while_they_compute(
+    built: Callable[[str], Path], tiny_folder: Path, family: str
+) -> None:
+    name = tiny_folder if family == "words" else built(family)
+    prompts = CAPTIONS[:2] if family == "words" else captions(family)[:2]
+    pipe = TextToImage.from_pretrained(name, size=SIZES.get(family), device="cpu", dtype="fp32")
+    first, where = draw(pipe, prompts), []
+    model = pipe.image_model.window.model
+    with fake_device() as device:
+        assert pipe.enable_model_cpu_offload(0, "xpu") is None
+        assert pipe.device == device and not is_fake(model)
+        forward = pipe.model.forward
+
+        def look(*args: Any) -> Tensor:
+            where.append(is_fake(model))
+            return forward(*args)
+
+        pipe.model.forward = look  # type: ignore[method-assign,union-attr]
+        for _ in range(2):
+            assert draw(pipe, prompts).equal(first)
+            parts = [part.module for part in pipe._parts().values()]
+            assert not any(map(is_fake, parts)) and where and all(where)
+        made: list[Tensor] = []
+        from mmaccel.pipelines.text_to_image.outputs import Request
+
+        pipe.serve(
+            [Request(prompts[0], 3)], pipe.image_model.params, policy=Jacobi(4),
+            deliver=lambda output: made.append(output.tokens),
+        )  # fmt: skip
+        assert made[0].shape == first[0].shape and not is_fake(model)
+        with pytest.raises(UnsupportedModelError, match="after enable_model_cpu_offload"):
+            pipe.to("cpu")
+        assert "with CPU offload" in repr(pipe)
+
+
+def test_offloading_without_an_accelerator(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = TextToImage.from_pretrained(tiny_folder, device="cpu")
+    with pytest.raises(MissingBackendError, match="expected an accelerator .* leave it out"):
+        pipe.enable_model_cpu_offload()
+    monkeypatch.setattr(placement, "find_spec", lambda name: None)
+    with pytest.raises(MissingBackendError, match="pip install accelerate"):
+        pipe.enable_model_cpu_offload(device="cuda")
+    with pytest.raises(MissingBackendError, match="device_map: .* pip install accelerate"):
+        TextToImage.from_pretrained(tiny_folder, device_map="auto")
+
+
+# --- device maps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*ON_DISK, "words", "masked-words"])
+def test_weights_on_a_disk(
+    built: Callable[[str], Path], tiny_folder: Path, tmp_path: Path, family: str
+) -> None:
+    name = tiny_folder if family == "words" else None
+    name = masked_beside_plain(tmp_path)[0] if family == "masked-words" else name
+    name = name or built(family)
+    prompts = CAPTIONS[:2] if "words" in family else captions(family)[:2]
+    policy = "stepwise" if family == "masked-words" else Jacobi(4)
+    options: dict[str, Any] = dict(size=SIZES.get(family), dtype="fp32")
+    plain = TextToImage.from_pretrained(name, device="cpu", **options)
+    mapped = TextToImage.from_pretrained(
+        name, device_map={"": "disk"}, offload_folder=tmp_path / "offload", **options
+    )
+    model = mapped.image_model.window.model
+    assert any(parameter.device.type == "meta" for parameter in model.parameters())
+    made = [p(prompts, policy=policy, seed=[3, 4], output_type="np") for p in (plain, mapped)]
+    assert made[0].tokens.equal(made[1].tokens) and (made[0].images == made[1].images).all()
+    for refused in (lambda: mapped.to("bf16"), lambda: mapped.enable_model_cpu_offload(0, "xpu")):
+        with fake_device(), pytest.raises(UnsupportedModelError, match="the device map {'': 'dis"):
+            refused()
+
+
+@pytest.mark.parametrize("family", OWN_LOADERS)
+def test_families_with_files_of_their_own_take_no_map(
+    built: Callable[[str], Path], family: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="device_map: expected none for LlamaGen"):
+        TextToImage.from_pretrained(built(family), device_map="auto")
+
+
+def test_a_map_says_where_the_other_parts_are(tiny_folder: Path) -> None:
+    for device_map, main in (
+        ("auto", "cpu"), ("cpu", "cpu"), ({"": "disk"}, "cpu"), ({"a": "cpu", "b": "disk"}, "cpu"),
+        ({"a": "cpu", "b": "cuda:1", "c": "cuda:0"}, "cuda:1"),
+    ):  # fmt: skip
+        assert find_main_device(device_map) == main
+    with fake_device():
+        assert choose_placement(device_map={"a": str(DEVICE)})[0] == str(DEVICE)
+    for wrong in ({}, 1.5, True, ["cpu"], {"a": None}):
+        with pytest.raises(OptionError, match="device_map: expected auto, balanced"):
+            find_main_device(wrong)
+    with pytest.raises(OptionError, match="device: expected none with a device_map"):
+        TextToImage.from_pretrained(tiny_folder, device="cpu", device_map="auto")
+
+
+def test_a_quantised_model_stays(tiny_folder: Path) -> None:
+    quantization = pytest.importorskip("torch.ao.quantization")
+    pipe = TextToImage.from_pretrained(tiny_folder, device="cpu", dtype="fp32")
+    model = pipe.image_model.window.model
+    pipe.image_model.window.model = quantization.quantize_dynamic(model, {torch.nn.Linear})
+    with pytest.raises(UnsupportedModelError, match="quantised by torch.ao.nn.quantized"):
+        pipe.to("bf16")

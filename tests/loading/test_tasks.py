@@ -1,0 +1,67 @@
+"""A model that is given to the command of others: what it is, and which command takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmaccel import ImageToText, ImageToVideo, TextToImage, TextToSpeech
+from mmaccel.cli import main
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.loading.tasks import TASKS, check_task, find_command, find_demos
+
+CLASSES = {
+    "generate": TextToImage, "answer": ImageToText, "speak": TextToSpeech, "animate": ImageToVideo
+}  # fmt: skip
+DEMOS = {"scenes": "generate", "scenes-masked": "generate", "scenes-vqa": "answer"}
+
+
+def test_every_demo_belongs_to_a_command() -> None:
+    found = {name: find_command(folder) for name, folder in find_demos().items()}
+    assert DEMOS.items() <= found.items() and set(found.values()) <= set(TASKS)
+    assert found["grammar-masked"] not in CLASSES
+
+
+@pytest.mark.parametrize("name", [*DEMOS, "grammar-masked"])
+@pytest.mark.parametrize("command", CLASSES)
+def test_another_command_is_named(command: str, name: str) -> None:
+    own = DEMOS.get(name, "bench --family canvas")
+    if own == command:
+        check_task(name, command)
+        return
+    for given in (name, find_demos()[name]):
+        with pytest.raises(OptionError) as caught:
+            CLASSES[command].from_pretrained(given)
+        message = str(caught.value)
+        assert TASKS[command].pipeline in message and TASKS[own].does in message
+        assert f"mmaccel {own} --model {given}" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["answer", "IMAGE", "what is it?"], ["speak", "hello"], ["animate", "IMAGE"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_say_so(arguments: list[str], tmp_path: Path, capsys: Any) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
+    given = [str(tmp_path / "image.png") if one == "IMAGE" else one for one in arguments]
+    assert main([*given, "--model", "scenes"]) == 2
+    said = capsys.readouterr().err
+    assert "which makes images from prompts" in said and "mmaccel generate --model scenes" in said
+    assert "check the spelling" not in said
+
+
+def test_other_models_are_left_to_their_loader(tmp_path: Path) -> None:
+    for config in ({"model_type": "llama"}, {"model_type": "janus", "vision_config": {}}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for command in CLASSES:
+            check_task(tmp_path, command)
+    (tmp_path / "config.json").write_text('{"model_type": "llava", "vision_config": {}}')
+    check_task(tmp_path, "answer")
+    with pytest.raises(OptionError, match="answers questions about images"):
+        check_task(tmp_path, "generate")
+    check_task("owner/name", "speak")
