@@ -227,7 +227,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
         if option not in own:
             raise OptionError(
                 f"policy {name}: expected options out of {', '.join(own) or '(none)'}, "
-                f"received {option!r}; leave it out or choose another policy"
+                f"received {option!r}; "
+                f"{suggest(option, own, 'leave it out or choose another policy')}"
             )
     if entry.kind == "window" and isinstance(options.get("drafts"), str):
         options["drafts"] = load(_PARSE_SOURCE)(options["drafts"])
@@ -282,7 +283,7 @@ def make_reducer(name: str, /, **options: Any) -> Any:
         if option not in own:
             raise OptionError(
                 f"visual_tokens {name}: expected options out of {', '.join(own)}, received "
-                f"{option!r}; leave it out or choose another method"
+                f"{option!r}; {suggest(option, own, 'leave it out or choose another method')}"
             )
     return method(**options)
 

@@ -31,6 +31,7 @@ from mmaccel.commands.process import STOPPED, Incomplete, Stopped, StopSignals, 
 from mmaccel.commands.serve import serve
 from mmaccel.commands.speak import speak
 from mmaccel.commands.streams import guarded_streams, stdout_error
+from mmaccel.commands.usage import explain_usage
 from mmaccel.errors import MMAccelError, OptionError
 
 _MAX_LINE = 10_000  # characters of an error: twenty wrong rows, each with its reason
@@ -110,8 +111,11 @@ def _run(argv: Sequence[str]) -> int:
         # Typer's own errors about the arguments, whose class moved between its versions.
         if not hasattr(error, "format_message"):
             raise
-        complaint = error.format_message().rstrip(".")
-        return _report(argv, f"{complaint}; see mmaccel --help", 2) if complaint else 2
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
+            print(error.format_message())
+            return 2
+        complaint = explain_usage(error)
+        return _report(argv, complaint, 2) if complaint else 2
     if code == STOPPED:  # the result of typer for Ctrl-C
         return _report(argv, "stopped", STOPPED)
     return code if isinstance(code, int) else 0

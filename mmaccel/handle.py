@@ -261,9 +261,12 @@ def find_served(target: Any) -> tuple[Any, CausalLM]:
     """
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
+        is_own = hasattr(type(model), "from_pretrained") and "mmaccel" in type(model).__module__
+        remedy = "load one with AutoModelForCausalLM.from_pretrained"
         raise UnsupportedModelError(
             "attach: expected a transformers model that generates, received a "
-            f"{type(model).__name__}; load one with AutoModelForCausalLM.from_pretrained"
+            f"{type(model).__name__}; "
+            + ("give the policy to its call: pipe(..., policy=policy)" if is_own else remedy)
         )
     return model, family_of(model)
 

@@ -224,7 +224,10 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
         try:
             values = parse_json(content, unique_names=True)
         except ValueError as error:
-            wrong.append(f"line {line}: expected JSON, received {show(content)} ({error})")
+            wrong.append(
+                f"line {line}: expected JSON, received {show(content)} ({error}); write one object "
+                'a line, such as {"prompt": "a red circle"}'
+            )
             continue
         if isinstance(values, dict):
             yield line, values

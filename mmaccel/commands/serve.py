@@ -81,6 +81,7 @@ def serve(
     shared.check_count("max-prompt", max_prompt, MAX_PROMPT)
     if not 0 <= port < 2**16:
         raise OptionError(f"--port: expected 0..65535, received {port}; 0 takes a free one")
+    _check_address(host, port)
     for option, seconds in (("timeout", timeout), ("body-timeout", body_timeout)):
         if not 0 < seconds < 1e6:
             raise OptionError(f"--{option}: expected seconds above 0, received {seconds:g}")
@@ -131,6 +132,29 @@ def _refuse(**options: str | float | Path | None) -> None:
             raise OptionError(
                 f"--{option}: expected none for this --task, received {value}; leave it out"
             )
+
+
+def _check_address(host: str, port: int) -> None:
+    """Check that the server can listen, before the model is loaded.
+
+    Raises:
+        OptionError: the port is taken or not allowed, or the host is not one of this machine.
+    """
+    import socket
+
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as opened:
+            if os.name == "posix":  # elsewhere it would take a port that is in use
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
+    except OSError as error:
+        raise OptionError(
+            f"--host, --port: expected an address that is free, received {host} and {port} "
+            f"({error.strerror or error}); choose another port, --port 0 takes a free one"
+        ) from error
 
 
 def _check_packages() -> None:

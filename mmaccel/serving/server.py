@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,17 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; then the log says where it listens."""
+        await super().startup(sockets)
+        settings = self._service.settings
+        if self.started:
+            logger.info(
+                "serving %s at http://%s:%s/v1 (%s rows, %s may wait, %s)",
+                settings.name, settings.host, self.port, settings.rows, settings.queue,
+                "with keys" if settings.api_keys else "without keys",
+            )  # fmt: skip
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Drain; at the second signal, end."""

@@ -56,10 +56,4 @@ def run(service: Service) -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO if name == "mmaccel.serving" else logging.WARNING)
         log.propagate = False
-    settings = service.settings
-    logging.getLogger("mmaccel.serving").info(
-        "serving %s at http://%s:%s/v1 (%s rows, %s may wait, %s)",
-        settings.name, settings.host, settings.port, settings.rows, settings.queue,
-        "with keys" if settings.api_keys else "without keys",
-    )  # fmt: skip
     serve(service)

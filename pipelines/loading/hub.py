@@ -17,7 +17,7 @@ from typing import Any
 
 from mmaccel.config_files import read_json
 from mmaccel.errors import MMAccelError, OptionError
-from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
+from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
 
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _SITE = "https://huggingface.co"
@@ -103,7 +103,7 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
         )
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         files = choose_files(sizes, options.variant)
-        configs = [f for f in files if PurePosixPath(f).name in ("config.json", "model_index.json")]
+        configs = [file for file in files if PurePosixPath(file).name in CONFIGS]
         folder = fetch(allow_patterns=configs) if configs else None
         if folder is not None:
             read = [folder / file for file in configs if "/" not in file]
@@ -118,13 +118,14 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
     except hub.RevisionNotFoundError as error:
         raise OptionError(
             f"revision: expected a branch, tag or commit of {name}, received "
-            f"{options.revision!r}; see {_SITE}/{name}/commits"
+            f"{options.revision!r}; leave it out for the main branch, or see "
+            f"{_SITE}/{name}/commits"
         ) from error
     except hub.RepositoryNotFoundError as error:
         raise OptionError(
             f"{begin} a repository of the Hugging Face hub, received {name!r}, which is not there "
-            f"or private; check the spelling at {_SITE}/models?search={name.split('/')[1]}, or "
-            "pass token="
+            f"or private; check the spelling at {_SITE}/models?search={name.split('/')[1]}; if it "
+            "is private, run hf auth login or pass token="
         ) from error
     except MMAccelError:
         raise

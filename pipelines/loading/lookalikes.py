@@ -7,6 +7,8 @@ from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
 
+CONFIGS = ("config.json", "model_index.json", "adapter_config.json")
+
 _SERVED = "Janus-Pro, Emu3, Chameleon, Lumina-mGPT, GLM-Image and LlamaGen are served"
 _SERVED_PIPELINES = ("GlmImagePipeline", "AmusedPipeline")
 _EMU35_WORDS = 200_000  # Emu3 has 184 622 words, Emu3.5 282 926
@@ -19,13 +21,21 @@ def refuse_lookalike(
 
     Args:
         name: of the checkpoint, given by the user.
-        configs: content of `config.json` and `model_index.json`, where they are there.
+        configs: content of those of `CONFIGS` that are there.
         option: name of the option in messages.
 
     Raises:
         UnsupportedModelError: what the checkpoint is, and what to take instead.
     """
     config = configs.get("config.json", {})
+    if not config and "adapter_config.json" in configs:
+        base = configs["adapter_config.json"].get("base_model_name_or_path")
+        own = base if isinstance(base, str) and base else "its base model"
+        raise UnsupportedModelError(
+            f"{option}: expected a whole model, received {name}, an adapter of peft; load {own[:200]} "
+            "with transformers, add this with model.load_adapter(...), then mmaccel.attach(model, "
+            "policy)"
+        )
     found = _find(name, config, configs.get("model_index.json", {}).get("_class_name"))
     if found is not None:
         what, remedy = found
@@ -40,7 +50,8 @@ def _find(name: str, config: Mapping[str, Any], pipeline: Any) -> tuple[str, str
     if isinstance(pipeline, str) and pipeline not in _SERVED_PIPELINES:
         return (
             f"a {pipeline[:60]} of diffusers, which removes noise from a whole image at every step",
-            f"no policy applies to it; {_SERVED}, AmusedPipeline through mmaccel.attach",
+            "no policy applies to it; take one that makes tokens, such as "
+            f"deepseek-community/Janus-Pro-1B ({_SERVED}, AmusedPipeline through mmaccel.attach)",
         )
     kind = config.get("model_type")
     if kind == "multi_modality":

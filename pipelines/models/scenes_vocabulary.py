@@ -141,7 +141,8 @@ class CaptionWords:
         if unknown:
             raise OptionError(
                 f"prompt: expected words the model knows, "
-                f"received {', '.join(map(repr, unknown))}; it knows: {' '.join(self.words)}"
+                f"received {', '.join(map(repr, unknown))}; it knows: {' '.join(self.words)}; "
+                "write with these, or name another model, such as deepseek-community/Janus-Pro-1B"
             )
         if not words:
             raise OptionError(

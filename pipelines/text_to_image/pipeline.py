@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.checks import check_choice, check_int
+from mmaccel.checks import check_choice, check_int, show
 from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import (
@@ -191,6 +192,9 @@ class TextToImage(MovablePipeline):
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], Any] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_inference_steps: None = None,
     ) -> ImageOutput:
         """Make images.
 
@@ -217,6 +221,9 @@ class TextToImage(MovablePipeline):
             callback_on_step_end: called after every pass as diffusers' pipelines call it: with this
                 pipeline, the number of the pass from 0, the tokens that the slowest image has, and
                 `{"tokens": …, "lengths": …}`. What it returns is not used.
+            height, width: of the images in pixels, for models with several sizes; None is the
+                pipeline's own. Each call with another size prepares anew; `resize` does it once.
+            num_inference_steps: None; there are none, and the message of a number says so.
 
         Returns:
             Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
@@ -240,12 +247,20 @@ class TextToImage(MovablePipeline):
         n = num_images_per_prompt
         check_int("num_images_per_prompt", n, 1, hint="ask for 1 or more")
         check_choice("output_type", output_type, OUTPUT_TYPES)
+        if num_inference_steps is not None:
+            raise OptionError(
+                f"num_inference_steps: expected none, received {show(num_inference_steps)}; the "
+                "model decides how many tokens an image has; leave it out, or choose passes with "
+                "policy=mmaccel.Jacobi(window=32)"
+            )
+        wanted = (width or self.size[0], height or self.size[1])
+        pipe = self if wanted == self.size else self.resize(wanted)
         if generator is not None:
             seed = draw_seeds(generator, seed)
         if callback_on_step_end is not None:
             on_step = _call_back(self, callback_on_step_end, on_step)
         negatives = spread_negatives(negative_prompt, len(prompts))
-        batches = self.stream(
+        batches = pipe.stream(
             [text for text in prompts for _ in range(n)],
             params,
             policy=policy,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
-from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
+from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task, find_demos
@@ -118,13 +118,29 @@ def find_image_family(source: Path, name: str | Path) -> str:
         return "lumina-mgpt"
     if own in _BY_TYPE:
         return _BY_TYPE[own]
-    refuse_lookalike(str(name), {"config.json": config, "model_index.json": {"_class_name": kind}})
+    refuse_lookalike(
+        str(name), {file: _read(source / file) for file in CONFIGS if (source / file).is_file()}
+    )
     found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen, received {found} in {source}; name --family "
-        "if it is one of these, or write an ImageModel (docs/models.md)"
+        f"GlmImagePipeline, or a file of LlamaGen, received {found} in {source}; {_advise(source, own)}"
     )
+
+
+def _advise(source: Path, model_type: str) -> str:
+    """What helps somebody who gives a folder or file that draws no images."""
+    if source.suffix == ".gguf":
+        return (
+            "a GGUF file is read by transformers: AutoModelForCausalLM.from_pretrained(folder, "
+            "gguf_file=...), then mmaccel.attach(model, policy)"
+        )
+    if (source / "config.json").is_file():
+        return (
+            f"if {model_type} generates text, load it with transformers and call mmaccel.attach("
+            "model, policy); name --family if it is one of those above"
+        )
+    return "give the folder with its config.json, or name --family if it is one of these"
 
 
 def _read(file: Path) -> dict[str, Any]:

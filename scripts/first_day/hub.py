@@ -11,11 +11,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_JANUS = """
+_TINY = """
 import sys
 from pathlib import Path
 from tests.fixtures.checkpoints import build_checkpoint
-build_checkpoint("janus", Path(sys.argv[1]))
+from tests.fixtures.speech import build_speech
+folder = Path(sys.argv[1])
+build_checkpoint("janus", folder / "janus")
+build_speech("llasa", folder)
 """
 
 
@@ -24,7 +27,7 @@ def build_repositories(folder: Path, python: Path) -> dict[str, Path]:
 
     Args:
         folder: for them.
-        python: of an environment with the library, which writes a tiny Janus of random weights.
+        python: of an environment with the library, which writes tiny models of random weights.
     """
     demo = ROOT / "mmaccel" / "demo" / "weights" / "scenes"
     found = {
@@ -38,11 +41,14 @@ def build_repositories(folder: Path, python: Path) -> dict[str, Path]:
             folder / "b", "model_index.json", _class_name="FluxPipeline"
         ),
         "own/lora": _write(folder / "c", "adapter_config.json", peft_type="LORA"),
-        "deepseek-community/Janus-Pro-1B": folder / "d",
+        "deepseek-community/Janus-Pro-1B": folder / "janus",
+        "HKUSTAudio/Llasa-1B": folder / "llasa",
+        "HKUSTAudio/xcodec2-hf": folder / "xcodec2",
     }
     (found["own/large"] / "more.safetensors").write_bytes(b"x")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([python, "-c", _JANUS, folder / "d"], check=True, env=environment)
+    write = [python, "-c", _TINY, folder]
+    subprocess.run(write, check=True, env=environment, capture_output=True)
     return found
 
 

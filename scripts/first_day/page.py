@@ -13,10 +13,12 @@ _MAX_LINES = 14  # of an output
 _WIDTH = 100
 _HEAD = """# The first day
 
-What people do on their first day, and the mistakes that they make: what was typed, and what was printed. `python -m scripts.first_day` builds
-a wheel, installs it in a new environment, does all of this there in empty folders, and writes this page. It fails where something else is
-printed, and where the remedy that a message names does not work. The only network is a hub on localhost, which has `own/…` and, under the
-names of Janus-Pro and FLUX, tiny stand-ins; the machine has no GPU. Outputs are abridged: `…` stands for lines, folders and seconds.
+What people do on their first day, and the mistakes that they make: what was typed, and what was
+printed. `python -m scripts.first_day` builds a wheel, installs it in a new environment, does all of
+this there in empty folders, and writes this page. It fails where something else is printed, and
+where the remedy that a message names does not work. The only network is a hub on localhost, which
+has `own/…` and, under the names of other models, tiny stand-ins; the machine has no GPU. Outputs
+are abridged: `…` stands for lines, folders and seconds.
 """
 
 

@@ -1,0 +1,45 @@
+"""What the command line says about options that it does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NO_STEPS = "the model decides how many tokens an image has; leave it out, or choose passes with "
+_NO_STEPS += "--window"
+_ELSEWHERE = {  # options of other tools: what there is instead
+    "--steps": _NO_STEPS,
+    "--num-inference-steps": _NO_STEPS,
+    "--prompt": "write the prompt without a name, as in mmaccel generate 'a red circle'",
+    "--cfg": "write --guidance-scale",
+    "--cfg-scale": "write --guidance-scale",
+    "--ckpt": "write --model",
+    "--checkpoint": "write --model",
+    "--n-iter": "write --num-images",
+    "--output": "write --out",
+    "--output-dir": "write --out",
+    "--outdir": "write --out",
+    "--torch-dtype": "write --dtype",
+    "--precision": "write --dtype",
+    "--token": "run hf auth login, or set HF_TOKEN",
+    "--hf-token": "run hf auth login, or set HF_TOKEN",
+}
+_MODELS = {  # commands without a model of the package: one that is served
+    "speak": "--model HKUSTAudio/Llasa-1B",
+    "animate": "--model nvidia/Cosmos-Predict1-4B",
+}
+
+
+def explain_usage(error: Any) -> str:
+    """One line for an error of typer about the arguments; empty where typer has said all."""
+    complaint = error.format_message().rstrip(".")
+    named = getattr(getattr(error, "ctx", None), "command_path", "mmaccel")
+    if not complaint:
+        return ""
+    option = str(getattr(error, "option_name", ""))
+    remedy = _ELSEWHERE.get(option.replace("_", "-"))
+    if type(error).__name__ == "MissingParameter":
+        model = _MODELS.get(named.rpartition(" ")[2]) if "--model" in complaint else None
+        return f"{complaint}; {f'write for example {model}' if model else f'see {named} --help'}"
+    if remedy is not None:
+        return f"No such option: {option}; {remedy}"
+    return f"{complaint}; see {named} --help"
